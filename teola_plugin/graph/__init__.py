@@ -1,0 +1,55 @@
+"""The primitive graph: what an app's query is made of, before and after the passes."""
+
+from teola_plugin.graph.build import Shape, build_pgraph
+from teola_plugin.graph.edit import GraphEdit
+from teola_plugin.graph.fragment import Fragment
+from teola_plugin.graph.graph import Graph
+from teola_plugin.graph.kinds import (
+    ENGINE_KINDS,
+    FRAGMENT_KINDS,
+    IMPURE_KINDS,
+    LLM_DECODES,
+    LLM_KINDS,
+    LLM_PREFILLS,
+    PrimitiveKind,
+)
+from teola_plugin.graph.primitive import Primitive, read_path
+from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
+from teola_plugin.graph.query import Query
+from teola_plugin.graph.refs import CARRY, INPUT, ITEM, UNKNOWN_EFFECT, Effect, Path, PromptPart, Ref, Slice, named
+from teola_plugin.graph.template import Component, Role, WorkflowTemplate
+
+__all__ = [
+    "CARRY",
+    "ENGINE_KINDS",
+    "FRAGMENT_KINDS",
+    "IMPURE_KINDS",
+    "INPUT",
+    "ITEM",
+    "LLM_DECODES",
+    "LLM_KINDS",
+    "LLM_PREFILLS",
+    "UNKNOWN_EFFECT",
+    "Batching",
+    "Component",
+    "Curve",
+    "Effect",
+    "EngineProfile",
+    "Fragment",
+    "Graph",
+    "GraphEdit",
+    "Path",
+    "Primitive",
+    "PrimitiveKind",
+    "Profiles",
+    "PromptPart",
+    "Query",
+    "Ref",
+    "Role",
+    "Shape",
+    "Slice",
+    "WorkflowTemplate",
+    "build_pgraph",
+    "named",
+    "read_path",
+]

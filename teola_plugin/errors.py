@@ -1,0 +1,124 @@
+"""Every error this package raises on its own account.
+
+::
+
+    TeolaError                      .hint is always the next thing to do
+    ├─ TraceError                   a framework object cannot be lowered (.path inside the chain)
+    ├─ GraphError                   an invalid graph; the message ends with the graph around the fault
+    │   └─ PassError                a pass broke the graph (.pass_name)
+    ├─ RegistrationError            an unknown engine, pass or option; lists the known names
+    ├─ EngineError                  .engine .instance .retryable
+    │   ├─ EngineUnavailable        the engine is not installed, did not start, or died
+    │   ├─ EngineOverloaded         its queue is full; try again later
+    │   └─ RequestTooLarge          one request is larger than the engine can ever take
+    └─ QueryError                   .query_id .primitive .story; chained from its cause
+        ├─ QueryTimeout             the deadline passed
+        └─ QueryCancelled           the caller, or its framework, cancelled the query
+
+An exception raised by the user's own code is never wrapped: it passes through unchanged. All of these survive
+pickling, so they cross process boundaries as they are.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any
+
+
+class TeolaError(Exception):
+    """Base of all errors of this package. `str()` gives the message and the hint."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} Next: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> Any:
+        # Keyword-only fields do not survive Exception's own pickling; rebuild from the instance dictionary.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
+
+class TraceError(TeolaError):
+    """A framework object cannot be lowered. `path` says where, e.g. `chain.steps[2]`."""
+
+    def __init__(self, message: str, *, path: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+
+
+class GraphError(TeolaError):
+    """A graph that breaks its own rules (unknown ref, cycle, duplicate id, ...)."""
+
+
+class PassError(GraphError):
+    """A pass returned an invalid graph or raised. `pass_name` says which."""
+
+    def __init__(self, message: str, *, pass_name: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.pass_name = pass_name
+
+
+class RegistrationError(TeolaError):
+    """An unknown engine, pass, option or input name."""
+
+
+class EngineError(TeolaError):
+    """An engine could not do a request. `retryable` says whether doing it again may help."""
+
+    def __init__(
+        self, message: str, *, engine: str = "", instance: str = "", retryable: bool = False, hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.engine = engine
+        self.instance = instance
+        self.retryable = retryable
+
+
+class EngineUnavailable(EngineError):
+    """The engine is not installed, did not start, or died."""
+
+
+class EngineOverloaded(EngineError):
+    """The engine's queue is full."""
+
+
+class RequestTooLarge(EngineError):
+    """One request is larger than the engine can ever take; doing it again cannot help."""
+
+
+class QueryError(TeolaError):
+    """A query could not be finished. `story` lists what happened to it so far."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        query_id: str = "",
+        primitive: str = "",
+        story: tuple[str, ...] = (),
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.query_id = query_id
+        self.primitive = primitive
+        self.story = story
+
+
+class QueryTimeout(QueryError):
+    """The query's deadline passed before its output was ready."""
+
+
+class QueryCancelled(QueryError):
+    """The query was cancelled."""
+
+
+def unknown_name(what: str, name: str, known: tuple[str, ...] | list[str]) -> RegistrationError:
+    """A `RegistrationError` that lists the known names and the nearest one."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    guess = f"did you mean {near[0]!r}?" if near else "use one of the known names"
+    return RegistrationError(f"unknown {what} {name!r}; known: {', '.join(sorted(known)) or 'none'}.", hint=guess)

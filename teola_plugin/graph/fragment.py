@@ -1,0 +1,37 @@
+"""A frozen sub-graph that is instantiated at run time, once per item, round or branch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from teola_plugin.graph.graph import Graph
+from teola_plugin.graph.primitive import Primitive
+from teola_plugin.graph.refs import Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """`graph` with named inputs: its external refs (`$item`, `$carry`, `$name` for a capture) are bound per instance."""
+
+    graph: Graph
+    output: Ref
+
+    def instantiate(self, name: str, bind: dict[str, Ref], *, tentative: bool = False) -> tuple[list[Primitive], Ref]:
+        """Primitives of one instance, ids prefixed `name/`, and the ref of its output.
+
+        `bind` gives the ref for every external producer the fragment reads.
+        """
+        names = {primitive.id: f"{name}/{primitive.id}" for primitive in self.graph}
+        made = [p.rename(names, bind) for p in self.graph]
+        if tentative:
+            made = [p.with_(tentative=True) for p in made]
+        if self.output.producer in bind:
+            base = bind[self.output.producer]
+            return made, Ref(base.producer, base.path + self.output.path)
+        return made, Ref(names.get(self.output.producer, self.output.producer), self.output.path)
+
+    @property
+    def externals(self) -> frozenset[str]:
+        """External producers that an instance must bind."""
+        refs = {ref.producer for p in self.graph for ref in p.refs if ref.external}
+        return frozenset(refs | ({self.output.producer} if self.output.external else set()))

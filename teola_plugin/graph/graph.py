@@ -1,0 +1,162 @@
+"""The primitive graph: frozen, checked when made, in topological order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from types import MappingProxyType
+
+from teola_plugin.errors import GraphError
+from teola_plugin.graph.primitive import Primitive
+from teola_plugin.graph.refs import Ref
+
+
+class Graph:
+    """A validated acyclic set of primitives.
+
+    Making one proves: ids are unique; every ref and order edge names a primitive of the graph (or an external value);
+    there is no cycle; decodings follow a prefilling; fragment-holding kinds hold one. Raises `GraphError`.
+    Iteration is in a stable topological order, so equal graphs print equally.
+    """
+
+    def __init__(self, primitives: Iterable[Primitive], output: Ref) -> None:
+        self.output = output
+        found = list(primitives)
+        self._by_id = {p.id: p for p in found}
+        if len(self._by_id) != len(found):
+            seen: set[str] = set()
+            twice = sorted({p.id for p in found if p.id in seen or seen.add(p.id)})  # type: ignore[func-returns-value]
+            raise GraphError(f"two primitives share the id {twice[0]!r}.", hint="give each primitive its own id")
+        self._check_edges(found)
+        self._order = self._sorted(found)
+
+    def _check_edges(self, found: list[Primitive]) -> None:
+        for p in found:
+            for ref in p.refs:
+                if not ref.external and ref.producer not in self._by_id:
+                    raise self._fault(p, f"reads {ref}, which nothing produces")
+            for name in p.after:
+                if name not in self._by_id:
+                    raise self._fault(p, f"comes after {name!r}, which is not in the graph")
+            if p.holds_fragment and p.fragment is None:
+                raise self._fault(p, f"is a {p.kind.name} without a fragment")
+            if p.decodes and not any(self._leads(ref) for ref in p.refs):
+                raise self._fault(p, "decodes without reading a prefilling or an earlier decoding")
+        if not self.output.external and self.output.producer not in self._by_id:
+            raise GraphError(f"the output {self.output} is produced by nothing.", hint="set output to a primitive's id")
+
+    def _leads(self, ref: Ref) -> bool:
+        made_by = self._by_id.get(ref.producer)
+        return made_by is not None and (made_by.leads_group or made_by.decodes)
+
+    def _fault(self, p: Primitive, what: str) -> GraphError:
+        from teola_plugin.graph.text import format_primitive
+
+        return GraphError(f"primitive {p.id!r} {what}.\n  {format_primitive(p)}\n", hint="check the edit that made it")
+
+    def _sorted(self, found: list[Primitive]) -> tuple[Primitive, ...]:
+        waiting = {p.id: len(self.edges_into(p)) for p in found}
+        children: dict[str, list[str]] = {p.id: [] for p in found}
+        for p in found:
+            for parent in self.edges_into(p):
+                children[parent].append(p.id)
+        ready = [p.id for p in found if not waiting[p.id]]
+        order: list[Primitive] = []
+        while ready:
+            name = ready.pop(0)
+            order.append(self._by_id[name])
+            for child in children[name]:
+                waiting[child] -= 1
+                if not waiting[child]:
+                    ready.append(child)
+        if len(order) != len(found):
+            stuck = sorted(name for name, count in waiting.items() if count)
+            raise GraphError(f"the graph has a cycle through {', '.join(stuck)}.", hint="remove one of these edges")
+        self._children: Mapping[str, tuple[str, ...]] = MappingProxyType({k: tuple(v) for k, v in children.items()})
+        return tuple(order)
+
+    @staticmethod
+    def edges_into(p: Primitive) -> tuple[str, ...]:
+        """Ids that must be finished before `p` starts: data, then order; each once."""
+        return tuple(dict.fromkeys([*(r.producer for r in p.refs if not r.external), *p.after]))
+
+    def __iter__(self) -> Iterator[Primitive]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_id
+
+    def __getitem__(self, name: str) -> Primitive:
+        return self._by_id[name]
+
+    def get(self, name: str) -> Primitive | None:
+        return self._by_id.get(name)
+
+    def parents(self, name: str) -> tuple[str, ...]:
+        return self.edges_into(self._by_id[name])
+
+    def children(self, name: str) -> tuple[str, ...]:
+        return self._children[name]
+
+    def readers(self, name: str) -> tuple[Primitive, ...]:
+        """Primitives that read a value of `name`."""
+        return tuple(
+            self._by_id[c] for c in self._children[name] if any(r.producer == name for r in self._by_id[c].refs)
+        )
+
+    @cached_property
+    def depths(self) -> Mapping[str, int]:
+        """Longest distance to a sink; the output has depth 0 (paper, Algorithm 2, event 1)."""
+        depth: dict[str, int] = {}
+        for p in reversed(self._order):
+            depth[p.id] = 1 + max((depth[c] for c in self._children[p.id]), default=-1)
+        return MappingProxyType(depth)
+
+    @cached_property
+    def ancestors(self) -> Mapping[str, frozenset[str]]:
+        """For each primitive, everything it waits for, directly or not."""
+        above: dict[str, frozenset[str]] = {}
+        for p in self._order:
+            into = self.edges_into(p)
+            above[p.id] = frozenset(into).union(*(above[parent] for parent in into))
+        return MappingProxyType(above)
+
+    @cached_property
+    def external_inputs(self) -> frozenset[str]:
+        """External producers that a query (or an instance) must bind."""
+        names = {ref.producer for p in self for ref in p.refs if ref.external}
+        for p in self:
+            for fragment in (p.fragment, p.otherwise):
+                if fragment is not None:
+                    bound = {"$item", "$carry", *(f"${key}" for key, _ in p.inputs)}
+                    names |= fragment.externals - bound
+        return frozenset(names | ({self.output.producer} if self.output.external else set()))
+
+    def digest(self) -> str:
+        """A short hash of the text form."""
+        return hashlib.sha256(str(self).encode()).hexdigest()[:12]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return self.output == other.output and self._by_id == other._by_id
+
+    def __hash__(self) -> int:
+        return hash((self.output, frozenset(self._by_id)))
+
+    def __str__(self) -> str:
+        from teola_plugin.graph.text import format_graph
+
+        return format_graph(self)
+
+    def __repr__(self) -> str:
+        return f"<Graph of {len(self)} primitives, output {self.output}>"
+
+    def mermaid(self) -> str:
+        from teola_plugin.graph.text import format_mermaid
+
+        return format_mermaid(self)

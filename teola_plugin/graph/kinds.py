@@ -1,0 +1,49 @@
+"""What a primitive can be (paper, Table 1), and what each kind may do."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class PrimitiveKind(Enum):
+    """One value per contract: two kinds differ when engines or schedulers must treat them differently."""
+
+    CHUNKING = "chunking"
+    EMBEDDING = "embedding"
+    INGESTION = "ingestion"
+    SEARCHING = "searching"
+    RERANKING = "reranking"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    PARTIAL_PREFILLING = "partial_prefilling"
+    FULL_PREFILLING = "full_prefilling"
+    PARTIAL_DECODING = "partial_decoding"
+    CONDITION = "condition"
+    AGGREGATE = "aggregate"
+    CALL = "call"
+    """The framework's own pure code for one leaf (a parser, a key access); cheap, may run more than once."""
+    VERIFY = "verify"
+    """Compares predicted items with the real ones (DESIGN: tentative values)."""
+    TOOL = "tool"
+    MAP = "map"
+    FOLD = "fold"
+    LOOP = "loop"
+    BRANCH = "branch"
+    OPAQUE = "opaque"
+    """User code: runs once, where the plain object would run it; the graph only learns its result."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+_K = PrimitiveKind
+
+LLM_PREFILLS = frozenset({_K.PREFILLING, _K.FULL_PREFILLING})
+"""Kinds that lead a group: a prefilling and its decodings are one engine request."""
+LLM_DECODES = frozenset({_K.DECODING, _K.PARTIAL_DECODING})
+LLM_KINDS = LLM_PREFILLS | LLM_DECODES | {_K.PARTIAL_PREFILLING}
+ENGINE_KINDS = LLM_KINDS | {_K.EMBEDDING, _K.INGESTION, _K.SEARCHING, _K.RERANKING}
+"""Kinds that an engine executes; all others run at the client."""
+FRAGMENT_KINDS = frozenset({_K.MAP, _K.FOLD, _K.LOOP, _K.BRANCH})
+IMPURE_KINDS = frozenset({_K.TOOL, _K.OPAQUE})
+"""Never run twice, never run ahead of their place, never retried."""

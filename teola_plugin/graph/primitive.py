@@ -1,0 +1,106 @@
+"""The unit of everything: one symbolic operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.graph.kinds import ENGINE_KINDS, FRAGMENT_KINDS, IMPURE_KINDS, LLM_DECODES, LLM_PREFILLS, PrimitiveKind
+from teola_plugin.graph.refs import Effect, Inputs, Path, PromptPart, Ref, Slice
+
+if TYPE_CHECKING:
+    from teola_plugin.graph.fragment import Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """One symbolic operation. Pure data: picklable, without query values and without run state."""
+
+    id: str
+    kind: PrimitiveKind
+    engine: str = ""
+    """Name of the engine that executes it; empty for what runs at the client."""
+    inputs: Inputs = ()
+    """The values it reads, by name."""
+    after: tuple[str, ...] = ()
+    """Order-only edges: from the template, from effects, or from a partial prefilling to its full one."""
+    effects: tuple[Effect, ...] = ()
+    scope: tuple[str, ...] = ()
+    """Path of the framework node it belongs to."""
+    call: str = ""
+    """Key of the callable in the client's table that makes its payload (engine kinds) or its value (CALL)."""
+    batchable: bool = False
+    """Its first input is a list of independent requests, and so is its value; otherwise it is one request."""
+    splittable: bool = False
+    size: int | None = None
+    """Expected number of requests; None where it is known at run time only."""
+    prompt: tuple[PromptPart, ...] = ()
+    item: int | None = None
+    """PARTIAL_DECODING: index of the item it forwards."""
+    tentative: bool = False
+    """Works on a predicted value: invisible until verified, forgotten otherwise."""
+    fragment: Fragment | None = None
+    otherwise: Fragment | None = None
+    """BRANCH: the arm taken when the condition is false."""
+    early: tuple[Ref, ...] = ()
+    """MAP: outputs of the instances that were made before the items were known."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Anything else its engine needs, e.g. `("k", 16)`. Hashable."""
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        return tuple(ref for _, ref in self.inputs) + self.early
+
+    def input(self, name: str) -> Ref | None:
+        return next((ref for key, ref in self.inputs if key == name), None)
+
+    def option(self, name: str, default: Any = None) -> Any:
+        return next((value for key, value in self.options if key == name), default)
+
+    @property
+    def on_engine(self) -> bool:
+        return self.kind in ENGINE_KINDS
+
+    @property
+    def leads_group(self) -> bool:
+        return self.kind in LLM_PREFILLS
+
+    @property
+    def decodes(self) -> bool:
+        return self.kind in LLM_DECODES
+
+    @property
+    def pure(self) -> bool:
+        """May be re-run from its inputs, and may run ahead of its place."""
+        return self.kind not in IMPURE_KINDS and not any(effect.writes for effect in self.effects)
+
+    @property
+    def holds_fragment(self) -> bool:
+        return self.kind in FRAGMENT_KINDS
+
+    def with_(self, **changes: Any) -> Primitive:
+        return replace(self, **changes)
+
+    def rename(self, names: dict[str, str], refs: dict[str, Ref]) -> Primitive:
+        """A copy whose id and edges follow `names`, and whose external refs follow `refs`."""
+
+        def moved(ref: Ref) -> Ref:
+            if ref.producer in refs:
+                base = refs[ref.producer]
+                return Ref(base.producer, base.path + ref.path)
+            return Ref(names.get(ref.producer, ref.producer), ref.path)
+
+        return replace(
+            self,
+            id=names.get(self.id, self.id),
+            inputs=tuple((key, moved(ref)) for key, ref in self.inputs),
+            early=tuple(moved(ref) for ref in self.early),
+            after=tuple(names.get(a, a) for a in self.after),
+        )
+
+
+def read_path(value: Any, path: Path) -> Any:
+    """What lies under `path` in `value`. Raises the container's own KeyError, IndexError or TypeError."""
+    for key in path:
+        value = value[key.start : key.stop] if isinstance(key, Slice) else value[key]
+    return value

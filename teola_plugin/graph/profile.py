@@ -1,0 +1,79 @@
+"""What the passes, the batcher and the simulator know of an engine: latency by size, limits, device."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from teola_plugin.graph.kinds import PrimitiveKind
+
+
+class Batching(Enum):
+    """How an engine fills its slots."""
+
+    STATIC = "static"
+    """A batch runs as one; the next waits for it (embedding, reranking)."""
+    CONTINUOUS = "continuous"
+    """Slots are freed request by request; a batch is never a barrier (LLMs, databases with a pool)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds by size, measured at `points` (ascending sizes); linear between and beyond them."""
+
+    points: tuple[tuple[int, float], ...]
+
+    def __call__(self, size: float) -> float:
+        points = self.points
+        if len(points) == 1:
+            return points[0][1]
+        at = min(max(bisect_left([s for s, _ in points], size), 1), len(points) - 1)
+        (s0, t0), (s1, t1) = points[at - 1], points[at]
+        return max(0.0, t0 + (t1 - t0) * (size - s0) / (s1 - s0))
+
+    @staticmethod
+    def linear(fixed: float, per_unit: float) -> Curve:
+        return Curve(((0, fixed), (1_000_000, fixed + per_unit * 1_000_000)))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """Latency by size, the maximum efficient batch and the limits of one (engine, model, device).
+
+    Sizes are requests, but tokens for prefillings; a decoding's curve is over output tokens.
+    """
+
+    curves: Mapping[PrimitiveKind, Curve] = field(default_factory=dict)
+    batching: Batching = Batching.STATIC
+    max_batch: int = 256
+    """Slots in one tick: requests, or prompt tokens for an LLM."""
+    max_efficient_batch: int = 128
+    """The size beyond which throughput no longer grows."""
+    max_requests: int = 256
+    """Requests in flight on one instance."""
+    max_request_size: int | None = None
+    """The largest single request (an LLM's context length, in tokens); None for no limit."""
+    device: str = ""
+    """Engines with the same non-empty device do not overlap."""
+    prefix_caching: bool = False
+    """Whether a prefix that was prefilled once makes a later prompt cheaper."""
+    min_split_tokens: int = 48
+    """Below this many tokens a partial prefilling costs more than it saves."""
+    warmup_chunk: int = 256
+    """Prompt tokens that one step of a partial prefilling may take while the instance decodes."""
+    interference: float = 0.0
+    """Share by which prefillings and decodings that run side by side slow each other."""
+
+    def seconds(self, kind: PrimitiveKind, size: float) -> float:
+        """Expected seconds of `size` units of `kind` on an idle instance; 0 where nothing was measured."""
+        curve = self.curves.get(kind) or self.curves.get(_SAME_AS.get(kind, kind))
+        return curve(size) if curve is not None else 0.0
+
+
+_K = PrimitiveKind
+_SAME_AS = {_K.PARTIAL_PREFILLING: _K.PREFILLING, _K.FULL_PREFILLING: _K.PREFILLING, _K.PARTIAL_DECODING: _K.DECODING}
+
+Profiles = Mapping[str, EngineProfile]
+"""Profiles by engine name."""

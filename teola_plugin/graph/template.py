@@ -1,0 +1,124 @@
+"""What the developer declared: components and their order. No data, no query (paper, section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from teola_plugin.errors import GraphError
+from teola_plugin.graph.refs import Effect, Inputs, PromptPart, Ref
+
+
+class Role(Enum):
+    """What a component does, hence how `build_pgraph` decomposes it."""
+
+    INDEXING = "indexing"
+    """documents -> chunks, embedded, in a collection: CHUNKING, EMBEDDING, INGESTION"""
+    EMBEDDING = "embedding"
+    RETRIEVAL = "retrieval"
+    """query text -> hits: EMBEDDING, SEARCHING"""
+    SEARCHING = "searching"
+    RERANKING = "reranking"
+    GENERATION = "generation"
+    """prompt -> text: PREFILLING, DECODING"""
+    CALL = "call"
+    OPAQUE = "opaque"
+    TOOL = "tool"
+    CONDITION = "condition"
+    AGGREGATE = "aggregate"
+    MAP = "map"
+    FOLD = "fold"
+    LOOP = "loop"
+    BRANCH = "branch"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One module of the workflow: a role, the values it reads, and what its primitives need."""
+
+    name: str
+    role: Role
+    inputs: Inputs = ()
+    engine: str = ""
+    """Engine of its (main) primitive: the LLM, the reranker, the vector store."""
+    embedder: str = ""
+    """Engine of its EMBEDDING primitive (INDEXING, RETRIEVAL)."""
+    batchable: bool = False
+    splittable: bool = False
+    expected: int | None = None
+    """Items it is expected to yield (a splittable generation) or requests it is expected to hold."""
+    prompt: tuple[PromptPart, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    scope: tuple[str, ...] = ()
+    call: str = ""
+    """Key of its callable at the client; empty: its name."""
+    body: WorkflowTemplate | None = None
+    otherwise: WorkflowTemplate | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __rshift__(self, other: Component | WorkflowTemplate) -> WorkflowTemplate:
+        return WorkflowTemplate((self,), Ref(self.name)) >> other
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowTemplate:
+    """Components and the order in which the developer wrote them; `output` names the result.
+
+    `order` holds pairs of component names (earlier, later). Refs name components, or external values: `$input`
+    for the query's input, and inside a body `$item`, `$carry` and `$name` for what the holder captures.
+    """
+
+    components: tuple[Component, ...]
+    output: Ref
+    order: tuple[tuple[str, str], ...] = ()
+    name: str = "workflow"
+    _names: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        names = [c.name for c in self.components]
+        if len(set(names)) != len(names):
+            twice = next(n for n in names if names.count(n) > 1)
+            raise GraphError(f"two components share the name {twice!r}.", hint="rename one of them")
+        object.__setattr__(self, "_names", frozenset(names))
+        for pair in self.order:
+            for name in pair:
+                if name not in self._names:
+                    raise GraphError(f"the order names {name!r}, which is no component.", hint=f"use one of {sorted(names)}")
+        for c in self.components:
+            for key, ref in c.inputs:
+                self._check(ref, f"input {key!r} of {c.name!r}")
+        self._check(self.output, "the output")
+
+    def _check(self, ref: Ref, what: str) -> None:
+        if not ref.external and ref.producer not in self._names:
+            raise GraphError(f"{what} reads {ref}, which no component produces.", hint=f"use one of {sorted(self._names)}")
+
+    def __rshift__(self, other: Component | WorkflowTemplate) -> WorkflowTemplate:
+        """All of this before all of `other`; the output is `other`'s."""
+        if isinstance(other, Component):
+            other = WorkflowTemplate((other,), Ref(other.name))
+        tails = self.tails()
+        heads = other.heads()
+        return WorkflowTemplate(
+            self.components + other.components,
+            other.output,
+            self.order + other.order + tuple((t, h) for t in tails for h in heads),
+            self.name,
+        )
+
+    def tails(self) -> tuple[str, ...]:
+        """Components that nothing comes after."""
+        earlier = {a for a, _ in self.order}
+        return tuple(c.name for c in self.components if c.name not in earlier)
+
+    def heads(self) -> tuple[str, ...]:
+        later = {b for _, b in self.order}
+        return tuple(c.name for c in self.components if c.name not in later)
+
+    def __getitem__(self, name: str) -> Component:
+        return next(c for c in self.components if c.name == name)
+
+    def with_components(self, components: Iterable[Component]) -> WorkflowTemplate:
+        return replace(self, components=tuple(components))
