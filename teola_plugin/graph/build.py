@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from teola_plugin.errors import GraphError
 from teola_plugin.graph.fragment import Fragment
 from teola_plugin.graph.graph import Graph
-from teola_plugin.graph.kinds import PrimitiveKind
+from teola_plugin.graph.kinds import IMPURE_KINDS, PrimitiveKind
 from teola_plugin.graph.primitive import Primitive
-from teola_plugin.graph.refs import UNKNOWN_EFFECT, Inputs, Ref, named
+from teola_plugin.graph.refs import UNKNOWN_EFFECT, Effect, Inputs, Ref, named
 from teola_plugin.graph.template import Component, Role, WorkflowTemplate
 
 Shape = Mapping[str, int]
@@ -172,7 +172,10 @@ def _generation(c: Component, sizes: Shape) -> _Parts:
 
 def _single(kind: PrimitiveKind) -> Callable[[Component, Shape], _Parts]:
     def decompose(c: Component, sizes: Shape) -> _Parts:
-        effects = c.effects or ((UNKNOWN_EFFECT,) if kind in (PrimitiveKind.OPAQUE, PrimitiveKind.TOOL) else ())
+        body, otherwise = _fragment(c.body, sizes), _fragment(c.otherwise, sizes)
+        effects = c.effects or _inner_effects(body, otherwise)
+        if kind in IMPURE_KINDS:
+            effects = effects or (UNKNOWN_EFFECT,)
         primitive = Primitive(
             c.name,
             kind,
@@ -184,8 +187,8 @@ def _single(kind: PrimitiveKind) -> Callable[[Component, Shape], _Parts]:
             batchable=c.batchable,
             splittable=c.splittable,
             size=sizes.get(c.name, c.expected) if c.batchable else 1,
-            fragment=_fragment(c.body, sizes),
-            otherwise=_fragment(c.otherwise, sizes),
+            fragment=body,
+            otherwise=otherwise,
             options=c.options,
         )
         return _Parts((primitive,), c.name)
@@ -198,6 +201,11 @@ def _fragment(body: WorkflowTemplate | None, sizes: Shape) -> Fragment | None:
         return None
     graph = build_pgraph(body, sizes)
     return Fragment(graph, graph.output)
+
+
+def _inner_effects(*fragments: Fragment | None) -> tuple[Effect, ...]:
+    """What the instances of a holder may touch, hence what the holder itself is ordered by."""
+    return tuple(dict.fromkeys(e for f in fragments if f is not None for p in f.graph for e in p.effects))
 
 
 _DECOMPOSE: dict[Role, Callable[[Component, Shape], _Parts]] = {

@@ -98,15 +98,14 @@ class WorkflowTemplate:
     def __rshift__(self, other: Component | WorkflowTemplate) -> WorkflowTemplate:
         """All of this before all of `other`; the output is `other`'s."""
         if isinstance(other, Component):
-            other = WorkflowTemplate((other,), Ref(other.name))
-        tails = self.tails()
-        heads = other.heads()
-        return WorkflowTemplate(
-            self.components + other.components,
-            other.output,
-            self.order + other.order + tuple((t, h) for t in tails for h in heads),
-            self.name,
-        )
+            heads: tuple[str, ...] = (other.name,)
+            components: tuple[Component, ...] = (other,)
+            order: tuple[tuple[str, str], ...] = ()
+            output = Ref(other.name)
+        else:
+            heads, components, order, output = other.heads(), other.components, other.order, other.output
+        between = tuple((tail, head) for tail in self.tails() for head in heads)
+        return WorkflowTemplate(self.components + components, output, self.order + order + between, self.name)
 
     def tails(self) -> tuple[str, ...]:
         """Components that nothing comes after."""
