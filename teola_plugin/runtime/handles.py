@@ -1,0 +1,132 @@
+"""Results on their way: what a caller holds after `pool.call(...)`, from any thread or loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from teola_plugin.engines.base import Piece
+from teola_plugin.errors import QueryCancelled, TeolaError
+
+
+class PieceLog:
+    """Pieces of one request in order, kept from the start, so that late readers miss nothing.
+
+    Written on the pool's loop; read from any thread. A reader gets every piece, then the end.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._closed = False
+        self._lock = threading.Lock()
+        self._wakers: list[Callable[[], None]] = []
+
+    def append(self, piece: Piece) -> None:
+        self._change(lambda: self._pieces.append(piece))
+
+    def close(self) -> None:
+        def end() -> None:
+            self._closed = True
+
+        self._change(end)
+
+    def _change(self, change: Callable[[], None]) -> None:
+        with self._lock:
+            change()
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    def take(self, start: int, wake: Callable[[], None]) -> tuple[list[Piece], bool]:
+        """Pieces from `start` on and whether the log is closed; registers `wake` when there is nothing to give."""
+        with self._lock:
+            if len(self._pieces) <= start and not self._closed:
+                self._wakers.append(wake)
+            return self._pieces[start:], self._closed
+
+    def __iter__(self) -> Iterator[Piece]:
+        start, news = 0, threading.Event()
+        while True:
+            news.clear()
+            pieces, closed = self.take(start, news.set)
+            yield from pieces
+            start += len(pieces)
+            if closed and not pieces:
+                return
+            if not pieces:
+                news.wait()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        loop = asyncio.get_running_loop()
+        start = 0
+        while True:
+            news = asyncio.Event()
+            pieces, closed = self.take(start, lambda e=news: _wake(loop, e))  # type: ignore[misc]
+            for piece in pieces:
+                yield piece
+            start += len(pieces)
+            if closed and not pieces:
+                return
+            if not pieces:
+                await news.wait()
+
+
+def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:  # the reader's loop is closed: nobody waits any more
+        pass
+
+
+class CallHandle:
+    """The results of one engine call: one per request, in order.
+
+    `result()` blocks the thread, `await handle` waits in a loop; both give a list of values or raise the first
+    request's error. With one streamed request, iterate `pieces` (sync or async) before asking for the result.
+    """
+
+    def __init__(
+        self,
+        futures: Sequence[Future[Any]],
+        *,
+        pieces: PieceLog | None = None,
+        cancel: Callable[[], None] = lambda: None,
+        owner: int = 0,
+    ) -> None:
+        self._futures = list(futures)
+        self.pieces = pieces or PieceLog()
+        self._cancel = cancel
+        self._owner = owner
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """Values of all requests. Raises their error, or `TimeoutError`; never call it on the pool's own thread."""
+        if threading.get_ident() == self._owner and not all(f.done() for f in self._futures):
+            raise TeolaError(
+                "a blocking engine call was made on the pool's own thread, where it would wait for itself.",
+                hint="use the async form (ainvoke, aembed_query, ...) inside engine callbacks",
+            )
+        try:
+            return [future.result(timeout) for future in self._futures]
+        except CancelledError as error:
+            raise QueryCancelled("the call was cancelled.", hint="call it again") from error
+        except BaseException:
+            self.cancel()
+            raise
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> list[Any]:
+        try:
+            return [await asyncio.wrap_future(future) for future in self._futures]
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Give the results up. Reaches the engine unless another part of the query needs them."""
+        if not all(f.done() for f in self._futures):
+            self._cancel()

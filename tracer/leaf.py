@@ -1,0 +1,95 @@
+"""What a pool-backed object tells the tracer about itself.
+
+The tracer sits below the adapters, so it never names their classes: it asks any leaf object for `__teola_leaf__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from teola_plugin.engines.payloads import Chunk, Generate, Generation, Hit
+from teola_plugin.graph import Effect
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLeaf:
+    """A chat model or LLM on the pool."""
+
+    engine: str
+    payload: Callable[[Any], Generate]
+    """Framework input of the model (messages, a prompt value, a string) -> payload; must be pure."""
+    message: Callable[[Generation], Any]
+    """What the model returns for a generation, up to run-specific fields such as the message id."""
+    items: str = ""
+    """How a list is spelled in its output when that is known from its schema: `json`; empty otherwise."""
+    expected: int | None = None
+    """Items that its schema fixes (minItems == maxItems)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalLeaf:
+    """A retriever whose embedder and store are on the pool. Framework input: the query text."""
+
+    store: str
+    embedder: str
+    collection: str
+    k: int
+    filter: tuple[tuple[str, Any], ...]
+    documents: Callable[[Sequence[Hit]], Any]
+
+    @property
+    def effect(self) -> Effect:
+        return Effect(f"collection:{self.store}/{self.collection}", validated=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RerankingLeaf:
+    """A reranker. Framework input: `{"query": str, "documents": list}`."""
+
+    engine: str
+    texts: Callable[[Sequence[Any]], list[str]]
+    """The text of each document, as it is scored."""
+    select: Callable[[Sequence[Any], Sequence[float]], Any]
+    """(documents, scores) -> what the reranker returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexingLeaf:
+    """Documents in; chunked, embedded, ingested; collection name out."""
+
+    store: str
+    embedder: str
+    collection: str
+    chunk: Callable[[Any], tuple[Chunk, ...]]
+    estimate: Callable[[Any], int]
+    """Framework input -> expected number of chunks, without chunking."""
+    result: Callable[[Sequence[str]], Any]
+    """Row ids -> what the indexing object returns."""
+
+    @property
+    def effect(self) -> Effect:
+        return Effect(f"collection:{self.store}/{self.collection}", writes=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingLeaf:
+    """An object that embeds its input: one text, or a list when `batchable`."""
+
+    engine: str
+    role: str
+    batchable: bool
+    result: Callable[[Any], Any] = field(default=lambda vectors: vectors)
+
+
+Leaf = GenerationLeaf | RetrievalLeaf | RerankingLeaf | IndexingLeaf | EmbeddingLeaf
+
+
+@runtime_checkable
+class PoolBacked(Protocol):
+    """An object of a framework whose work is done by engines of a pool."""
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> Leaf | None:
+        """Its leaf for a call with these bound keyword arguments; None when they change what is understood."""
+        ...
