@@ -1,0 +1,389 @@
+"""Upper tier: which primitives of which live query are ready (paper, section 5.1). Pure: events in, instructions out.
+
+State of a primitive::
+
+    waiting -> ready -> running -> done
+       |         |         |-----> failed      (after its retries)
+       |---------|---------|-----> dropped     (cancelled, unused, or cut off by a failure)
+    waiting -> expanding -> done               (holders of fragments)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from teola_plugin.graph import IMPURE_KINDS, Fragment, PrimitiveKind, Ref
+from teola_plugin.graph.build import captures
+from teola_plugin.scheduling.events import (
+    Admit,
+    Await,
+    Cancel,
+    CancelQuery,
+    Close,
+    Collect,
+    Dispatch,
+    End,
+    Expand,
+    Expanded,
+    Finished,
+    GraphEvent,
+    Instructions,
+    ItemClosed,
+    PrimitiveFailed,
+    Release,
+    Reprioritise,
+    RunCall,
+    Started,
+    Tick,
+    Unused,
+    WakeAt,
+)
+from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status, optional_edge
+
+_K = PrimitiveKind
+
+
+class GraphScheduler:
+    """In-degrees of every live e-graph. Dispatches primitives, never loose requests."""
+
+    def __init__(self, *, max_attempts: int = 3, max_rounds: int = 64) -> None:
+        self.max_attempts = max_attempts
+        self.max_rounds = max_rounds
+        self.queries: dict[str, LiveQuery] = {}
+        self._out: Instructions = []
+        self._spliced: list[LivePrimitive] = []
+        self._handlers: dict[type, Callable[..., None]] = {
+            Admit: self._admit,
+            Started: self._started,
+            Finished: self._finished,
+            Unused: self._unused,
+            PrimitiveFailed: self._failed,
+            Expanded: self._expanded,
+            ItemClosed: self._item_closed,
+            CancelQuery: self._cancel_query,
+            Close: self._close,
+            Tick: self._tick,
+        }
+
+    def handle(self, event: GraphEvent) -> Instructions:
+        """What to do about `event`. Events of queries that are over are ignored."""
+        self._out = []
+        if isinstance(event, (Admit, Tick)):
+            self._handlers[type(event)](event)
+        else:
+            query = self.queries.get(event.query)
+            if query is not None:
+                self._handlers[type(event)](query, event)
+        return self._out
+
+    # ------------------------------------------------------------ queries
+
+    def _admit(self, event: Admit) -> None:
+        query = LiveQuery(event.query, event.graph, deadline=event.deadline, ahead=event.ahead)
+        self.queries[query.id] = query
+        if event.deadline is not None:
+            self._out.append(WakeAt(event.deadline))
+        for live in query:
+            if not live.waits:
+                self._start(query, live)
+        self._end_if_done(query)
+
+    def _tick(self, event: Tick) -> None:
+        for query in list(self.queries.values()):
+            if query.deadline is not None and event.at >= query.deadline:
+                self._end(query, "timeout")
+
+    def _cancel_query(self, query: LiveQuery, event: CancelQuery) -> None:
+        self._end(query, "cancelled")
+
+    def _close(self, query: LiveQuery, event: Close) -> None:
+        self._end(query, "closed")
+
+    def _end(self, query: LiveQuery, outcome: str, primitive: str = "") -> None:
+        if query.ended:
+            return
+        query.ended = True
+        del self.queries[query.id]
+        for live in query:
+            if live.status.active:
+                live.status = Status.DROPPED
+                self._out.append(Cancel(query.id, live.id))
+        self._out.append(End(query.id, outcome, query.output if outcome == "done" else None, primitive))
+
+    def _end_if_done(self, query: LiveQuery) -> None:
+        if query.ended or query.ahead:
+            return
+        output = query.get(query.output.producer)
+        if output is None or output.status is Status.DONE:
+            self._end(query, "done")
+
+    # ------------------------------------------------------------ primitives
+
+    def _start(self, query: LiveQuery, live: LivePrimitive) -> None:
+        """All it waits for has ended: hand it to whoever executes its kind."""
+        p = live.primitive
+        if live.status is not Status.WAITING:
+            return
+        live.status = Status.READY
+        if p.holds_fragment:
+            self._ask_to_expand(query, live)
+        elif p.on_engine and not p.decodes:
+            group = query.group(p.id) if p.leads_group else []
+            for member in group:
+                if member.status is Status.WAITING:
+                    member.status = Status.READY
+            live.attempts += 1
+            self._out.append(Dispatch(query.id, p, live.depth, tuple(m.primitive for m in group)))
+        elif p.kind in IMPURE_KINDS:
+            self._out.append(Await(query.id, p))
+        elif not p.decodes:  # a decoding is served by its group's request
+            self._out.append(RunCall(query.id, p))
+
+    def _started(self, query: LiveQuery, event: Started) -> None:
+        live = query.get(event.primitive)
+        if live is not None and live.status is Status.READY:
+            live.status = Status.RUNNING
+
+    def _finished(self, query: LiveQuery, event: Finished) -> None:
+        live = query.get(event.primitive)
+        if live is None or live.status.ended:
+            return
+        live.status = Status.DONE
+        self._after_end(query, live)
+
+    def _unused(self, query: LiveQuery, event: Unused) -> None:
+        live = query.get(event.primitive)
+        if live is not None and not live.status.ended:
+            self._drop(query, live, cancel=False)
+
+    def _after_end(self, query: LiveQuery, live: LivePrimitive) -> None:
+        """Its readers may be ready now; values that only it read are released."""
+        for producer in query.released_by(live.id):
+            self._out.append(Release(query.id, producer))
+        for child in query.children(live.id):
+            child.waits.discard(live.id)
+            self._advance(query, child)
+        self._end_if_done(query)
+
+    def _advance(self, query: LiveQuery, live: LivePrimitive) -> None:
+        if live.status is Status.EXPANDING:
+            self._collect_if_done(query, live)
+        elif live.status is Status.WAITING:
+            if live.waits:
+                self._overtake_warmups(query, live)
+            if not live.waits:
+                self._start(query, live)
+
+    def _overtake_warmups(self, query: LiveQuery, live: LivePrimitive) -> None:
+        """A full prefilling whose data is there does not wait for a warm-up that has not even started."""
+        if live.primitive.kind is not _K.FULL_PREFILLING:
+            return
+        waited = [query[name] for name in live.waits if name in query]
+        if all(w.primitive.kind is _K.PARTIAL_PREFILLING and w.status is not Status.RUNNING for w in waited):
+            for warmup in sorted(waited, key=lambda w: w.id):
+                self._drop(query, warmup)
+
+    def _drop(self, query: LiveQuery, live: LivePrimitive, *, cancel: bool = True) -> None:
+        """It ends without a value, and so does everything that cannot do without that value."""
+        if live.status.ended:
+            return
+        if cancel and live.status.active:
+            self._out.append(Cancel(query.id, live.id))
+        live.status = Status.DROPPED
+        self._cut_off(query, live)
+
+    def _cut_off(self, query: LiveQuery, live: LivePrimitive) -> None:
+        for producer in query.released_by(live.id):
+            self._out.append(Release(query.id, producer))
+        for child in query.children(live.id):
+            child.waits.discard(live.id)
+            if child.status.ended:
+                continue
+            if optional_edge(child.primitive, live.primitive) and live.id not in {r.producer for r in child.outputs}:
+                self._advance(query, child)
+            else:
+                self._drop(query, child)
+
+    def _failed(self, query: LiveQuery, event: PrimitiveFailed) -> None:
+        live = query.get(event.primitive)
+        if live is None or live.status.ended:
+            return
+        leader = self._leader(query, live)
+        if event.retryable and leader.primitive.pure and leader.attempts < self.max_attempts:
+            self._retry(query, leader)
+            return
+        live.status = Status.FAILED
+        for member in query.group(live.id) if live.primitive.leads_group else []:
+            if member.status.active:
+                member.status = Status.DROPPED
+                self._cut_off(query, member)
+        self._cut_off(query, live)
+        output = query.get(query.output.producer)
+        if not query.ahead and (output is None or output.status in (Status.DROPPED, Status.FAILED)):
+            self._end(query, "failed", event.primitive)
+
+    def _leader(self, query: LiveQuery, live: LivePrimitive) -> LivePrimitive:
+        """A decoding is retried with the prefilling that leads its group."""
+        while live.primitive.decodes:
+            live = next(query[r.producer] for r in live.primitive.refs if r.producer in query)
+        return live
+
+    def _retry(self, query: LiveQuery, leader: LivePrimitive) -> None:
+        for member in query.group(leader.id):
+            if member.status.active:
+                member.status = Status.WAITING
+        leader.status = Status.WAITING
+        self._start(query, leader)
+
+    # ------------------------------------------------------------ fragments
+
+    def _ask_to_expand(self, query: LiveQuery, live: LivePrimitive) -> None:
+        p = live.primitive
+        live.status = Status.EXPANDING
+        if p.kind is _K.LOOP:
+            self._add_round(query, live, p.input("init") or Ref("$input"))
+            return
+        reads = p.input("condition") if p.kind is _K.BRANCH else p.input("items")
+        assert reads is not None, f"{p.kind.name} {p.id} lacks its input"
+        predicted = self._predictions(query, live) + tuple(live.grown)
+        self._out.append(Expand(query.id, p, reads, predicted))
+
+    def _predictions(self, query: LiveQuery, live: LivePrimitive) -> tuple[Ref, ...]:
+        items = live.primitive.input("items")
+        verify = query.get(items.producer) if items is not None else None
+        if live.primitive.kind is not _K.MAP or verify is None or verify.primitive.kind is not _K.VERIFY:
+            return ()
+        return tuple(ref for key, ref in verify.primitive.inputs if key.startswith("predicted"))
+
+    def _expanded(self, query: LiveQuery, event: Expanded) -> None:
+        live = query.get(event.primitive)
+        if live is None or live.status is not Status.EXPANDING:
+            return
+        grow: dict[PrimitiveKind, Callable[[LiveQuery, LivePrimitive, Expanded], None]] = {
+            _K.MAP: self._expand_map,
+            _K.FOLD: self._expand_fold,
+            _K.LOOP: self._expand_loop,
+            _K.BRANCH: self._expand_branch,
+        }
+        grow[live.primitive.kind](query, live, event)
+
+    def _expand_map(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
+        p = live.primitive
+        items = p.input("items")
+        assert items is not None
+        matches = event.matches or (None,) * event.count
+        used = {m for m in matches if m is not None}
+        for index in range(len(live.early)):
+            if index not in used:
+                self._discard_instance(query, f"{p.id}[{index}]")
+        outputs = []
+        for index, match in enumerate(matches):
+            if match is not None:
+                outputs.append(live.early[match])
+            else:
+                taken = any(x.id.startswith(f"{p.id}[{index}]/") for x in query)
+                name = f"{p.id}[{index}']" if taken else f"{p.id}[{index}]"
+                outputs.append(self._instance(query, live, p.fragment, name, {"$item": items.at(index)}))
+        self._await_outputs(query, live, outputs)
+
+    def _expand_fold(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
+        p = live.primitive
+        items, carry = p.input("items"), p.input("init")
+        assert items is not None and carry is not None
+        for index in range(event.count):
+            bind = {"$item": items.at(index), "$carry": carry}
+            carry = self._instance(query, live, p.fragment, f"{p.id}[{index}]", bind)
+        self._await_outputs(query, live, [carry])
+
+    def _expand_branch(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
+        p = live.primitive
+        arm = p.fragment if event.count else p.otherwise
+        name = f"{p.id}.{'then' if event.count else 'else'}"
+        output = self._instance(query, live, arm, name, {}) if arm is not None else p.input("condition")
+        assert output is not None
+        self._await_outputs(query, live, [output])
+
+    def _expand_loop(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
+        carry = live.outputs[-1].at("carry")
+        if event.count and len(live.outputs) < self.max_rounds:
+            self._add_round(query, live, carry)
+        else:
+            self._out.append(Collect(query.id, live.id, (carry,), single=True))
+            self._complete(query, live)
+
+    def _add_round(self, query: LiveQuery, live: LivePrimitive, carry: Ref) -> None:
+        """The body gives `{"carry": ..., "again": bool}`; its value decides about the next round."""
+        name = f"{live.id}[{len(live.outputs)}]"
+        output = self._instance(query, live, live.primitive.fragment, name, {"$carry": carry})
+        live.outputs.append(output)
+        live.waits = {output.producer}
+        query.hold(live.id, [output])
+        self._begin_spliced(query)
+        self._collect_if_done(query, live)
+
+    def _instance(
+        self, query: LiveQuery, live: LivePrimitive, body: Fragment | None, name: str, bind: dict[str, Ref],
+        *, tentative: bool = False,
+    ) -> Ref:
+        assert body is not None, f"{live.id} holds no fragment"
+        outer = {ref: Ref(ref) for ref in body.externals if ref not in bind}
+        captured = captures(live.primitive.inputs, "items")
+        made, output = body.instantiate(name, {**outer, **captured, **bind}, tentative=tentative)
+        if tentative:  # not yet its holder's turn: what the holder waits for by order, its effects wait for too
+            made = [p.with_(after=p.after + live.primitive.after) if p.effects else p for p in made]
+        self._spliced += query.splice(made)
+        return output
+
+    def _begin_spliced(self, query: LiveQuery) -> None:
+        """Depths first, so that what starts now is queued with its own."""
+        changed = query.redepth()
+        if changed:
+            self._out.append(Reprioritise(query.id, changed))
+        spliced, self._spliced = self._spliced, []
+        for live in spliced:
+            if not live.waits:
+                self._start(query, live)
+
+    def _await_outputs(self, query: LiveQuery, live: LivePrimitive, outputs: list[Ref]) -> None:
+        live.outputs = outputs
+        live.waits = {r.producer for r in outputs if (made := query.get(r.producer)) and not made.status.ended}
+        query.hold(live.id, outputs)
+        self._begin_spliced(query)
+        lost = [r for r in outputs if (made := query.get(r.producer)) and made.status in (Status.DROPPED, Status.FAILED)]
+        if lost:
+            self._drop(query, live)
+        else:
+            self._collect_if_done(query, live)
+
+    def _collect_if_done(self, query: LiveQuery, live: LivePrimitive) -> None:
+        if live.waits or not (live.outputs or live.primitive.kind is _K.MAP):
+            return
+        if live.primitive.kind is _K.LOOP:
+            self._out.append(Expand(query.id, live.primitive, live.outputs[-1].at("again")))
+            return
+        single = live.primitive.kind is not _K.MAP
+        self._out.append(Collect(query.id, live.id, tuple(live.outputs), single))
+        self._complete(query, live)
+
+    def _complete(self, query: LiveQuery, live: LivePrimitive) -> None:
+        live.status = Status.DONE
+        self._after_end(query, live)
+
+    def _item_closed(self, query: LiveQuery, event: ItemClosed) -> None:
+        """A list is still being decoded and an item of it has closed: work on it begins, tentatively."""
+        decoding = query.get(event.primitive)
+        holder = query.get(decoding.primitive.option("stream_items", "")) if decoding is not None else None
+        if holder is None or holder.status is not Status.WAITING or event.index != len(holder.grown):
+            return
+        item = Ref(event.value)
+        holder.grown.append(item)
+        name = f"{holder.id}[{event.index}]"
+        body = holder.primitive.fragment
+        holder.early.append(self._instance(query, holder, body, name, {"$item": item}, tentative=True))
+        query.hold(holder.id, [item])
+        self._begin_spliced(query)
+
+    def _discard_instance(self, query: LiveQuery, name: str) -> None:
+        for live in query:
+            if live.id.startswith(f"{name}/"):
+                self._drop(query, live)

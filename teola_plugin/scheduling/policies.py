@@ -1,0 +1,102 @@
+"""Which requests form the next batch. A policy is a pure function of the queue, what runs, and the free slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, Slots
+from teola_plugin.scheduling.events import QueuedRequest
+
+Pick = tuple[QueuedPrimitive, QueuedRequest]
+
+
+class BatchPolicy(Protocol):
+    """Chooses from `queue` (in order of arrival) what fits into `slots`; never removes anything itself."""
+
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Slots) -> list[Pick]: ...
+
+
+def _take(queued: QueuedPrimitive, slots: Slots, picked: list[Pick], already: set[str]) -> None:
+    for request in queued.requests:
+        if request.id in already:
+            continue
+        if not slots.left or not slots.take(request.size):
+            return
+        already.add(request.id)
+        picked.append((queued, request))
+
+
+def _take_all(queue: Iterable[QueuedPrimitive], slots: Slots) -> tuple[list[Pick], set[str]]:
+    picked: list[Pick] = []
+    already: set[str] = set()
+    for queued in queue:
+        _take(queued, slots, picked, already)
+    return picked, already
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyAware:
+    """Algorithm 2 of the paper: buckets by earliest arrival, each gives the requests of its deepest level.
+
+    Two things the paper leaves open. The round is repeated while slots remain. And where slots come free one by one
+    (continuous batching), a bucket whose deeper primitives are running has had its turn: without this, the literal
+    algorithm degenerates to first come, first served among queries, and Figure 7's B would run before H.
+    `patience` bounds starvation: a primitive that this many batches have overtaken goes first.
+    """
+
+    patience: int = 20
+
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Slots) -> list[Pick]:
+        starved = [q for q in queue if q.overtaken >= self.patience]
+        picked, already = _take_all(starved, slots)
+        buckets: dict[str, list[QueuedPrimitive]] = {}
+        for queued in queue:
+            buckets.setdefault(queued.query, []).append(queued)
+        had_turn = {query for query, bucket in buckets.items() if running.deepest(query) > _deepest(bucket)}
+        levels = {query: _levels(bucket) for query, bucket in buckets.items()}
+        first = True
+        while slots.left and any(levels.values()):
+            for query, remaining in levels.items():
+                if not remaining or (first and query in had_turn):
+                    continue
+                for queued in remaining.pop(0):
+                    _take(queued, slots, picked, already)
+            first = False
+        return picked
+
+
+def _deepest(bucket: Sequence[QueuedPrimitive]) -> int:
+    return max(q.depth for q in bucket)
+
+
+def _levels(bucket: Sequence[QueuedPrimitive]) -> list[list[QueuedPrimitive]]:
+    """The bucket's primitives by depth, deepest level first; within a level by arrival."""
+    depths = sorted({q.depth for q in bucket}, reverse=True)
+    return [[q for q in bucket if q.depth == depth] for depth in depths]
+
+
+@dataclass(frozen=True, slots=True)
+class PerInvocation:
+    """PO: one invocation's requests as a bundle, one bundle at a time, first come, first served."""
+
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Slots) -> list[Pick]:
+        picked, _ = _take_all(queue[:1], slots)
+        return picked
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputOriented:
+    """TO: blind first come, first served; the batch is filled with whatever waits."""
+
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Slots) -> list[Pick]:
+        picked, _ = _take_all(queue, slots)
+        return picked
+
+
+POLICIES: dict[str, type[TopologyAware] | type[PerInvocation] | type[ThroughputOriented]] = {
+    "topology-aware": TopologyAware,
+    "per-invocation": PerInvocation,
+    "throughput-oriented": ThroughputOriented,
+}
