@@ -1,0 +1,141 @@
+"""What a pass is, what it may know, and the pipeline that applies passes to a fixed point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import ClassVar, Protocol, runtime_checkable
+
+from teola_plugin.errors import PassError, unknown_name
+from teola_plugin.graph import EngineProfile, Graph
+
+SPECULATE = ("all", "auto", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What passes know beyond the graph: the engines' profiles, and how far work may run on predictions.
+
+    An engine without a profile is not the pool's own: nothing is known of it, so passes leave its primitives alone
+    unless `speculate` is `"all"`.
+    """
+
+    profiles: Mapping[str, EngineProfile] = field(default_factory=dict)
+    speculate: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.speculate not in SPECULATE:
+            raise unknown_name("value of speculate", self.speculate, SPECULATE)
+
+    def profile(self, engine: str) -> EngineProfile | None:
+        return self.profiles.get(engine)
+
+    def overlap(self, first: str, second: str) -> bool:
+        """Whether two engines can work at the same time: not one and the same, and not on one device."""
+        if first == second:
+            return False
+        one, other = self.profiles.get(first), self.profiles.get(second)
+        return one is None or other is None or not one.device or one.device != other.device
+
+    def may_predict(self, *engines: str) -> bool:
+        """Whether work on predicted values may be sent to all of `engines`."""
+        if self.speculate != "auto":
+            return self.speculate == "all"
+        return all(engine in self.profiles for engine in engines if engine)
+
+    def fingerprint(self) -> Hashable:
+        """Equal for contexts that lead the passes to equal graphs."""
+        return self.speculate, tuple((name, _facts(profile)) for name, profile in sorted(self.profiles.items()))
+
+
+def _facts(profile: EngineProfile) -> Hashable:
+    curves = tuple((kind.value, curve.points) for kind, curve in profile.curves.items())
+    others = tuple(getattr(profile, name) for name in EngineProfile.__slots__ if name != "curves")
+    return curves, others
+
+
+@runtime_checkable
+class Pass(Protocol):
+    """One rewrite of a graph. Implementations are frozen dataclasses."""
+
+    name: ClassVar[str]
+
+    def run(self, graph: Graph, context: PassContext) -> Graph:
+        """A graph with the same meaning; the very same object when nothing matched."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """One application of one pass."""
+
+    pass_name: str
+    fired: bool
+    seconds: float
+    before: Graph
+    after: Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Optimised:
+    """An e-graph, and how it came about."""
+
+    graph: Graph
+    reports: tuple[PassReport, ...] = ()
+    source: Graph | None = None
+    """The p-graph it was made from."""
+
+    @property
+    def fired(self) -> tuple[str, ...]:
+        """Names of the passes that changed something, each once, in order."""
+        return tuple(dict.fromkeys(report.pass_name for report in self.reports if report.fired))
+
+
+@dataclass(frozen=True, slots=True)
+class PassPipeline:
+    """Passes in order, applied again and again until none of them changes the graph."""
+
+    passes: tuple[Pass, ...] = ()
+    observer: Callable[[PassReport], None] | None = None
+    max_rounds: int = 16
+
+    def run(self, graph: Graph, context: PassContext) -> Optimised:
+        """The fixed point. Raises `PassError` when a pass fails, or when the passes never agree."""
+        reports: list[PassReport] = []
+        now, quiet = graph, 0
+        for _ in range(self.max_rounds if self.passes else 0):
+            for one in self.passes:
+                report = self._apply(one, now, context)
+                reports.append(report)
+                now, quiet = report.after, 0 if report.fired else quiet + 1
+                if quiet == len(self.passes):
+                    return Optimised(now, tuple(reports), graph)
+        if self.passes:
+            raise self._unsettled(reports)
+        return Optimised(graph, (), graph)
+
+    def _apply(self, one: Pass, graph: Graph, context: PassContext) -> PassReport:
+        started = perf_counter()
+        try:
+            made = one.run(graph, context)
+        except Exception as error:
+            message = f"pass {one.name!r} failed on a graph of {len(graph)} primitives: {type(error).__name__}: {error}"
+            raise PassError(message, pass_name=one.name, hint="leave it out of passes=, and report it") from error
+        if not isinstance(made, Graph):
+            message = f"pass {one.name!r} returned {type(made).__name__}, not a Graph."
+            raise PassError(message, pass_name=one.name, hint="return GraphEdit(graph).freeze()")
+        # An equal copy is no change; counting it as one would never settle.
+        fired = made is not graph and made != graph
+        report = PassReport(one.name, fired, perf_counter() - started, graph, made if fired else graph)
+        if self.observer is not None:
+            self.observer(report)
+        return report
+
+    def _unsettled(self, reports: list[PassReport]) -> PassError:
+        last = reports[-len(self.passes) :]
+        names = ", ".join(dict.fromkeys(repr(r.pass_name) for r in last if r.fired)) or repr(last[-1].pass_name)
+        message = f"the passes did not settle in {self.max_rounds} rounds; still changing the graph: {names}."
+        return PassError(
+            message, pass_name=last[-1].pass_name, hint="a pass must return its input where it has nothing to do"
+        )

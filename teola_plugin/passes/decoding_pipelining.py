@@ -1,0 +1,196 @@
+"""Pass 4: items of a splittable decoding are worked on as soon as each is complete (streaming decoding output).
+
+The work is tentative: it runs on the items that the streamed text predicts, while the list makers (the framework's
+parser, the user's lambda) run once, on the whole text. A VERIFY compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from teola_plugin.graph import ITEM, Effect, Graph, GraphEdit, Primitive, PrimitiveKind, Ref, Slice
+from teola_plugin.graph.build import captures
+from teola_plugin.passes.base import PassContext
+from teola_plugin.passes.prune_dependencies import conflict
+from teola_plugin.passes.stage_decomposition import list_inputs
+
+_K = PrimitiveKind
+LIST_MAKERS = frozenset({_K.CALL, _K.OPAQUE})
+TENTATIVE_KINDS = frozenset({_K.EMBEDDING, _K.RERANKING, _K.SEARCHING, _K.CALL, _K.AGGREGATE})
+STREAM_ITEMS, GROW = "stream_items", "grow"
+"""Options for a width that only the run knows: the decoding names the MAP, the MAP grows item by item."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingPipelining:
+    """`d` of expected width n becomes the PARTIAL_DECODINGs `d#0..n-1` and `d`; a MAP `m` over its items gets the
+    instances `m[0]..m[n-1]` early and reads the items from `m.verify`. Other batchable readers get single requests.
+    """
+
+    name: ClassVar[str] = "decoding-pipelining"
+
+    def run(self, graph: Graph, context: PassContext) -> Graph:
+        decodings = [p for p in graph if p.kind is _K.DECODING and p.splittable and not _streams(p, graph)]
+        if not decodings or context.speculate == "off":
+            return graph
+        edit = GraphEdit(graph)
+        taken: set[str] = set()
+        for d in decodings:
+            consumers = [c for c in _consumers(d, graph, context) if c.id not in taken]
+            taken.update(c.id for c in consumers)
+            if consumers and d.size:
+                items = _items(edit, d, graph, d.size)
+                for c in consumers:
+                    _early(edit, c, items, _followers(c, d, graph, context))
+            elif consumers:
+                _grown(edit, d, [c for c in consumers if c.kind is _K.MAP])
+        return edit.freeze()
+
+
+def _streams(d: Primitive, graph: Graph) -> bool:
+    """Whether this pass was here already."""
+    return any(graph[r.producer].kind is _K.PARTIAL_DECODING for r in d.refs if not r.external) or bool(
+        d.option(STREAM_ITEMS)
+    )
+
+
+def _consumers(d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
+    """Readers of the list that `d`'s text becomes, as far as they may work on predictions."""
+    if not context.may_predict(d.engine):
+        return []
+    makers, found = [d.id], dict[str, Primitive]()
+    for name in makers:
+        for reader in graph.readers(name):
+            if reader.kind in LIST_MAKERS and reader.id not in makers:
+                makers.append(reader.id)
+            elif _per_item(reader, name) and _may_run(reader, d, graph, context):
+                found[reader.id] = reader
+    return list(found.values())
+
+
+def _per_item(p: Primitive, maker: str) -> bool:
+    """Whether `p` does something for each item of the list that `maker` gives."""
+    if p.tentative:
+        return False
+    if p.kind is _K.MAP:
+        return _is_list(p.input("items"), maker)
+    if p.batchable and p.kind in (_K.EMBEDDING, _K.RERANKING):
+        lists = list_inputs(p)
+        return len(lists) == 1 and _is_list(p.input(lists[0]), maker)
+    return False
+
+
+def _is_list(ref: Ref | None, maker: str) -> bool:
+    return ref is not None and ref.producer == maker and not any(isinstance(key, Slice) for key in ref.path)
+
+
+def _may_run(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> bool:
+    """Whether everything an early instance of `p` holds may be tentative."""
+    inner = list(p.fragment.graph) if p.fragment is not None else [p]
+    if not all(q.kind in TENTATIVE_KINDS for q in inner) or not context.may_predict(*(q.engine for q in inner)):
+        return False
+    return all(_ordered(e, p, d, graph) for q in inner for e in q.effects)
+
+
+def _ordered(effect: Effect, p: Primitive, d: Primitive, graph: Graph) -> bool:
+    """Whether an early read comes after every writer that the plain program puts before it."""
+    if effect.writes:
+        return False
+    if effect.validated:
+        return True
+    lists = ("items",) if p.kind is _K.MAP else list_inputs(p)
+    awaited = {d.id, *p.after, *(r.producer for key, r in p.inputs if key not in lists and not r.external)}
+    awaited = awaited.union(*(graph.ancestors[name] for name in awaited))
+    return not any(conflict((effect,), graph[name].effects) for name in graph.ancestors[p.id] - awaited)
+
+
+def _grown(edit: GraphEdit, d: Primitive, maps: list[Primitive]) -> None:
+    if maps:
+        edit.replace(d.with_(options=d.options + tuple((STREAM_ITEMS, m.id) for m in maps)))
+    for m in maps:
+        edit.replace(m.with_(options=(*m.options, (GROW, True))))
+
+
+def _items(edit: GraphEdit, d: Primitive, graph: Graph, width: int) -> list[Ref]:
+    """Cuts `d` into partial decodings; their values."""
+    partials = list(_partials(d, width))
+    edit.add(*partials)
+    edit.replace(d.with_(inputs=_after_lead(d, graph, Ref(partials[-1].id))))
+    return [Ref(partial.id) for partial in partials]
+
+
+def _early(edit: GraphEdit, consumer: Primitive, items: list[Ref], followers: list[Primitive]) -> None:
+    if consumer.kind is _K.MAP:
+        _early_instances(edit, consumer, items)
+    else:
+        _early_requests(edit, consumer, followers, items)
+
+
+def _partials(d: Primitive, width: int) -> Iterator[Primitive]:
+    inputs, after = d.inputs, d.after
+    for item in range(width):
+        name = f"{d.id}#{item}"
+        yield d.with_(
+            id=name, kind=_K.PARTIAL_DECODING, inputs=inputs, after=after, splittable=False, size=1, item=item
+        )
+        inputs, after = (("previous", Ref(name)),), ()
+
+
+def _after_lead(d: Primitive, graph: Graph, last: Ref) -> tuple[tuple[str, Ref], ...]:
+    """The inputs of `d`, with the prefilling replaced by the last partial decoding."""
+
+    def leads(ref: Ref) -> bool:
+        return not ref.external and graph[ref.producer].leads_group
+
+    return tuple(("previous", last) if leads(ref) else (key, ref) for key, ref in d.inputs)
+
+
+def _early_instances(edit: GraphEdit, m: Primitive, items: list[Ref]) -> None:
+    assert m.fragment is not None
+    outputs: list[Ref] = []
+    for i, item in enumerate(items):
+        bind = {**captures(m.inputs, "items"), ITEM: item}
+        made, output = m.fragment.instantiate(f"{m.id}[{i}]", bind, tentative=True)
+        edit.add(*(q.with_(after=tuple(dict.fromkeys(q.after + m.after))) if q.effects else q for q in made))
+        outputs.append(output)
+    _verify(edit, m, "items", items, early=tuple(outputs))
+
+
+def _early_requests(edit: GraphEdit, p: Primitive, followers: list[Primitive], items: list[Ref]) -> None:
+    """Single tentative requests; the batchable primitive itself finds their results by content when it runs."""
+    key = list_inputs(p)[0]
+    edit.add(*(_single(p, i, key, item) for i, item in enumerate(items)))
+    for follower in followers:
+        made = (Ref(f"{p.id}[{i}]") for i in range(len(items)))
+        edit.add(*(_single(follower, i, list_inputs(follower)[0], one) for i, one in enumerate(made)))
+    _verify(edit, p, key, items)
+
+
+def _single(p: Primitive, item: int, key: str, value: Ref) -> Primitive:
+    inputs = tuple((name, value if name == key else ref) for name, ref in p.inputs)
+    return p.with_(id=f"{p.id}[{item}]", inputs=inputs, batchable=False, size=1, tentative=True)
+
+
+def _followers(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
+    """Batchable searches over the vectors of `p`: they can go on with each early vector."""
+    return [
+        q
+        for q in graph.readers(p.id)
+        if q.kind is _K.SEARCHING
+        and q.batchable
+        and len(list_inputs(q)) == 1
+        and q.input(list_inputs(q)[0]) == Ref(p.id)
+        and _may_run(q, d, graph, context)
+    ]
+
+
+def _verify(edit: GraphEdit, p: Primitive, key: str, items: list[Ref], early: tuple[Ref, ...] = ()) -> None:
+    """`p` reads the list through a VERIFY that knows what was predicted."""
+    actual = p.input(key)
+    assert actual is not None
+    name = f"{p.id}.verify"
+    predicted = tuple((f"predicted{i}", item) for i, item in enumerate(items))
+    edit.add(Primitive(name, _K.VERIFY, inputs=(("actual", actual), *predicted), scope=p.scope))
+    edit.replace(p.with_(inputs=tuple((k, Ref(name) if k == key else r) for k, r in p.inputs), early=p.early + early))
