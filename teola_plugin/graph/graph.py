@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from teola_plugin.errors import GraphError
+from teola_plugin.graph.kinds import FRAGMENT_KINDS, LLM_DECODES
 from teola_plugin.graph.primitive import Primitive
 from teola_plugin.graph.refs import Ref
 
@@ -28,23 +29,28 @@ class Graph:
             seen: set[str] = set()
             twice = sorted({p.id for p in found if p.id in seen or seen.add(p.id)})  # type: ignore[func-returns-value]
             raise GraphError(f"two primitives share the id {twice[0]!r}.", hint="give each primitive its own id")
-        self._check_edges(found)
+        self._parents = {p.id: self.edges_into(p) for p in found}
+        self._check(found)
         self._order = self._sorted(found)
 
-    def _check_edges(self, found: list[Primitive]) -> None:
+    def _check(self, found: list[Primitive]) -> None:
+        known = self._by_id.keys()
         for p in found:
-            for ref in p.refs:
-                if not ref.external and ref.producer not in self._by_id:
-                    raise self._fault(p, f"reads {ref}, which nothing produces")
-            for name in p.after:
-                if name not in self._by_id:
-                    raise self._fault(p, f"comes after {name!r}, which is not in the graph")
-            if p.holds_fragment and p.fragment is None:
+            if not known >= set(self._parents[p.id]):
+                raise self._fault(p, self._unknown(p))
+            if p.kind in FRAGMENT_KINDS and p.fragment is None:
                 raise self._fault(p, f"is a {p.kind.name} without a fragment")
-            if p.decodes and not any(self._leads(ref) for ref in p.refs):
+            if p.kind in LLM_DECODES and not any(self._leads(ref) for ref in p.refs):
                 raise self._fault(p, "decodes without reading a prefilling or an earlier decoding")
-        if not self.output.external and self.output.producer not in self._by_id:
+        if not self.output.external and self.output.producer not in known:
             raise GraphError(f"the output {self.output} is produced by nothing.", hint="set output to a primitive's id")
+
+    def _unknown(self, p: Primitive) -> str:
+        for ref in p.refs:
+            if not ref.external and ref.producer not in self._by_id:
+                return f"reads {ref}, which nothing produces"
+        name = next(name for name in p.after if name not in self._by_id)
+        return f"comes after {name!r}, which is not in the graph"
 
     def _leads(self, ref: Ref) -> bool:
         made_by = self._by_id.get(ref.producer)
@@ -56,30 +62,35 @@ class Graph:
         return GraphError(f"primitive {p.id!r} {what}.\n  {format_primitive(p)}\n", hint="check the edit that made it")
 
     def _sorted(self, found: list[Primitive]) -> tuple[Primitive, ...]:
-        waiting = {p.id: len(self.edges_into(p)) for p in found}
+        waiting: dict[str, int] = {}
         children: dict[str, list[str]] = {p.id: [] for p in found}
-        for p in found:
-            for parent in self.edges_into(p):
-                children[parent].append(p.id)
-        ready = [p.id for p in found if not waiting[p.id]]
-        order: list[Primitive] = []
-        while ready:
-            name = ready.pop(0)
-            order.append(self._by_id[name])
+        ready: list[str] = []
+        for name, parents in self._parents.items():
+            waiting[name] = len(parents)
+            if not parents:
+                ready.append(name)
+            for parent in parents:
+                children[parent].append(name)
+        for name in ready:  # grows while it is walked
             for child in children[name]:
                 waiting[child] -= 1
                 if not waiting[child]:
                     ready.append(child)
-        if len(order) != len(found):
+        if len(ready) != len(found):
             stuck = sorted(name for name, count in waiting.items() if count)
             raise GraphError(f"the graph has a cycle through {', '.join(stuck)}.", hint="remove one of these edges")
-        self._children: Mapping[str, tuple[str, ...]] = MappingProxyType({k: tuple(v) for k, v in children.items()})
-        return tuple(order)
+        self._children = children
+        return tuple([self._by_id[name] for name in ready])
 
     @staticmethod
     def edges_into(p: Primitive) -> tuple[str, ...]:
         """Ids that must be finished before `p` starts: data, then order; each once."""
-        return tuple(dict.fromkeys([*(r.producer for r in p.refs if not r.external), *p.after]))
+        parents = [ref.producer for _, ref in p.inputs if ref.producer[:1] != "$"]
+        if p.early:
+            parents += [ref.producer for ref in p.early if ref.producer[:1] != "$"]
+        if p.after:
+            parents += p.after
+        return tuple(dict.fromkeys(parents)) if len(parents) > 1 else tuple(parents)
 
     def __iter__(self) -> Iterator[Primitive]:
         return iter(self._order)
@@ -97,10 +108,10 @@ class Graph:
         return self._by_id.get(name)
 
     def parents(self, name: str) -> tuple[str, ...]:
-        return self.edges_into(self._by_id[name])
+        return self._parents[name]
 
     def children(self, name: str) -> tuple[str, ...]:
-        return self._children[name]
+        return tuple(self._children[name])
 
     def readers(self, name: str) -> tuple[Primitive, ...]:
         """Primitives that read a value of `name`."""
@@ -121,8 +132,8 @@ class Graph:
         """For each primitive, everything it waits for, directly or not."""
         above: dict[str, frozenset[str]] = {}
         for p in self._order:
-            into = self.edges_into(p)
-            above[p.id] = frozenset(into).union(*(above[parent] for parent in into))
+            into = self._parents[p.id]
+            above[p.id] = frozenset(into).union(*[above[parent] for parent in into])
         return MappingProxyType(above)
 
     @cached_property
@@ -147,6 +158,9 @@ class Graph:
 
     def __hash__(self) -> int:
         return hash((self.output, frozenset(self._by_id)))
+
+    def __reduce__(self) -> tuple[type[Graph], tuple[tuple[Primitive, ...], Ref]]:
+        return Graph, (self._order, self.output)
 
     def __str__(self) -> str:
         from teola_plugin.graph.text import format_graph

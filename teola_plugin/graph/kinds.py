@@ -35,6 +35,9 @@ class PrimitiveKind(Enum):
     def __repr__(self) -> str:
         return self.name
 
+    # Members are singletons; Enum's own hash runs Python code for each set membership.
+    __hash__ = object.__hash__
+
 
 _K = PrimitiveKind
 

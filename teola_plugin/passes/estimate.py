@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from teola_plugin.graph import LLM_DECODES, LLM_KINDS, Fragment, Graph, Primitive, PrimitiveKind, PromptPart
+from teola_plugin.graph import ENGINE_KINDS, LLM_DECODES, LLM_KINDS, Fragment, Graph, Primitive, PrimitiveKind, PromptPart
 from teola_plugin.passes.base import PassContext
 
 _K = PrimitiveKind
@@ -21,7 +21,7 @@ def ready_times(graph: Graph, context: PassContext) -> dict[str, float]:
     """Seconds after the query's start at which each primitive's value is expected; order edges count too."""
     ready: dict[str, float] = {}
     for p in graph:
-        start = max((ready[parent] for parent in graph.parents(p.id)), default=0.0)
+        start = max([ready[parent] for parent in graph.parents(p.id)], default=0.0)
         ready[p.id] = start + seconds(p, context)
     return ready
 
@@ -32,18 +32,20 @@ def seconds(p: Primitive, context: PassContext) -> float:
         arms = [_span(f, context) for f in (p.fragment, p.otherwise) if f is not None]
         rounds = p.size or 1 if p.kind is _K.FOLD else 1
         return rounds * max(arms)
-    if not p.on_engine:
+    if p.kind not in ENGINE_KINDS:
         return TOOL_SECONDS if p.kind is _K.TOOL else 0.0
-    if not measured(p, context):
-        return NOMINAL_SECONDS
-    profile = context.profile(p.engine)
-    return profile.seconds(p.kind, _size(p)) if profile is not None else NOMINAL_SECONDS
+    return _on_engine(p, context) or NOMINAL_SECONDS
 
 
 def measured(p: Primitive, context: PassContext) -> bool:
     """Whether the engine's profile has a curve for `p`; true for what runs at the client."""
-    profile = context.profile(p.engine)
-    return not p.on_engine or (profile is not None and profile.seconds(p.kind, _size(p)) > 0.0)
+    return p.kind not in ENGINE_KINDS or _on_engine(p, context) > 0.0
+
+
+def _on_engine(p: Primitive, context: PassContext) -> float:
+    """Seconds by the engine's profile; 0 where nothing was measured."""
+    profile = context.profiles.get(p.engine)
+    return profile.seconds(p.kind, _size(p)) if profile is not None else 0.0
 
 
 def tokens(parts: Iterable[PromptPart]) -> int:

@@ -25,7 +25,7 @@ class PrefillingSplit:
     name: ClassVar[str] = "prefilling-split"
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
-        found = [p for p in graph if p.kind is _K.PREFILLING and len(p.prompt) > 1 and _caches(p, context)]
+        found = [p for p in graph if p.kind is _K.PREFILLING and _candidate(p, context)]
         if not found:
             return graph
         ready = ready_times(graph, context)
@@ -37,9 +37,12 @@ class PrefillingSplit:
         return edit.freeze()
 
 
-def _caches(p: Primitive, context: PassContext) -> bool:
+def _candidate(p: Primitive, context: PassContext) -> bool:
+    """Whether a split is possible at all: the engine keeps prefixes, and some value is not there from the start."""
     profile = context.profile(p.engine)
-    return profile is not None and profile.prefix_caching
+    if profile is None or not profile.prefix_caching or len(p.prompt) < 2:
+        return False
+    return any(not ref.external for _, ref in p.inputs)
 
 
 def _ends(p: Primitive, ready: dict[str, float], graph: Graph, context: PassContext) -> list[int]:
