@@ -168,7 +168,7 @@ class Graph:
         return format_graph(self)
 
     def __repr__(self) -> str:
-        return f"<Graph of {len(self)} primitives, output {self.output}>"
+        return f"<Graph of {len(self._by_id)} primitives, output {self.output}>"
 
     def mermaid(self) -> str:
         from teola_plugin.graph.text import format_mermaid

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pass_apps import Golden
 
 from teola_plugin.graph import Graph
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "passes"
-Golden = Callable[[str, Graph, Graph], None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

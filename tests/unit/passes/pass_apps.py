@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 from teola_plugin.graph import (
     Batching,
@@ -10,6 +12,7 @@ from teola_plugin.graph import (
     Curve,
     Effect,
     EngineProfile,
+    Graph,
     Primitive,
     PrimitiveKind,
     PromptPart,
@@ -21,6 +24,8 @@ from teola_plugin.graph import (
 from teola_plugin.passes import PassContext
 
 K = PrimitiveKind
+Golden = Callable[[str, Graph, Graph], None]
+"""The `golden` fixture."""
 LITERAL = PromptPart.literal("Answer the question below from the context given, briefly and in one sentence. " * 4)
 READS, WRITES = Effect("collection:docs"), Effect("collection:docs", writes=True)
 
@@ -80,10 +85,12 @@ def advanced_rag(*, splittable: bool = True, expected: int | None = 3) -> Workfl
         generation("refine2", Ref("top", (2,)), "refine1"),
     ]  # fmt: skip
     names = [c.name for c in components]
-    return WorkflowTemplate(tuple(components), Ref("refine2"), tuple(zip(names, names[1:], strict=False)), "advanced rag")
+    return WorkflowTemplate(tuple(components), Ref("refine2"), tuple(pairwise(names)), "advanced rag")
 
 
-def call(name: str, *reads: str, after: tuple[str, ...] = (), kind: PrimitiveKind = K.CALL, **more: object) -> Primitive:
+def call(
+    name: str, *reads: str, after: tuple[str, ...] = (), kind: PrimitiveKind = K.CALL, **more: object
+) -> Primitive:
     """A primitive that reads whole values."""
     inputs = tuple((f"in{i}", Ref(read)) for i, read in enumerate(reads))
     return Primitive(name, kind, inputs=inputs, after=after, call=name, **more)  # type: ignore[arg-type]

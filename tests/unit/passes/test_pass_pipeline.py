@@ -1,0 +1,176 @@
+"""The pipeline, the registry of passes, the cache of optimised graphs, the estimates."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from itertools import pairwise
+from typing import ClassVar
+
+import pytest
+from pass_apps import CONTEXT, ONE_DEVICE, PROFILES, Golden, K, advanced_rag, call
+
+from teola_plugin.errors import GraphError, PassError, RegistrationError
+from teola_plugin.graph import Graph, GraphEdit, Primitive, Ref, build_pgraph, named
+from teola_plugin.passes import (
+    GraphCache,
+    Pass,
+    PassContext,
+    PassPipeline,
+    PassReport,
+    PruneDependencies,
+    default_pipeline,
+    find_pass,
+    known_passes,
+    ready_times,
+    registry,
+    resolve_passes,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Restless:
+    name: ClassVar[str] = "restless"
+
+    def run(self, graph: Graph, context: PassContext) -> Graph:
+        edit = GraphEdit(graph)
+        edit.add(call(f"more{len(graph)}"))
+        return edit.freeze()
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    name: ClassVar[str] = "broken"
+
+    def run(self, graph: Graph, context: PassContext) -> Graph:
+        edit = GraphEdit(graph)
+        edit.add(call("x", "nowhere"))
+        return edit.freeze()
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    name: ClassVar[str] = "copying"
+
+    def run(self, graph: Graph, context: PassContext) -> Graph:
+        return Graph(graph, graph.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Textual:
+    name: ClassVar[str] = "textual"
+
+    def run(self, graph: Graph, context: PassContext) -> Graph:
+        return str(graph)  # type: ignore[return-value]
+
+
+SMALL = Graph([call("a")], Ref("a"))
+
+
+def test_all_four_passes_show_in_advanced_rag(golden: Golden) -> None:
+    before = build_pgraph(advanced_rag())
+    made = default_pipeline().run(before, CONTEXT)
+    assert made.fired == ("prune-dependencies", "stage-decomposition", "prefilling-split", "decoding-pipelining")
+    assert made.source is before
+    assert {K.PARTIAL_PREFILLING, K.FULL_PREFILLING, K.PARTIAL_DECODING, K.VERIFY} <= {p.kind for p in made.graph}
+    golden("pipeline/advanced_rag", before, made.graph)
+
+
+def test_the_result_is_a_fixed_point() -> None:
+    made = default_pipeline().run(build_pgraph(advanced_rag()), CONTEXT).graph
+    assert default_pipeline().run(made, CONTEXT).graph is made
+
+
+def test_reports_reach_the_observer() -> None:
+    seen: list[PassReport] = []
+    made = default_pipeline(seen.append).run(build_pgraph(advanced_rag()), CONTEXT)
+    assert tuple(seen) == made.reports
+    assert [r.fired for r in seen] == [True] * 4 + [False] * 4
+    assert all(a.after is b.before for a, b in pairwise(seen))
+
+
+def test_no_passes_no_change() -> None:
+    assert PassPipeline().run(SMALL, CONTEXT).graph is SMALL
+
+
+def test_an_equal_copy_is_no_change() -> None:
+    assert PassPipeline((Copying(),)).run(SMALL, CONTEXT).graph is SMALL
+
+
+def test_a_pass_that_fails_is_named() -> None:
+    with pytest.raises(PassError, match=r"'broken'.*nowhere") as caught:
+        PassPipeline((PruneDependencies(), Broken())).run(SMALL, CONTEXT)
+    assert caught.value.pass_name == "broken" and isinstance(caught.value.__cause__, GraphError)
+    with pytest.raises(PassError, match="'textual' returned str"):
+        PassPipeline((Textual(),)).run(SMALL, CONTEXT)
+
+
+def test_passes_that_never_agree() -> None:
+    with pytest.raises(PassError, match=r"did not settle in 3 rounds.*'restless'"):
+        PassPipeline((PruneDependencies(), Restless()), max_rounds=3).run(SMALL, CONTEXT)
+
+
+def test_names() -> None:
+    assert find_pass("prune-dependencies") == PruneDependencies()
+    assert resolve_passes([Restless(), "prefilling-split"])[1].name == "prefilling-split"
+    assert {"stage-decomposition", "decoding-pipelining"} <= set(known_passes())
+    with pytest.raises(RegistrationError, match="did you mean 'prune-dependencies'"):
+        find_pass("prune-dependency")
+    with pytest.raises(RegistrationError, match="speculate 'maybe'"):
+        PassContext(speculate="maybe")
+    assert isinstance(Restless(), Pass)
+
+
+def test_passes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {name: EntryPoint(name, f"{__name__}:{value}", registry.GROUP) for name, value in
+            {"restless": "Restless", "small": "SMALL", "gone": "Gone"}.items()}  # fmt: skip
+    monkeypatch.setattr(registry, "_offered", lambda: here)
+    assert find_pass("restless").name == "restless" and "restless" in known_passes()
+    with pytest.raises(RegistrationError, match=r"'gone'.*AttributeError"):
+        find_pass("gone")
+    with pytest.raises(RegistrationError, match="'small'"):
+        find_pass("small")
+
+
+def test_cache_hits_and_misses() -> None:
+    cache, template = GraphCache(default_pipeline()), advanced_rag()
+    first = cache.optimised(template, {"index": 300}, CONTEXT)
+    assert cache.optimised(template, {"index": 300}, CONTEXT) is first
+    assert cache.optimised(template, {"index": 300}, PassContext(dict(PROFILES))) is first, "equal profiles"
+    others = [
+        cache.optimised(template, {"index": 600}, CONTEXT),
+        cache.optimised(advanced_rag(), {"index": 300}, CONTEXT),
+        cache.optimised(template, {"index": 300}, ONE_DEVICE),
+        cache.optimised(template, {"index": 300}, replace(CONTEXT, speculate="off")),
+    ]
+    assert first not in others and (cache.hits, cache.misses) == (2, 5)
+    assert len([p for p in first.graph if p.kind is K.INGESTION]) == 3
+
+
+def test_cache_forgets_the_least_recently_used() -> None:
+    cache, template = GraphCache(default_pipeline(), capacity=2), advanced_rag()
+    one, two = (cache.optimised(template, {"index": n}, CONTEXT) for n in (1, 2))
+    assert cache.optimised(template, {"index": 1}, CONTEXT) is one
+    cache.optimised(template, {"index": 3}, CONTEXT)
+    assert len(cache) == 2
+    assert cache.optimised(template, {"index": 1}, CONTEXT) is one
+    assert cache.optimised(template, {"index": 2}, CONTEXT) is not two
+
+
+def test_cache_from_many_threads_gives_one_graph() -> None:
+    cache, template = GraphCache(default_pipeline()), advanced_rag()
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda _: cache.optimised(template, None, CONTEXT), range(64)))
+    assert all(one is made[0] for one in made) and cache.hits + cache.misses == 64
+
+
+def test_estimates() -> None:
+    embed = Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input")), size=15)
+    search = Primitive("s", K.SEARCHING, "store", named(vectors=Ref("e")), size=1)
+    graph = Graph([embed, search, call("c", "s"), Primitive("u", K.EMBEDDING, "unknown")], Ref("c"))
+    times = ready_times(graph, CONTEXT)
+    assert times == pytest.approx({"e": 0.02, "s": 0.025, "c": 0.025, "u": 0.01})
+    rag = build_pgraph(advanced_rag())
+    times = ready_times(rag, CONTEXT)
+    assert all(times[p.id] >= times[parent] for p in rag for parent in rag.parents(p.id))

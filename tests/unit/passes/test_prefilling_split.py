@@ -1,0 +1,111 @@
+"""Pass 3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pass_apps import CONTEXT, LITERAL, ONE_DEVICE, PROFILES, QUESTION, UNMEASURED, Golden, K, advanced_rag, call
+
+from teola_plugin.graph import Graph, Primitive, PromptPart, Ref, build_pgraph, named
+from teola_plugin.passes import PassContext, PrefillingSplit, PruneDependencies
+
+SPLIT = PrefillingSplit()
+SHORT = PromptPart.literal("Answer: ")
+V = PromptPart.var
+EMBED = Primitive("embed", K.EMBEDDING, "embedder", named(texts=QUESTION), size=1)
+SEARCH = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("embed")), size=1)
+
+
+def graph_of(*prompt: PromptPart, **reads: Ref) -> Graph:
+    p = Primitive("p", K.PREFILLING, "llm", named(**reads), call="p", prompt=prompt, options=(("tenant", "t"),))
+    return Graph([EMBED, SEARCH, p, Primitive("d", K.DECODING, "llm", named(prefilling=Ref("p")))], Ref("d"))
+
+
+def partials(graph: Graph) -> list[int]:
+    """Number of prompt parts of each partial prefilling."""
+    return [len(p.prompt) for p in graph if p.kind is K.PARTIAL_PREFILLING]
+
+
+def test_advanced_rag(golden: Golden) -> None:
+    before = PruneDependencies().run(build_pgraph(advanced_rag()), CONTEXT)
+    golden("prefilling_split/advanced_rag", before, SPLIT.run(before, CONTEXT))
+
+
+@pytest.mark.parametrize("context", [CONTEXT, UNMEASURED], ids=["measured", "unmeasured"])
+def test_what_is_ready_goes_ahead(context: PassContext) -> None:
+    after = SPLIT.run(graph_of(LITERAL, V("question"), V("context"), question=QUESTION, context=Ref("search")), context)
+    partial, full = after["p.partial#0"], after["p"]
+    assert partial.prompt == (LITERAL, V("question")) and partial.inputs == named(question=QUESTION)
+    assert (partial.engine, partial.call, partial.options) == ("llm", "p", (("tenant", "t"),))
+    assert partial.after == () and full.after == (partial.id,)
+    assert full.kind is K.FULL_PREFILLING and len(full.prompt) == 3 and len(full.inputs) == 2
+
+
+def test_a_literal_in_front_is_ready_at_once() -> None:
+    after = SPLIT.run(graph_of(LITERAL, V("context"), V("question"), question=QUESTION, context=Ref("search")), CONTEXT)
+    assert partials(after) == [1], "the question stands behind the context"
+
+
+def test_as_many_partials_as_there_are_times() -> None:
+    prompt = (LITERAL, V("vector"), LITERAL, V("hits", 99), V("question"))
+    after = SPLIT.run(graph_of(*prompt, vector=Ref("embed"), hits=Ref("search"), question=QUESTION), CONTEXT)
+    assert partials(after) == [1, 3]
+    assert after["p.partial#1"].after == ("p.partial#0",)
+    assert after["p"].after == ("p.partial#1",)
+
+
+def test_a_short_run_joins_the_next() -> None:
+    prompt = (SHORT, V("vector", 60), V("hits", 99))
+    after = SPLIT.run(graph_of(*prompt, vector=Ref("embed"), hits=Ref("search")), CONTEXT)
+    assert partials(after) == [2]
+
+
+def test_the_rest_may_be_on_the_same_engine() -> None:
+    """A refine call: the engine prefills beside the decoding of the previous answer."""
+    first = graph_of(LITERAL, V("question"), question=QUESTION)
+    refine = Primitive(
+        "r",
+        K.PREFILLING,
+        "llm",
+        named(answer=Ref("d"), question=QUESTION),
+        prompt=(LITERAL, V("question"), V("answer")),
+    )
+    after = SPLIT.run(Graph([*first, refine], Ref("r")), ONE_DEVICE)
+    assert partials(after) == [2]
+
+
+def test_must_not_fire() -> None:
+    good = (LITERAL, V("question"), V("context"))
+    graph = graph_of(*good, question=QUESTION, context=Ref("search"))
+    without = PassContext({**PROFILES, "llm": replace(PROFILES["llm"], prefix_caching=False)})
+    assert SPLIT.run(graph, without) is graph, "no prefix caching"
+    assert SPLIT.run(graph, PassContext()) is graph, "nothing is known of the engine"
+    assert SPLIT.run(graph, ONE_DEVICE) is graph, "everything the rest waits for keeps the LLM's device busy"
+    short = graph_of(SHORT, V("question"), V("context"), question=QUESTION, context=Ref("search"))
+    assert SPLIT.run(short, CONTEXT) is short, "too few tokens, as far as anybody knows"
+    ready = graph_of(LITERAL, V("question"), question=QUESTION)
+    assert SPLIT.run(ready, CONTEXT) is ready, "the whole prompt is ready at once"
+    last = graph_of(V("context"), LITERAL, context=Ref("search"))
+    assert SPLIT.run(last, CONTEXT) is last, "the latest part comes first"
+
+
+def test_client_code_alone_is_no_gap() -> None:
+    p = Primitive("p", K.PREFILLING, "llm", named(x=Ref("f")), prompt=(LITERAL, V("x")))
+    graph = Graph([call("f", "$input"), p], Ref("p"))
+    assert SPLIT.run(graph, CONTEXT) is graph
+
+
+def test_without_measurements_the_run_must_not_wait_for_anything_of_its_own() -> None:
+    other = Primitive("other", K.EMBEDDING, "embedder", named(texts=QUESTION), size=1)
+    p = Primitive("p", K.PREFILLING, "llm", named(a=Ref("other"), hits=Ref("search")), prompt=(V("a", 99), V("hits")))
+    graph = Graph([EMBED, SEARCH, other, p], Ref("p"))
+    assert SPLIT.run(graph, UNMEASURED) is graph
+    assert partials(SPLIT.run(graph, CONTEXT)) == [1], "measured, one is known to be ready before the other"
+
+
+def test_done_once() -> None:
+    graph = graph_of(LITERAL, V("question"), V("context"), question=QUESTION, context=Ref("search"))
+    once = SPLIT.run(graph, CONTEXT)
+    assert once is not graph
+    assert SPLIT.run(once, CONTEXT) is once
