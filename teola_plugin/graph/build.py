@@ -72,7 +72,8 @@ def _need(component: Component, name: str) -> Ref:
         if key == name:
             return ref
     raise GraphError(
-        f"component {component.name!r} ({component.role.value}) has no input {name!r}.", hint=f"give it inputs {name}=..."
+        f"component {component.name!r} ({component.role.value}) has no input {name!r}.",
+        hint=f"give it inputs {name}=...",
     )
 
 

@@ -52,9 +52,7 @@ class GraphEdit:
                 return Ref(new.producer, new.path + ref.path[len(old.path) :]) if within else ref
 
             self.replace(
-                p.with_(
-                    inputs=tuple((k, moved(r)) for k, r in p.inputs), early=tuple(moved(r) for r in p.early)
-                )
+                p.with_(inputs=tuple((k, moved(r)) for k, r in p.inputs), early=tuple(moved(r) for r in p.early))
             )
         if only is None and self._output.producer == old.producer and self._output.path[: len(old.path)] == old.path:
             self._output = Ref(new.producer, new.path + self._output.path[len(old.path) :])

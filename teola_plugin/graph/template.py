@@ -85,7 +85,9 @@ class WorkflowTemplate:
         for pair in self.order:
             for name in pair:
                 if name not in self._names:
-                    raise GraphError(f"the order names {name!r}, which is no component.", hint=f"use one of {sorted(names)}")
+                    raise GraphError(
+                        f"the order names {name!r}, which is no component.", hint=f"use one of {sorted(names)}"
+                    )
         for c in self.components:
             for key, ref in c.inputs:
                 self._check(ref, f"input {key!r} of {c.name!r}")
@@ -93,7 +95,9 @@ class WorkflowTemplate:
 
     def _check(self, ref: Ref, what: str) -> None:
         if not ref.external and ref.producer not in self._names:
-            raise GraphError(f"{what} reads {ref}, which no component produces.", hint=f"use one of {sorted(self._names)}")
+            raise GraphError(
+                f"{what} reads {ref}, which no component produces.", hint=f"use one of {sorted(self._names)}"
+            )
 
     def __rshift__(self, other: Component | WorkflowTemplate) -> WorkflowTemplate:
         """All of this before all of `other`; the output is `other`'s."""

@@ -1,4 +1,4 @@
-"""Lower tier: one engine's queue, shared by all queries and apps (paper, section 5.2). Pure: events in, instructions out."""
+"""Lower tier: one engine's queue, shared by all queries and apps (paper, section 5.2). Pure: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -137,7 +137,9 @@ class EngineScheduler:
                 return self._admit(picked, instance)
         return None
 
-    def _may_run(self, queued: QueuedPrimitive, instance: str, free: dict[str, int], outstanding: dict[str, int]) -> bool:
+    def _may_run(
+        self, queued: QueuedPrimitive, instance: str, free: dict[str, int], outstanding: dict[str, int]
+    ) -> bool:
         if not queued.session:
             return True
         return self.placement.choose(free, outstanding, queued.session) == instance

@@ -75,7 +75,7 @@ class Unused(PrimitiveEvent):
 
 @dataclass(frozen=True, slots=True)
 class PrimitiveFailed(PrimitiveEvent):
-    retryable: bool = False
+    """It failed for good: what can be retried was retried request by request before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,4 +289,3 @@ class Reject(Instruction):
 Instructions = list[Instruction]
 GraphEvent = QueryEvent | Tick
 EngineEvent = Enqueue | RequestEnded | PrefillEnded | CancelRequests | DepthChanged | InstanceUp | InstanceDown | Tick
-

@@ -3,7 +3,7 @@
 State of a primitive::
 
     waiting -> ready -> running -> done
-       |         |         |-----> failed      (after its retries)
+       |         |         |-----> failed      (its requests were retried by the engine's port before)
        |---------|---------|-----> dropped     (cancelled, unused, or cut off by a failure)
     waiting -> expanding -> done               (holders of fragments)
 """
@@ -46,8 +46,7 @@ _K = PrimitiveKind
 class GraphScheduler:
     """In-degrees of every live e-graph. Dispatches primitives, never loose requests."""
 
-    def __init__(self, *, max_attempts: int = 3, max_rounds: int = 64) -> None:
-        self.max_attempts = max_attempts
+    def __init__(self, *, max_rounds: int = 64) -> None:
         self.max_rounds = max_rounds
         self.queries: dict[str, LiveQuery] = {}
         self._out: Instructions = []
@@ -132,7 +131,6 @@ class GraphScheduler:
             for member in group:
                 if member.status is Status.WAITING:
                     member.status = Status.READY
-            live.attempts += 1
             self._out.append(Dispatch(query.id, p, live.depth, tuple(m.primitive for m in group)))
         elif p.kind in IMPURE_KINDS:
             self._out.append(Await(query.id, p))
@@ -208,10 +206,6 @@ class GraphScheduler:
         live = query.get(event.primitive)
         if live is None or live.status.ended:
             return
-        leader = self._leader(query, live)
-        if event.retryable and leader.primitive.pure and leader.attempts < self.max_attempts:
-            self._retry(query, leader)
-            return
         live.status = Status.FAILED
         for member in query.group(live.id) if live.primitive.leads_group else []:
             if member.status.active:
@@ -221,19 +215,6 @@ class GraphScheduler:
         output = query.get(query.output.producer)
         if not query.ahead and (output is None or output.status in (Status.DROPPED, Status.FAILED)):
             self._end(query, "failed", event.primitive)
-
-    def _leader(self, query: LiveQuery, live: LivePrimitive) -> LivePrimitive:
-        """A decoding is retried with the prefilling that leads its group."""
-        while live.primitive.decodes:
-            live = next(query[r.producer] for r in live.primitive.refs if r.producer in query)
-        return live
-
-    def _retry(self, query: LiveQuery, leader: LivePrimitive) -> None:
-        for member in query.group(leader.id):
-            if member.status.active:
-                member.status = Status.WAITING
-        leader.status = Status.WAITING
-        self._start(query, leader)
 
     # ------------------------------------------------------------ fragments
 
@@ -322,8 +303,14 @@ class GraphScheduler:
         self._collect_if_done(query, live)
 
     def _instance(
-        self, query: LiveQuery, live: LivePrimitive, body: Fragment | None, name: str, bind: dict[str, Ref],
-        *, tentative: bool = False,
+        self,
+        query: LiveQuery,
+        live: LivePrimitive,
+        body: Fragment | None,
+        name: str,
+        bind: dict[str, Ref],
+        *,
+        tentative: bool = False,
     ) -> Ref:
         assert body is not None, f"{live.id} holds no fragment"
         outer = {ref: Ref(ref) for ref in body.externals if ref not in bind}
@@ -349,7 +336,9 @@ class GraphScheduler:
         live.waits = {r.producer for r in outputs if (made := query.get(r.producer)) and not made.status.ended}
         query.hold(live.id, outputs)
         self._begin_spliced(query)
-        lost = [r for r in outputs if (made := query.get(r.producer)) and made.status in (Status.DROPPED, Status.FAILED)]
+        lost = [
+            r for r in outputs if (made := query.get(r.producer)) and made.status in (Status.DROPPED, Status.FAILED)
+        ]
         if lost:
             self._drop(query, live)
         else:

@@ -39,7 +39,6 @@ class LivePrimitive:
     """Producers and predecessors that have not ended."""
     status: Status = Status.WAITING
     depth: int = 0
-    attempts: int = 0
     outputs: list[Ref] = field(default_factory=list)
     """Holders: outputs of the instances, in item order."""
     grown: list[Ref] = field(default_factory=list)

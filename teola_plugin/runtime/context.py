@@ -1,0 +1,11 @@
+"""The query that the running code belongs to, so that pool-backed objects called anywhere below join it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from teola_plugin.runtime.query_run import QueryRun
+
+current_run: ContextVar[QueryRun | None] = ContextVar("teola_current_run", default=None)

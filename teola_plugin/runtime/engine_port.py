@@ -1,0 +1,269 @@
+"""One engine at this runtime: its scheduler, its instances, its running batches. Lives on the pool's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from teola_plugin.engines.base import Done, Engine, Failed, Piece, Result
+from teola_plugin.engines.payloads import IngestRow
+from teola_plugin.errors import EngineError, EngineOverloaded, EngineUnavailable, RequestTooLarge
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.scheduling import BatchPolicy, EngineScheduler
+from teola_plugin.scheduling.events import (
+    CancelRequests,
+    CancelRunning,
+    DepthChanged,
+    Dropped,
+    EngineEvent,
+    Enqueue,
+    InstanceDown,
+    InstanceUp,
+    PrefillEnded,
+    QueuedRequest,
+    Reject,
+    RequestEnded,
+    RunBatch,
+)
+
+log = logging.getLogger("teola_plugin")
+
+
+@dataclass(frozen=True, slots=True)
+class PortListener:
+    """Whom a port tells what happened to requests. Called on the pool's loop."""
+
+    started: Callable[[RequestEntry, str, int], None]
+    """(entry, instance, batch)"""
+    piece: Callable[[RequestEntry, Piece], None]
+    ended: Callable[[RequestEntry, Any, BaseException | None], None]
+    """(entry, value, error)"""
+
+
+class EnginePort:
+    """Carries out an `EngineScheduler`'s instructions. A request that failed retryably runs again, up to a limit."""
+
+    def __init__(
+        self,
+        name: str,
+        instances: Mapping[str, Engine],
+        listener: PortListener,
+        *,
+        policy: BatchPolicy | None = None,
+        max_attempts: int = 3,
+        max_queued: int = 100_000,
+    ) -> None:
+        self.name = name
+        self.instances = dict(instances)
+        self.writes: dict[str, int] = {}
+        """Ingestions and deletions by collection, so that a search made before one of them is not used after it."""
+        self._listener = listener
+        self._max_attempts = max_attempts
+        self._max_queued = max_queued
+        self._entries: dict[str, RequestEntry] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._restarting: set[str] = set()
+        self._given_up = ""
+        first = next(iter(self.instances.values()))
+        self.scheduler = EngineScheduler(first.profile, tuple(self.instances), policy)
+
+    @property
+    def engine(self) -> Engine:
+        return next(iter(self.instances.values()))
+
+    def enqueue(self, entries: Sequence[RequestEntry], event: Enqueue) -> None:
+        """Queue the requests of one primitive; `event.requests` is filled in here."""
+        refused = self._refusal(len(entries))
+        if refused is not None:
+            for entry in entries:
+                self._listener.ended(entry, None, refused)
+            return
+        for entry in entries:
+            self._entries[entry.request.id] = entry
+        sizes = tuple(QueuedRequest(e.request.id, self.engine.size(e.request)) for e in entries)
+        self._handle(replace(event, requests=sizes))
+
+    def _refusal(self, more: int) -> EngineError | None:
+        if self._given_up:
+            return EngineUnavailable(
+                f"engine {self.name!r} is down and could not be restarted: {self._given_up}",
+                engine=self.name,
+                hint="look at the cause, then start a new pool",
+            )
+        if len(self._entries) + more > self._max_queued:
+            return EngineOverloaded(
+                f"engine {self.name!r} has {len(self._entries)} requests queued, its limit is {self._max_queued}.",
+                engine=self.name,
+                retryable=True,
+                hint="send fewer queries at once, or add instances",
+            )
+        return None
+
+    def cancel(self, entries: Sequence[RequestEntry]) -> None:
+        for entry in entries:
+            entry.cancelled = True
+        self._handle(CancelRequests(self._now(), tuple(e.request.id for e in entries)))
+
+    def depths(self, event: DepthChanged) -> None:
+        self._handle(event)
+
+    async def close(self) -> None:
+        """Stop what runs. Requests that are left fail as unavailable."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._given_up = "the pool was closed."
+        for entry in list(self._entries.values()):
+            self._end(entry, None, self._refusal(0))
+
+    # ------------------------------------------------------------ instructions
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _handle(self, event: EngineEvent) -> None:
+        for instruction in self.scheduler.handle(event):
+            if isinstance(instruction, RunBatch):
+                self._spawn(self._run(instruction))
+            elif isinstance(instruction, CancelRunning):
+                for request in instruction.requests:
+                    self._spawn(self.instances[instruction.instance].cancel(request))
+            elif isinstance(instruction, Dropped):
+                for request in instruction.requests:
+                    if entry := self._entries.get(request):
+                        self._end(entry, None, self._cancelled(), scheduled=False)
+            elif isinstance(instruction, Reject):
+                self._reject(instruction)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _cancelled(self) -> EngineError:
+        return EngineError(f"the request was cancelled at engine {self.name!r}.", engine=self.name)
+
+    def _reject(self, reject: Reject) -> None:
+        entry = self._entries[reject.request]
+        error = RequestTooLarge(
+            f"a {entry.request.kind.value} request of {entry.primitive!r} takes {reject.size} slots of engine "
+            f"{self.name!r}, which can take {reject.limit} at most.",
+            engine=self.name,
+            hint="shorten the prompt, or give the engine a larger limit (for vLLM: engine_args max_model_len)",
+        )
+        self._end(entry, None, error, scheduled=False)
+
+    async def _run(self, batch: RunBatch) -> None:
+        engine = self.instances[batch.instance]
+        entries = {r: self._entries[r] for r in batch.requests if r in self._entries}
+        requests = []
+        for number, name in zip(batch.priorities, batch.requests, strict=True):
+            if name in entries:
+                entries[name].request = replace(entries[name].request, priority=number)
+                requests.append(entries[name].request)
+                self._listener.started(entries[name], batch.instance, batch.batch)
+        broken: BaseException | None = None
+        try:
+            async for result in engine.execute(requests):
+                self._on_result(entries, result, batch.instance)
+        except asyncio.CancelledError:
+            broken = self._cancelled()
+            raise
+        except Exception as error:
+            log.warning("engine %s instance %s broke in a batch: %r", self.name, batch.instance, error)
+            broken = error
+        finally:
+            for entry in list(entries.values()):
+                self._fail(entry, broken or self._silent(entry), batch.instance)
+
+    def _silent(self, entry: RequestEntry) -> EngineError:
+        return EngineError(
+            f"engine {self.name!r} ended a batch without a result for {entry.request.id}.",
+            engine=self.name,
+            hint="run the engine through engines.conformance.EngineConformance",
+        )
+
+    def _on_result(self, entries: dict[str, RequestEntry], result: Result, instance: str) -> None:
+        entry = entries.get(result.request_id)
+        if entry is None:
+            return
+        if isinstance(result, Piece):
+            self._on_piece(entry, result)
+        elif isinstance(result, Done):
+            del entries[entry.request.id]
+            self._end(entry, result.value, None)
+        elif isinstance(result, Failed):
+            del entries[entry.request.id]
+            self._fail(entry, result.error, instance)
+
+    def _on_piece(self, entry: RequestEntry, piece: Piece) -> None:
+        if not entry.prefilled:
+            entry.prefilled = True
+            self._handle(PrefillEnded(self._now(), entry.request.id))
+        if entry.repeated:  # a retry says again what was passed on before
+            known = min(entry.repeated, len(piece.text))
+            entry.repeated -= known
+            piece = replace(piece, text=piece.text[known:])
+        if piece.text:
+            entry.text += piece.text
+        self._listener.piece(entry, piece)
+
+    # ------------------------------------------------------------ ends and retries
+
+    def _end(self, entry: RequestEntry, value: Any, error: BaseException | None, *, scheduled: bool = True) -> None:
+        self._entries.pop(entry.request.id, None)
+        if isinstance(entry.request.payload, IngestRow):
+            collection = entry.request.payload.collection
+            self.writes[collection] = self.writes.get(collection, 0) + 1
+        self._listener.ended(entry, value, error)
+        if scheduled:
+            self._handle(RequestEnded(self._now(), entry.request.id))
+
+    def _fail(self, entry: RequestEntry, error: BaseException, instance: str) -> None:
+        if isinstance(error, EngineUnavailable):
+            self._revive(instance)
+        retryable = isinstance(error, EngineError) and error.retryable and entry.repeatable
+        if not retryable or entry.attempts + 1 >= self._max_attempts or self._given_up:
+            self._end(entry, None, error)
+            return
+        entry.attempts += 1
+        entry.prefilled, entry.repeated = False, len(entry.text)
+        log.warning(
+            "request %s of %s failed (%s); attempt %d", entry.request.id, entry.primitive, error, entry.attempts + 1
+        )
+        self._handle(RequestEnded(self._now(), entry.request.id))
+        size = QueuedRequest(entry.request.id, self.engine.size(entry.request))
+        kind: PrimitiveKind = entry.request.kind
+        self._handle(Enqueue(self._now(), entry.request.query, entry.primitive, kind, (size,)))
+
+    def _revive(self, instance: str) -> None:
+        """A dead instance takes no more work until it has been started again."""
+        if instance in self._restarting or self._given_up:
+            return
+        self._restarting.add(instance)
+        self._handle(InstanceDown(self._now(), instance))
+        self._spawn(self._restart(instance))
+
+    async def _restart(self, instance: str) -> None:
+        engine = self.instances[instance]
+        restart = getattr(engine, "restart", None)
+        cause: BaseException | None = None
+        for attempt in range(3 if restart is not None else 0):
+            try:
+                await restart()  # type: ignore[misc]
+            except Exception as error:
+                cause = error
+                await asyncio.sleep(0.2 * 2**attempt)
+            else:
+                self._restarting.discard(instance)
+                self._handle(InstanceUp(self._now(), instance))
+                return
+        if len(self._restarting) == len(self.instances):
+            self._given_up = f"{cause or 'it cannot be restarted'}."
+            for entry in list(self._entries.values()):
+                self._end(entry, None, self._refusal(0))

@@ -1,0 +1,505 @@
+"""Carries out the graph scheduler's instructions: the middle of the local runtime. Lives on the pool's loop.
+
+Instructions come from one `GraphScheduler`; engine work goes to `EnginePort`s; outcomes come back as events. No policy
+is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from teola_plugin.engines.base import Piece, Request
+from teola_plugin.engines.items import ItemStream
+from teola_plugin.engines.payloads import Generation, SearchVector, Warmed
+from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTimeout
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
+from teola_plugin.observe.recorder import TraceRecorder
+from teola_plugin.runtime import requests
+from teola_plugin.runtime.engine_port import EnginePort
+from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
+from teola_plugin.runtime.request_table import RequestEntry, request_id
+from teola_plugin.scheduling import GraphScheduler
+from teola_plugin.scheduling.events import (
+    Admit,
+    Await,
+    Cancel,
+    Collect,
+    DepthChanged,
+    Dispatch,
+    End,
+    Enqueue,
+    Expand,
+    Expanded,
+    Finished,
+    GraphEvent,
+    Instruction,
+    ItemClosed,
+    PrimitiveFailed,
+    Release,
+    Reprioritise,
+    RunCall,
+    Started,
+    Tick,
+    Unused,
+    WakeAt,
+)
+
+_K = PrimitiveKind
+
+
+class GraphDriver:
+    """All live queries of one runtime."""
+
+    def __init__(self, recorder: TraceRecorder, *, threads: bool) -> None:
+        self.scheduler = GraphScheduler()
+        self.ports: Mapping[str, EnginePort] = {}
+        self.runs: dict[str, QueryRun] = {}
+        self.recorder = recorder
+        self._threads = threads
+        self._events: deque[GraphEvent] = deque()
+        self._pumping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
+            Dispatch: self._dispatch,
+            RunCall: self._run_call,
+            Await: self._await,
+            Expand: self._expand,
+            Collect: self._collect,
+            Release: self._release,
+            Cancel: self._cancel,
+            Reprioritise: self._reprioritise,
+            End: self._end,
+        }
+
+    @staticmethod
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def admit(self, run: QueryRun, graph: Graph) -> None:
+        self.runs[run.id] = run
+        query = run.query
+        self.recorder.begin(run.id, query.app, self.now())
+        self.post(Admit(self.now(), run.id, graph, query.deadline, run.ahead))
+
+    def post(self, event: GraphEvent) -> None:
+        """Handle `event` and everything that follows from it at once."""
+        self._events.append(event)
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._events:
+                for instruction in self.scheduler.handle(self._events.popleft()):
+                    self._carry_out(instruction)
+        finally:
+            self._pumping = False
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        if isinstance(instruction, WakeAt):
+            asyncio.get_running_loop().call_at(instruction.at, lambda: self.post(Tick(self.now())))
+            return
+        run = self.runs.get(getattr(instruction, "query", ""))
+        if run is not None:
+            self._perform[type(instruction)](run, instruction)
+
+    # ------------------------------------------------------------ engine primitives
+
+    def _dispatch(self, run: QueryRun, order: Dispatch) -> None:
+        p = order.primitive
+        try:
+            made = requests.payloads(p, self._inputs(run, p), run.calls)
+        except Exception as error:  # early work on values of an unexpected kind: the plain object will tell
+            self._fail(run, p.id, error)
+            return
+        port = self.ports[p.engine]
+        live = LivePrimitiveRun(p, [], order.depth, order.group)
+        run.primitives[p.id] = live
+        fresh = []
+        for payload in made:
+            entry = self.claim(run, port, payload, plain=False)
+            if entry is None:
+                entry = self.new_entry(run, p.id, p.kind, port, payload)
+                fresh.append(entry)
+            entry.by_graph = True
+            live.entries.append(entry)
+            run.waiters.setdefault(entry.request.id, []).append(p.id)
+        live.left = sum(not e.ended for e in live.entries)
+        self._record_queued(run, p, order.depth, len(made))
+        self._prepare_items(live)
+        if fresh:
+            port.enqueue(fresh, self._ticket(run, p, order.depth))
+        self._catch_up(run, live, fresh)
+
+    def _catch_up(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[RequestEntry]) -> None:
+        """Requests that the plain object had started before may be under way or done already."""
+        for entry in live.entries:
+            if entry not in fresh and not entry.ended:
+                for piece in list(entry.pieces):
+                    self._piece_of(run, live, piece)
+        if len(fresh) < len(live.entries) and not live.began:
+            live.began = True
+            self.recorder.started(run.id, live.primitive.id, self.now())
+            self.post(Started(self.now(), run.id, live.primitive.id))
+        if live.left == 0:
+            self._entries_ended(run, live)
+
+    def _ticket(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
+        session = f"{run.id}/{p.call}" if p.prompt else ""
+        query = run.query
+        return Enqueue(self.now(), run.id, p.id, p.kind, (), depth, query.app, query.weight, session)
+
+    def new_entry(self, run: QueryRun, name: str, kind: PrimitiveKind, port: EnginePort, payload: Any) -> RequestEntry:
+        request = Request(
+            request_id(run.id),
+            kind,
+            payload,
+            query=run.id,
+            tenant=run.query.tenant,
+            stream=True,
+            background=kind is _K.PARTIAL_PREFILLING,
+        )
+        entry = RequestEntry(request, port.name, requests.content_key(port.name, payload), name)
+        entry.version = _version(port, payload)
+        run.table.add(entry)
+        return entry
+
+    def claim(self, run: QueryRun, port: EnginePort, payload: Any, *, plain: bool) -> RequestEntry | None:
+        key = requests.content_key(port.name, payload)
+        return run.table.find(key, plain=plain, version=_version(port, payload))
+
+    def _prepare_items(self, live: LivePrimitiveRun) -> None:
+        for member in live.group:
+            if member.kind is _K.PARTIAL_DECODING or member.option("stream_items"):
+                live.items = ItemStream(member.option("items", "json"))
+                return
+
+    def _record_queued(self, run: QueryRun, p: Primitive, depth: int, size: int) -> None:
+        self.recorder.queued(
+            run.id,
+            p.id,
+            self.now(),
+            kind=p.kind.name,
+            engine=p.engine,
+            scope=p.scope,
+            depth=depth,
+            size=size,
+            tentative=p.tentative,
+            parents=Graph.edges_into(p),
+        )
+
+    # ------------------------------------------------------------ what ports report
+
+    def request_started(self, entry: RequestEntry, instance: str, batch: int) -> None:
+        run = self.runs.get(entry.request.query)
+        if run is None:
+            return
+        self.recorder.started(run.id, entry.primitive, self.now(), instance=instance, batch=batch)
+        for name in run.waiters.get(entry.request.id, ()):
+            live = run.primitives[name]
+            if not live.began:
+                live.began = True
+                self.post(Started(self.now(), run.id, name))
+
+    def request_piece(self, entry: RequestEntry, piece: Piece) -> None:
+        entry.add_piece(piece)
+        run = self.runs.get(entry.request.query)
+        if run is None:
+            return
+        self.recorder.first(run.id, entry.primitive, self.now())
+        for name in run.waiters.get(entry.request.id, ()):
+            self._piece_of(run, run.primitives[name], piece)
+
+    def _piece_of(self, run: QueryRun, live: LivePrimitiveRun, piece: Piece) -> None:
+        p = live.primitive
+        if p.id not in run.store:
+            self._end_prefilling(run, live)
+        if live.items is not None:
+            for item in live.items.feed(piece.text):
+                self._close_item(run, live, item)
+
+    def _end_prefilling(self, run: QueryRun, live: LivePrimitiveRun) -> None:
+        """The first piece is there: prefilling is over, decoding begins."""
+        p = live.primitive
+        run.store.put(p.id, True)
+        self.recorder.first(run.id, p.id, self.now())
+        if live.group:
+            self.recorder.done(run.id, p.id, self.now())
+            self._begin_decoding(run, live, 0)
+        self.post(Finished(self.now(), run.id, p.id))
+
+    def _begin_decoding(self, run: QueryRun, live: LivePrimitiveRun, index: int) -> None:
+        if index < len(live.group):
+            member = live.group[index]
+            self._record_queued(run, member, live.depth, 1)
+            self.recorder.started(run.id, member.id, self.now())
+
+    def _close_item(self, run: QueryRun, live: LivePrimitiveRun, item: Any) -> None:
+        index, live.closed_items = live.closed_items, live.closed_items + 1
+        part = next((m for m in live.group if m.item == index), None)
+        if part is not None:
+            run.store.put(part.id, item)
+            self.recorder.done(run.id, part.id, self.now())
+            self._begin_decoding(run, live, index + 1)
+            self.post(Finished(self.now(), run.id, part.id))
+            return
+        for member in live.group:
+            if member.option("stream_items"):
+                name = f"{member.id}#{index}"
+                run.store.put(name, item)
+                self.post(ItemClosed(self.now(), run.id, member.id, index, name))
+
+    def request_ended(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
+        run = self.runs.get(entry.request.query)
+        named = error if error is None else _named(error, entry)
+        entry.resolve(value, named)
+        if run is None:
+            return
+        for name in run.waiters.pop(entry.request.id, ()):
+            live = run.primitives[name]
+            if named is not None:
+                self._fail(run, name, named)
+                continue
+            live.left -= 1
+            if live.left == 0:
+                self._entries_ended(run, live)
+        if entry.primitive not in run.primitives:
+            self._record_ended(run, entry.primitive, [entry])
+
+    def _entries_ended(self, run: QueryRun, live: LivePrimitiveRun) -> None:
+        p = live.primitive
+        failed = next((e for e in live.entries if e.failed), None)
+        if failed is not None:
+            self._fail(run, p.id, failed.future.exception() or QueryCancelled("cancelled"))
+            return
+        value = requests.value(p, [e.future.result() for e in live.entries])
+        self._record_ended(run, p.id, live.entries)
+        if not p.leads_group:
+            run.store.put(p.id, value)
+            self.post(Finished(self.now(), run.id, p.id))
+            return
+        if p.id not in run.store:
+            self._end_prefilling(run, live)
+        for item in live.items.finish() if live.items is not None else ():
+            self._close_item(run, live, item)
+        self._end_group(run, live, value)
+
+    def _end_group(self, run: QueryRun, live: LivePrimitiveRun, value: Any) -> None:
+        for member in live.group:
+            if member.kind is _K.PARTIAL_DECODING and member.id not in run.store:
+                self.post(Unused(self.now(), run.id, member.id))
+        for member in live.group:
+            if member.kind is _K.DECODING:
+                run.store.put(member.id, value)
+                self._record_ended(run, member.id, live.entries, decoding=True)
+                self.post(Finished(self.now(), run.id, member.id))
+
+    def _record_ended(self, run: QueryRun, name: str, entries: list[RequestEntry], *, decoding: bool = False) -> None:
+        tokens = cached = 0
+        for entry in entries:
+            value = entry.future.result() if entry.ended and not entry.failed else None
+            if isinstance(value, Generation):
+                tokens += value.completion_tokens if decoding else value.prompt_tokens
+                cached += 0 if decoding else value.cached_tokens
+            elif isinstance(value, Warmed):
+                tokens += value.tokens
+        failed = any(e.failed for e in entries)
+        self.recorder.done(
+            run.id, name, self.now(), outcome="failed" if failed else "done", tokens=tokens, cached=cached
+        )
+
+    def _fail(self, run: QueryRun, name: str, error: BaseException) -> None:
+        run.errors.setdefault(name, error)
+        self.recorder.done(run.id, name, self.now(), outcome="failed")
+        self.post(PrimitiveFailed(self.now(), run.id, name))
+
+    # ------------------------------------------------------------ client primitives
+
+    def _inputs(self, run: QueryRun, p: Primitive) -> dict[str, Any]:
+        return {key: run.store.read(ref) for key, ref in p.inputs if ref.producer in run.store}
+
+    def _run_call(self, run: QueryRun, order: RunCall) -> None:
+        p = order.primitive
+        self._record_queued(run, p, 0, 1)
+        self.recorder.started(run.id, p.id, self.now())
+        if p.kind is _K.CHUNKING and self._threads:
+            self._spawn(self._call_in_thread(run, p))
+            return
+        try:
+            value = self._client_value(run, p)
+        except Exception as error:
+            self._fail(run, p.id, error)
+        else:
+            self._store(run, p.id, value)
+
+    def _client_value(self, run: QueryRun, p: Primitive) -> Any:
+        inputs = {key: run.store.read(ref) for key, ref in p.inputs if p.kind is not _K.VERIFY or key == "actual"}
+        if p.kind is _K.VERIFY:
+            return inputs["actual"]
+        if p.call == "concat":
+            return [item for part in inputs.values() for item in part]
+        function = run.calls.get(p.call)
+        return inputs if function is None else function(**inputs)
+
+    async def _call_in_thread(self, run: QueryRun, p: Primitive) -> None:
+        try:
+            value = await asyncio.get_running_loop().run_in_executor(None, self._client_value, run, p)
+        except Exception as error:
+            self._fail(run, p.id, error)
+        else:
+            self._store(run, p.id, value)
+
+    def _store(self, run: QueryRun, name: str, value: Any) -> None:
+        run.store.put(name, value)
+        self.recorder.done(run.id, name, self.now())
+        self.post(Finished(self.now(), run.id, name))
+
+    def _await(self, run: QueryRun, order: Await) -> None:
+        """User code: the plain object runs it; a query without one runs it here, once, on a thread."""
+        p = order.primitive
+        self._record_queued(run, p, 0, 1)
+        if run.ahead:
+            return
+        self.recorder.started(run.id, p.id, self.now())
+        if self._threads:
+            self._spawn(self._call_in_thread(run, p))
+        else:
+            self._run_call(run, RunCall(run.id, p))
+
+    def observe(self, run: QueryRun, name: str, value: Any) -> None:
+        if run.id in self.runs and name not in run.store:
+            self._store(run, name, value)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------ fragments
+
+    def _expand(self, run: QueryRun, order: Expand) -> None:
+        p = order.primitive
+        try:
+            value = run.store.read(order.reads)
+            if p.kind in (_K.BRANCH, _K.LOOP):
+                event = Expanded(self.now(), run.id, p.id, int(bool(value)))
+            else:
+                items = list(value)
+                event = Expanded(self.now(), run.id, p.id, len(items), self._matches(run, items, order.predicted))
+        except Exception as error:
+            self._fail(run, p.id, error)
+        else:
+            self.post(event)
+
+    def _matches(self, run: QueryRun, items: list[Any], predicted: tuple[Ref, ...]) -> tuple[int | None, ...]:
+        """Which prediction equals each item; its own place first. A prediction serves one item."""
+        guesses = {i: run.store.read(ref) for i, ref in enumerate(predicted) if ref.producer in run.store}
+        matches: list[int | None] = []
+        for index, item in enumerate(items):
+            order = [index, *guesses] if index in guesses else list(guesses)
+            hit = next((i for i in order if type(guesses[i]) is type(item) and guesses[i] == item), None)
+            matches.append(hit)
+            if hit is not None:
+                del guesses[hit]
+        return tuple(matches)
+
+    def _collect(self, run: QueryRun, order: Collect) -> None:
+        values = [run.store.read(ref) for ref in order.refs]
+        run.store.put(order.primitive, values[0] if order.single else values)
+        now = self.now()
+        self.recorder.queued(run.id, order.primitive, now, kind="MAP", parents=tuple(r.producer for r in order.refs))
+        self.recorder.done(run.id, order.primitive, now)
+
+    # ------------------------------------------------------------ ends
+
+    def _release(self, run: QueryRun, order: Release) -> None:
+        run.store.drop(order.producer)
+
+    def _reprioritise(self, run: QueryRun, order: Reprioritise) -> None:
+        event = DepthChanged(self.now(), run.id, order.depths)
+        for port in self.ports.values():
+            port.depths(event)
+
+    def _cancel(self, run: QueryRun, order: Cancel) -> None:
+        live = run.primitives.get(order.primitive)
+        for entry in live.entries if live is not None else ():
+            run.waiters.get(entry.request.id, [])[:] = [
+                w for w in run.waiters.get(entry.request.id, []) if w != order.primitive
+            ]
+            entry.by_graph = bool(run.waiters.get(entry.request.id))
+            self.give_up(entry)
+        self.recorder.done(run.id, order.primitive, self.now(), outcome="cancelled")
+
+    def give_up(self, entry: RequestEntry) -> None:
+        """Stop a request that nobody wants any more."""
+        if not entry.wanted and not entry.ended and not entry.cancelled:
+            self.ports[entry.engine].cancel([entry])
+
+    def _end(self, run: QueryRun, order: End) -> None:
+        del self.runs[run.id]
+        error = self._error(run, order)
+        if error is not None:
+            for entry in run.table:
+                entry.resolve(None, error)
+        for entry in run.table:
+            entry.by_graph = False
+            if entry.by_plain == 0 or error is not None:
+                entry.by_plain = 0
+                self.give_up(entry)
+                if run.ahead and order.outcome == "closed":
+                    self.recorder.settle(run.id, entry.primitive, self._fate(run, entry))
+        trace = self.recorder.finish(run.id, self.now(), outcome=order.outcome)
+        if not run.output.done():
+            if order.outcome == "done" and order.output is not None:
+                run.output.set_result(run.store.read(order.output))
+            else:
+                run.output.set_exception(error or QueryCancelled("the query was closed.", query_id=run.id))
+        run.store.clear()
+        run.primitives.clear()
+        run.trace.set_result(trace)
+
+    def _fate(self, run: QueryRun, entry: RequestEntry) -> str:
+        """Work that only the graph asked for was used if another primitive or the plain object went on from it."""
+        live = run.primitives.get(entry.primitive)
+        claimed = live is not None and any(e.by_plain for e in live.entries)
+        helper = live is not None and live.primitive.kind is _K.PARTIAL_PREFILLING and not live.primitive.tentative
+        return "done" if claimed or helper else "wasted"
+
+    def _error(self, run: QueryRun, order: End) -> QueryError | BaseException | None:
+        if order.outcome == "timeout":
+            return QueryTimeout(
+                f"query {run.id} did not end before its deadline.",
+                query_id=run.id,
+                hint="allow more time, or see fast.explain()",
+            )
+        if order.outcome == "cancelled":
+            return QueryCancelled(f"query {run.id} was cancelled.", query_id=run.id, hint="call it again")
+        if order.outcome != "failed":
+            return None
+        cause = run.errors.get(order.primitive)
+        if cause is not None and not isinstance(cause, EngineError):
+            return cause  # the user's own exception passes through unchanged
+        error = QueryError(
+            f"query {run.id} failed at primitive {order.primitive!r}: {cause}",
+            query_id=run.id,
+            primitive=order.primitive,
+            hint="see the cause",
+        )
+        error.__cause__ = cause
+        return error
+
+
+def _version(port: EnginePort, payload: Any) -> int:
+    return port.writes.get(payload.collection, 0) if isinstance(payload, SearchVector) else -1
+
+
+def _named(error: BaseException, entry: RequestEntry) -> BaseException:
+    """An engine's error, saying which query and primitive it hit."""
+    if isinstance(error, EngineError) and "primitive" not in error.__dict__:
+        error.message += f" (query {entry.request.query}, primitive {entry.primitive})"
+        error.args = (error.message,)
+        error.__dict__["primitive"] = entry.primitive
+        error.__dict__["query_id"] = entry.request.query
+    return error

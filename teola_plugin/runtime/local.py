@@ -1,0 +1,257 @@
+"""The runtime in one process: engines and schedulers on a loop thread, user code where it always ran."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from teola_plugin.engines.base import Engine
+from teola_plugin.errors import EngineUnavailable, unknown_name
+from teola_plugin.graph import Graph, PrimitiveKind, Query
+from teola_plugin.observe.recorder import TraceRecorder
+from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
+from teola_plugin.runtime.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.graph_driver import GraphDriver
+from teola_plugin.runtime.handles import CallHandle, PieceLog
+from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.requests import Calls
+from teola_plugin.scheduling import BatchPolicy
+from teola_plugin.scheduling.events import CancelQuery, Close, Enqueue
+
+_calls = itertools.count(1)
+
+
+class LocalRuntime:
+    """Executes e-graphs and single calls on the given engines.
+
+    `engines`: instances by engine name. With `loop=SameLoop()` everything runs on the caller's own loop (virtual
+    time); otherwise on a thread of its own, so callers may come from any thread or loop.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, Sequence[Engine]],
+        *,
+        policy: BatchPolicy | None = None,
+        loop: LoopThread | SameLoop | None = None,
+        details: bool = False,
+        keep_traces: int = 64,
+    ) -> None:
+        self._engines = {name: list(instances) for name, instances in engines.items()}
+        self._policy = policy
+        self._loop = loop or LoopThread()
+        self.recorder = TraceRecorder(keep_traces, details=details)
+        self._driver = GraphDriver(self.recorder, threads=isinstance(self._loop, LoopThread))
+        self._ports: dict[str, EnginePort] = {}
+        self._running = False
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Start the loop and the engines, side by side. Raises what an engine raises."""
+        self._loop.start()
+        try:
+            self._loop.run(self.astart()).result()
+        except BaseException:
+            self._loop.run(self.astop()).result()
+            self._loop.stop()
+            raise
+
+    async def astart(self) -> None:
+        """`start` for a runtime on the caller's loop."""
+        await asyncio.gather(*(e.start() for instances in self._engines.values() for e in instances))
+        listener = PortListener(self._driver.request_started, self._driver.request_piece, self._driver.request_ended)
+        for name, instances in self._engines.items():
+            named = {str(i): engine for i, engine in enumerate(instances)}
+            self._ports[name] = EnginePort(name, named, listener, policy=self._policy)
+        self._driver.ports = self._ports
+        self._running = True
+
+    def stop(self) -> None:
+        """Stop the engines and the loop. Idempotent; calls under way fail as unavailable."""
+        if self._running:
+            self._loop.run(self.astop()).result(60)
+        self._loop.stop()
+
+    async def astop(self) -> None:
+        self._running = False
+        for port in self._ports.values():
+            await port.close()
+        stops = (e.stop() for instances in self._engines.values() for e in instances)
+        await asyncio.gather(*stops, return_exceptions=True)
+
+    def port(self, engine: str) -> EnginePort:
+        if not self._running:
+            raise EngineUnavailable("the engine pool is not running.", hint="use it inside `with EnginePool...:`")
+        if engine not in self._ports:
+            raise unknown_name("engine", engine, list(self._ports))
+        return self._ports[engine]
+
+    # ------------------------------------------------------------ queries
+
+    def submit(
+        self,
+        query: Query,
+        graph: Graph,
+        calls: Calls,
+        *,
+        ahead: bool = False,
+        pgraph: Graph | None = None,
+        passes: tuple[PassRun, ...] = (),
+    ) -> QueryRun:
+        """Begin to execute `graph` for `query`. With `ahead` the plain object ends the query by `run.close()`."""
+        query.check(graph)
+        run = QueryRun(self, query, graph, calls, ahead, QueryStore(query.inputs))
+        self._loop.post(self._admit, run, graph, pgraph, passes)
+        return run
+
+    def _admit(self, run: QueryRun, graph: Graph, pgraph: Graph | None, passes: tuple[PassRun, ...]) -> None:
+        self._driver.admit(run, graph)
+        before = "" if pgraph is None else _text(pgraph)
+        self.recorder.describe(run.id, graph=_view(graph), graph_text=_text(graph), pgraph_text=before, passes=passes)
+
+    def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
+        self._loop.post(self._driver.observe, run, primitive, value)
+
+    def close_run(self, run: QueryRun) -> None:
+        if not run.closed:
+            run.closed = True
+            self._loop.post(lambda: self._driver.post(Close(self._driver.now(), run.id)))
+
+    def cancel_run(self, run: QueryRun) -> None:
+        if not run.closed:
+            run.closed = True
+            self._loop.post(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
+
+    @property
+    def traces(self) -> tuple[QueryTrace, ...]:
+        """The traces of the last finished queries, oldest first."""
+        return self.recorder.traces
+
+    def time(self) -> float:
+        """The runtime's clock, in seconds; deadlines are on it."""
+        return self._loop.loop.time()
+
+    # ------------------------------------------------------------ single calls
+
+    def call(
+        self,
+        kind: PrimitiveKind,
+        engine: str,
+        payloads: Sequence[Any],
+        *,
+        stream: bool = False,
+        run: QueryRun | None = None,
+    ) -> CallHandle:
+        """One request per payload; inside a live query, what was asked for already is claimed."""
+        port = self.port(engine)
+        futures: list[Future[Any]] = [Future() for _ in payloads]
+        log = PieceLog() if stream else None
+        entries: list[RequestEntry] = []
+        handle = CallHandle(
+            futures,
+            pieces=log,
+            cancel=lambda: self._loop.post(self._give_up, entries),
+            owner=self._loop.ident,
+        )
+        self._loop.post(self._join, run, kind, port, list(payloads), futures, log, entries)
+        return handle
+
+    def _join(
+        self,
+        run: QueryRun | None,
+        kind: PrimitiveKind,
+        port: EnginePort,
+        payloads: list[Any],
+        futures: list[Future[Any]],
+        log: PieceLog | None,
+        entries: list[RequestEntry],
+    ) -> None:
+        driver = self._driver
+        live = run is not None and run.id in driver.runs
+        if run is None or not live:
+            run = QueryRun(self, Query(id=f"call{next(_calls)}"), None, {}, True, QueryStore({}))
+        run.calls_made += 1
+        name = f"{port.name}.call#{run.calls_made}"
+        fresh = []
+        for payload, future in zip(payloads, futures, strict=True):
+            entry = driver.claim(run, port, payload, plain=True) if live else None
+            if entry is None:
+                entry = driver.new_entry(run, name, kind, port, payload)
+                fresh.append(entry)
+            entry.by_plain += 1
+            entries.append(entry)
+            entry.future.add_done_callback(functools.partial(_copy, to=future))
+            if log is not None:
+                entry.read_into(log)
+        if fresh:
+            self._enqueue_fresh(run, kind, port, name, fresh, live)
+
+    def _enqueue_fresh(
+        self, run: QueryRun, kind: PrimitiveKind, port: EnginePort, name: str, fresh: list[RequestEntry], live: bool
+    ) -> None:
+        now = self._driver.now()
+        depth = 0
+        if live:
+            # The plain object waits for this very call: nothing of its query is more urgent.
+            depth = max((p.depth for p in self._driver.scheduler.queries[run.id] if not p.status.ended), default=0)
+            self.recorder.queued(run.id, name, now, kind=kind.name, engine=port.name, depth=depth, size=len(fresh))
+        port.enqueue(fresh, Enqueue(now, run.id, name, kind, (), depth, run.query.app, run.query.weight))
+
+    def _give_up(self, entries: list[RequestEntry]) -> None:
+        for entry in entries:
+            entry.by_plain = max(0, entry.by_plain - 1)
+            self._driver.give_up(entry)
+
+    def admin(self, engine: str, method: str, *args: Any) -> Future[Any]:
+        """Run a coroutine method of the engine's (first) instance on the pool's loop, e.g. `count`, `delete`."""
+        return self._loop.run(self._admin(self.port(engine), method, args))
+
+    async def _admin(self, port: EnginePort, method: str, args: tuple[Any, ...]) -> Any:
+        result = await getattr(port.engine, method)(*args)
+        if args and isinstance(args[0], str) and method.startswith("delete"):
+            port.writes[args[0]] = port.writes.get(args[0], 0) + 1
+        return result
+
+    def reset(self) -> None:
+        """Empty every engine's prefix cache and the like, so that runs can be compared."""
+        self._loop.run(self.areset()).result(60)
+
+    async def areset(self) -> None:
+        for instances in self._engines.values():
+            for engine in instances:
+                await engine.reset()
+
+
+def _copy(done: Future[Any], to: Future[Any]) -> None:
+    if not to.set_running_or_notify_cancel():
+        return
+    error = done.exception()
+    if error is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(done.result())
+
+
+@functools.lru_cache(maxsize=64)
+def _text(graph: Graph) -> str:
+    return str(graph)
+
+
+@functools.lru_cache(maxsize=64)
+def _view(graph: Graph) -> GraphView:
+    """The e-graph as plain data for drawing."""
+    nodes = tuple((p.id, p.kind.name, p.engine, graph.depths[p.id], p.tentative) for p in graph)
+    edges: list[tuple[str, str, Any]] = []
+    for p in graph:
+        data = {r.producer for r in p.refs if not r.external}
+        edges += [(producer, p.id, "data") for producer in sorted(data)]
+        edges += [(a, p.id, "order") for a in p.after if a not in data]
+    return GraphView(nodes, tuple(edges))

@@ -1,0 +1,127 @@
+"""The requests of one query by content: whoever comes first starts one, the other claims it.
+
+Two parties ask for the same work: the e-graph, ahead of time, and the plain object, in its own order. Only what the
+plain object claims can become visible, so early work never changes an answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from teola_plugin.engines.base import Piece, Request
+from teola_plugin.engines.payloads import Generate, SearchVector
+from teola_plugin.runtime.handles import PieceLog
+
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True, eq=False)
+class RequestEntry:
+    """One request under way: what is asked, who wants it, where the result will be."""
+
+    request: Request
+    engine: str
+    key: Hashable | None
+    primitive: str
+    """The primitive it is queued, run and traced as."""
+    future: Future[Any] = field(default_factory=Future)
+    pieces: list[Piece] = field(default_factory=list)
+    """All so far, for readers that come late."""
+    logs: list[PieceLog] = field(default_factory=list)
+    """Readers of the pieces."""
+    by_graph: bool = False
+    by_plain: int = 0
+    """Calls of the plain object that wait for it or took it."""
+    version: int = -1
+    """SEARCHING: write count of its collection when it was asked."""
+    attempts: int = 0
+    text: str = ""
+    """Streamed so far."""
+    prefilled: bool = False
+    repeated: int = 0
+    """Characters of `text` that a retry has yet to say again."""
+    cancelled: bool = False
+
+    def add_piece(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        for log in self.logs:
+            log.append(piece)
+
+    def read_into(self, log: PieceLog) -> None:
+        """From now on, and from the start, `log` gets every piece."""
+        for piece in self.pieces:
+            log.append(piece)
+        if self.ended:
+            log.close()
+        else:
+            self.logs.append(log)
+
+    def resolve(self, value: Any, error: BaseException | None) -> None:
+        """It ended: readers and waiters learn of it."""
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(value)
+        else:
+            self.future.set_exception(error)
+        for log in self.logs:
+            log.close()
+
+    @property
+    def ended(self) -> bool:
+        return self.future.done()
+
+    @property
+    def failed(self) -> bool:
+        return self.ended and (self.future.cancelled() or self.future.exception() is not None)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether doing it again gives the same: a sampled text that was partly passed on cannot be repeated."""
+        payload = self.request.payload
+        sampled = isinstance(payload, Generate) and not payload.sampling.greedy and payload.sampling.seed is None
+        return not self.cancelled and not (sampled and self.text)
+
+    @property
+    def wanted(self) -> bool:
+        return self.by_graph or self.by_plain > 0
+
+
+def request_id(query: str) -> str:
+    return f"{query}-{next(_numbers)}"
+
+
+class RequestTable:
+    """All requests of one query. Deterministic work is shared freely; a generation serves each party once."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Hashable, list[RequestEntry]] = {}
+        self._unkeyed: list[RequestEntry] = []
+
+    def __iter__(self) -> Iterator[RequestEntry]:
+        return itertools.chain(self._unkeyed, *self._by_key.values())
+
+    def add(self, entry: RequestEntry) -> None:
+        if entry.key is None:
+            self._unkeyed.append(entry)
+        else:
+            self._by_key.setdefault(entry.key, []).append(entry)
+
+    def find(self, key: Hashable | None, *, plain: bool, version: int = -1) -> RequestEntry | None:
+        """An entry that can serve this party: not failed, not cancelled, not stale, not taken."""
+        if key is None:
+            return None
+        for entry in self._by_key.get(key, ()):
+            if entry.cancelled or entry.failed:
+                continue
+            payload = entry.request.payload
+            if isinstance(payload, Generate) and (entry.by_plain if plain else entry.by_graph):
+                continue  # two calls of one party stay two calls
+            if isinstance(payload, SearchVector) and entry.version != version:
+                continue
+            return entry
+        return None

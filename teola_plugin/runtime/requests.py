@@ -1,0 +1,99 @@
+"""Primitive + its inputs -> payloads for its engine, and the values of the requests -> the primitive's value.
+
+Also the identity of a payload: two requests with equal keys ask for the same thing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from teola_plugin.engines.payloads import (
+    Chunk,
+    EmbedText,
+    Generate,
+    IngestRow,
+    ScorePair,
+    SearchVector,
+    Warmup,
+)
+from teola_plugin.graph import Primitive, PrimitiveKind
+
+Calls = Mapping[str, Callable[..., Any]]
+"""Callables of the client by key; see `Primitive.call`."""
+
+_K = PrimitiveKind
+
+
+def payloads(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    """One payload per request. Raises what the client's callables raise, TypeError for values of the wrong kind."""
+    return _BUILD[p.kind](p, inputs, calls)
+
+
+def value(p: Primitive, results: Sequence[Any]) -> Any:
+    """The primitive's value: a list when it is batchable (or reranks), else its single result."""
+    return list(results) if p.batchable or p.kind is _K.RERANKING else results[0]
+
+
+def _texts(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    given = inputs["texts"]
+    role = p.option("role", "query")
+    found = []
+    for item in given if p.batchable else [given]:
+        text = item.text if isinstance(item, Chunk) else item
+        if not isinstance(text, str):
+            raise TypeError(f"{p.id} embeds text, but got {type(text).__name__}")
+        found.append(EmbedText(text, role))
+    return found
+
+
+def _rows(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    collection = p.option("collection", "")
+    return [IngestRow(collection, c, v) for c, v in zip(inputs["chunks"], inputs["vectors"], strict=True)]
+
+
+def _searches(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    vectors = inputs["vectors"] if p.batchable else [inputs["vectors"]]
+    collection, k, wanted = p.option("collection", ""), p.option("k", 4), p.option("filter", ())
+    return [SearchVector(collection, vector, k, wanted) for vector in vectors]
+
+
+def _pairs(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    return [ScorePair(inputs["query"], text) for text in inputs["documents"]]
+
+
+def _generate(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    return [calls[p.call](inputs)]
+
+
+def _warmup(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    return [Warmup(calls[p.call](inputs).prompt)]
+
+
+_BUILD: dict[PrimitiveKind, Callable[[Primitive, Mapping[str, Any], Calls], list[Any]]] = {
+    _K.EMBEDDING: _texts,
+    _K.INGESTION: _rows,
+    _K.SEARCHING: _searches,
+    _K.RERANKING: _pairs,
+    _K.PREFILLING: _generate,
+    _K.FULL_PREFILLING: _generate,
+    _K.PARTIAL_PREFILLING: _warmup,
+}
+
+
+def content_key(engine: str, payload: Any) -> Hashable | None:
+    """What the request asks for, as a hashable; None for work that is never shared (warm-ups)."""
+    if isinstance(payload, EmbedText | ScorePair | Generate):
+        return engine, payload
+    if isinstance(payload, SearchVector):
+        return engine, payload.collection, payload.k, payload.filter, _bytes(payload.vector)
+    if isinstance(payload, IngestRow):
+        return engine, payload.collection, payload.chunk.id
+    return None
+
+
+def _bytes(vector: Sequence[float]) -> bytes:
+    """float32 bytes, equal for a numpy vector and for the list of floats made from it."""
+    astype = getattr(vector, "astype", None)
+    return bytes(astype("float32").tobytes()) if astype is not None else array("f", vector).tobytes()
