@@ -1,0 +1,154 @@
+"""The wire between a `VllmEngine` and its host process: pickled frames, each with its length before it.
+
+Both ends are this package in the same version, on one machine, over a private socket pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_LENGTH = struct.Struct("!I")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """First frame to the host: what to start."""
+
+    name: str
+    model: str
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """First frame from the host: limits in tokens and requests, and versions of what runs."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    block_size: int
+    device: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """Instead of `Ready`: why the engine did not start."""
+
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Do `payload` (`Generate` or `Warmup`); answers carry `id`."""
+
+    id: int
+    payload: Any
+    priority: int = 0
+    tenant: str = ""
+    stream: bool = False
+    background: bool = False
+    chunk: int = 256
+    """Tokens a warm-up may prefill at once beside other requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Empty the prefix cache; answered by `Answer(id, True)` when it is empty, `False` when it never got idle."""
+
+    id: int
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Shut down and leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Newly decoded text of a request."""
+
+    id: int
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The value of a request; ends it."""
+
+    id: int
+    value: Any
+    stats: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request failed; ends it. `tokens` and `limit` are set when it is too large."""
+
+    id: int
+    reason: str
+    hint: str = ""
+    tokens: int = 0
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the host has to say in one tick of its loop. `kv_used` is a share, 0 to 1."""
+
+    items: tuple[Delta | Answer | Refusal, ...]
+    kv_used: float = 0.0
+
+
+class Link:
+    """One end of the wire. Frames keep their order; `receive` raises `EOFError` when the other end is gone."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def over(cls, sock: socket.socket) -> Link:
+        return cls(*await asyncio.open_unix_connection(sock=sock))
+
+    def send(self, frame: object) -> None:
+        """Queue a frame; never blocks. A frame to an end that is gone is dropped: `receive` tells."""
+        if self._writer.is_closing():
+            return
+        body = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
+        self._writer.write(_LENGTH.pack(len(body)) + body)
+
+    async def receive(self) -> Any:
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            return pickle.loads(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError) as gone:
+            raise EOFError("the other end of the link is gone") from gone
+
+    async def flushed(self) -> None:
+        await self._writer.drain()
+
+    async def close(self) -> None:
+        self._writer.close()
+        try:
+            await self._writer.wait_closed()
+        except ConnectionError:
+            pass

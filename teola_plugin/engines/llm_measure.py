@@ -1,0 +1,79 @@
+"""Seconds by tokens of an LLM engine, measured on the idle engine through its own front door."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from typing import TYPE_CHECKING
+
+from teola_plugin.engines.base import Done, Failed, Request
+from teola_plugin.engines.payloads import Generate, Generation, Prompt, Sampling
+from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
+
+if TYPE_CHECKING:
+    from teola_plugin.engines.llm_vllm import VllmEngine
+
+_SIZES = (32, 256, 1024, 4096)
+"""Prompt tokens to measure, as far as the model takes them and the time goes."""
+_OUTPUT = (1, 32)
+_CHUNK_SECONDS = 0.03
+"""How long one chunk of a warm-up may hold up the other requests of the instance."""
+_names = itertools.count(1)
+
+
+async def measure(engine: VllmEngine, budget: float = 2.0) -> EngineProfile:
+    """A profile with curves for PREFILLING (prompt tokens) and DECODING (output tokens); aims at `budget` seconds."""
+    began = time.perf_counter()
+    limit = engine.profile.max_request_size or _SIZES[-1]
+    await _timed(engine, 64, _OUTPUT[1])  # the first request pays for what starts lazily
+    prefill: list[tuple[int, float]] = []
+    for size in _SIZES:
+        spent = time.perf_counter() - began
+        if size + 8 > limit or (prefill and spent + prefill[-1][1] * 2 * size / prefill[-1][0] > budget / 2):
+            break
+        prefill.append(min([await _timed(engine, size, 1) for _ in range(2)], key=lambda point: point[1]))
+    few, many = [min([(await _timed(engine, 32, n))[1] for _ in range(2)]) for n in _OUTPUT]
+    step = max(1e-6, (many - few) / (_OUTPUT[1] - _OUTPUT[0]))
+    curves = {
+        PrimitiveKind.PREFILLING: Curve(tuple(prefill)) if len(prefill) > 1 else Curve(((1, few), *prefill)),
+        PrimitiveKind.DECODING: Curve.linear(0.0, step),
+    }
+    return _with_chunk(EngineProfile(curves=curves))
+
+
+def _with_chunk(profile: EngineProfile) -> EngineProfile:
+    """Sets the warm-up chunk: the largest power of two within `_CHUNK_SECONDS`, from 64 to 2048 tokens."""
+    from dataclasses import replace
+
+    fits = [
+        n for n in (64, 128, 256, 512, 1024, 2048) if profile.seconds(PrimitiveKind.PREFILLING, n) <= _CHUNK_SECONDS
+    ]
+    return replace(profile, warmup_chunk=max(fits, default=64))
+
+
+async def _timed(engine: VllmEngine, prompt_tokens: int, output_tokens: int) -> tuple[int, float]:
+    """The prompt's real tokens and the request's seconds; a fresh text, so nothing of it is cached."""
+    number = next(_names)
+    words = random.Random(number)
+    text = f"{number} " + " ".join(words.choice(_WORDS) for _ in range(prompt_tokens))
+    ratio = engine.size(_request(number, text, 1))
+    text = text[: max(8, round(len(text) * prompt_tokens / ratio))]
+    began = time.perf_counter()
+    async for result in engine.execute([_request(number, text, output_tokens)]):
+        if isinstance(result, Failed):
+            raise result.error
+        if isinstance(result, Done):
+            assert isinstance(result.value, Generation)
+            return result.value.prompt_tokens, time.perf_counter() - began
+    raise AssertionError("execute ended without a result")
+
+
+def _request(number: int, text: str, output_tokens: int) -> Request:
+    sampling = Sampling(max_tokens=output_tokens, ignore_eos=True)
+    return Request(f"measure-{number}", PrimitiveKind.PREFILLING, Generate(Prompt(text=text), sampling))
+
+
+_WORDS = (
+    "the value of an object is set when the class is made and may be read by any method that has its name"
+).split()

@@ -1,0 +1,116 @@
+"""The host process of an LLM engine: started apart from the caller, ended for certain.
+
+The host leads its own process group, so that vLLM's children are found and ended with it. vLLM keeps nothing that is
+worth a polite end, which takes it 5 s, so the end is always a kill. Python's resource trackers are spared: they remove
+the shared memory of the dead and leave by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_LOG_LINES = 12
+
+
+@dataclass(slots=True)
+class HostProcess:
+    """A running host, our end of the socket to it, its log and its private folder."""
+
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    folder: Path
+    log: Path
+    started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def spawn(cls, module: str, env: dict[str, str], folder: Path, log: Path) -> HostProcess:
+        """Run `python -m module` with this process's import path; its output goes to `log`."""
+        ours, theirs = socket.socketpair()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid()), str(folder)]
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        with theirs, log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                env=env | {"PYTHONPATH": path},
+                start_new_session=True,
+            )
+        return cls(process, ours, folder, log)
+
+    def end(self) -> None:
+        """Kill the whole group and remove the folder; returns when nothing is left. Idempotent."""
+        kill_group(self.process.pid)
+        self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.socket.close()
+        deadline = time.monotonic() + 5.0
+        while group_members(self.process.pid, trackers=True) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def last_words(self) -> str:
+        """The last lines of the log that are not empty."""
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join([line for line in lines if line.strip()][-_LOG_LINES:])
+
+
+def private_folder() -> Path:
+    """A new folder with a short path: sockets in it must stay below 108 characters."""
+    return Path(tempfile.mkdtemp(prefix="teola-"))
+
+
+def log_file(name: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "teola-plugin" / "logs" / f"{name}-{os.getpid()}.log"
+
+
+def kill_group(group: int) -> None:
+    """SIGKILL to every process of the group but Python's resource trackers, the caller last."""
+    for _ in range(3):  # a process may start another while we look
+        members = group_members(group)
+        for pid in members:
+            if pid != os.getpid():
+                _kill(pid)
+        if not members:
+            break
+    if os.getpgrp() == group:
+        _kill(os.getpid())
+
+
+def group_members(group: int, *, trackers: bool = False) -> list[int]:
+    """Living processes of the group, with Python's resource trackers if asked for. Empty where there is no /proc."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) != group or state in "ZX":
+                continue
+            if trackers or b"resource_tracker" not in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,85 @@
+"""Prompts to token ids, whole and up to the first unknown slot. Runs where the tokenizer is: in the engine's host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from teola_plugin.engines.payloads import UNKNOWN, Prompt
+
+_LONG = 20_000
+"""Characters from which tokenising goes to a thread: about 5 ms of work, more than a token stream should wait."""
+_UNSTABLE = 8
+"""At most this many tokens at the end of a prefix are taken for unstable."""
+
+
+class PromptTokens:
+    """The token ids that vLLM's own front ends would make of a prompt.
+
+    Messages go through the tokenizer's chat template; plain text, and messages where there is no template, are
+    encoded with the tokenizer's usual special tokens.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        self._has_template = bool(getattr(tokenizer, "chat_template", None))
+
+    async def whole(self, prompt: Prompt) -> list[int]:
+        """Ids of a complete prompt. Raises `ValueError` when a slot is unknown or the template refuses it."""
+        if not prompt.complete:
+            raise ValueError("the prompt has an unknown slot")
+        text, special = self.render(prompt)
+        return await _run(len(text), self._encode, text, special)
+
+    async def prefix(self, prompt: Prompt) -> list[int]:
+        """Ids of what precedes the first unknown slot, without the last ones that more text could change.
+
+        Never wrong, only more or less useful: a full prefill always sends the ids of the whole prompt, and finds as
+        many blocks cached as agree.
+        """
+        text, special = self.render(prompt)
+        known, unknown, _ = text.partition(UNKNOWN)
+        if not unknown:
+            return await _run(len(text), self._encode, text, special)
+        return await _run(len(known), self._stable, known, special)
+
+    def render(self, prompt: Prompt) -> tuple[str, bool]:
+        """The prompt's text, and whether special tokens are still to be added (a chat template writes its own)."""
+        if not prompt.messages or not self._has_template:
+            return prompt.flat(), True
+        messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as refused:  # jinja's errors: templates raise for roles that they do not know
+            raise ValueError(f"the model's chat template refuses the messages: {refused}") from refused
+        return str(text), False
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        if self._fast is not None:  # stateless, unlike the wrapper: safe from several threads
+            return list(self._fast.encode(text, add_special_tokens=special).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=special))
+
+    def _stable(self, text: str, special: bool) -> list[int]:
+        """Ids of `text` without its last word: tokenizers never look across words, but more text may extend one."""
+        if self._fast is None:
+            return self._encode(text, special)[:-_UNSTABLE]
+        encoding = self._fast.encode(text, add_special_tokens=special)
+        return list(encoding.ids[: _stable_length(encoding.word_ids)])
+
+
+def _stable_length(words: Sequence[int | None]) -> int:
+    """How many tokens precede the last word; a special token (None) is a hard boundary and stays."""
+    keep = len(words)
+    if not keep or words[-1] is None:
+        return keep
+    while keep and len(words) - keep < _UNSTABLE and words[keep - 1] == words[-1]:
+        keep -= 1
+    return keep
+
+
+async def _run(characters: int, encode: Any, text: str, special: bool) -> list[int]:
+    if characters < _LONG:
+        return list(encode(text, special))
+    return list(await asyncio.to_thread(encode, text, special))
