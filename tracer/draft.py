@@ -1,0 +1,135 @@
+"""A template in the making."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from teola_plugin.graph import INPUT, Component, Ref, Role, WorkflowTemplate, read_path
+from teola_plugin.tracer.report import TraceNode, TraceReport
+from teola_plugin.tracer.splits import with_splits
+from teola_plugin.tracer.symbols import Prompted, Record, Value, packer
+
+Call = Callable[..., Any]
+Names = tuple[str, ...]
+DERIVED = ("prefilling", "decoding", "chunking", "embedding", "ingestion", "searching")
+"""Endings of the primitives that `build_pgraph` makes of a component."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The components of a part of the chain that run first and last in it."""
+
+    heads: Names = ()
+    tails: Names = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A framework object as the graph sees it. `str(report)` says what became of each of its parts."""
+
+    template: WorkflowTemplate
+    calls: Mapping[str, Call]
+    """Client callables by component name."""
+    sizes: Callable[[Any], dict[str, int]]
+    """Query input -> expected sizes by component name; never raises."""
+    watched: Mapping[tuple[str, ...], str]
+    """Node path (see `paths`) of the plain run -> the OPAQUE component whose value that run returns."""
+    report: TraceReport
+
+
+@dataclass(slots=True)
+class Draft:
+    """Collects components, callables and order. A `.map()` body has its own, absorbed once it is known good."""
+
+    components: dict[str, Component] = field(default_factory=dict)
+    calls: dict[str, Call] = field(default_factory=dict)
+    order: list[tuple[str, str]] = field(default_factory=list)
+    estimates: list[tuple[str, Ref, Callable[[Any], int]]] = field(default_factory=list)
+    watched: dict[tuple[str, ...], str] = field(default_factory=dict)
+    nodes: list[TraceNode] = field(default_factory=list)
+    lists: dict[str, str] = field(default_factory=dict)
+    """Components that turn a model's text into a list -> how the list is spelled, empty where another says it."""
+    names: set[str] = field(default_factory=set)
+    formatted: dict[Prompted, Ref] = field(default_factory=dict)
+
+    def name(self, wanted: str, *parts: str) -> str:
+        """A name of its own, whose `name.part` are free as well."""
+        base = re.sub(r"[^\w.\-]", "_", wanted) or "_"
+        found, count = base, 1
+        while not self.names.isdisjoint(every := [found, *(f"{found}.{part}" for part in parts)]):
+            count += 1
+            found = f"{base}{count}"
+        self.names.update(every)
+        return found
+
+    def add(self, component: Component, call: Call | None = None) -> Ref:
+        self.components[component.name] = component
+        if call is not None:
+            self.calls[component.name] = call
+        return Ref(component.name)
+
+    def call(self, name: str, call: Call, scope: Names, **inputs: Ref) -> Ref:
+        """A CALL of pure framework code."""
+        return self.add(Component(name, Role.CALL, tuple(inputs.items()), scope=scope), call)
+
+    def real(self, value: Value, name: str, scope: Names) -> Ref:
+        """The value as one ref: a dictionary is packed, a prompt formatted, by CALLs named after their reader."""
+        if isinstance(value, Ref):
+            return value
+        if isinstance(value, Record):
+            if value.base is not None and not value.items:
+                return value.base
+            solid = {k: self.real(v, name, scope) if isinstance(v, Prompted) else v for k, v in value.items.items()}
+            inputs, pack = packer(Record(solid, value.base))
+            return self.add(Component(self.name(f"{name}.pack"), Role.CALL, inputs, scope=scope), pack)
+        if value not in self.formatted:
+            inputs = tuple((key, self.real(inner, name, scope)) for key, inner in value.inputs)
+            component = Component(self.name(f"{name}.prompt"), Role.CALL, inputs, scope=scope)
+            self.formatted[value] = self.add(component, lambda **given: value.render(given))
+        return self.formatted[value]
+
+    def span(self, names: Names) -> Span:
+        """Heads and tails of components that are tied by data alone."""
+        own = {name: {ref.producer for _, ref in self.components[name].inputs} for name in names}
+        read = set[str]().union(*own.values())
+        return Span(tuple(n for n in names if own[n].isdisjoint(own)), tuple(n for n in names if n not in read))
+
+    def body(self) -> Draft:
+        return Draft(names=self.names)
+
+    def absorb(self, body: Draft) -> None:
+        """Takes over what a `.map()` body needs at run time; its components stay in its own template."""
+        self.calls |= body.calls
+        self.nodes += body.nodes
+
+    def template(self, output: Ref, name: str) -> WorkflowTemplate:
+        components = with_splits(tuple(self.components.values()), self.lists)
+        return WorkflowTemplate(components, output, tuple(dict.fromkeys(self.order)), name)
+
+    def finished(self, output: Ref, name: str) -> Traced:
+        estimates = tuple(e for e in self.estimates if e[1].producer == INPUT)
+
+        def sizes(value: Any) -> dict[str, int]:
+            return {
+                name: size for name, ref, estimate in estimates if (size := _size(estimate, value, ref)) is not None
+            }
+
+        return Traced(
+            self.template(output, name),
+            MappingProxyType(dict(self.calls)),
+            sizes,
+            MappingProxyType(dict(self.watched)),
+            TraceReport(tuple(self.nodes)),
+        )
+
+
+def _size(estimate: Callable[[Any], int], value: Any, ref: Ref) -> int | None:
+    """An estimate is a hint: an input it does not understand has none, and the plain run tells why."""
+    try:
+        return estimate(read_path(value, ref.path))
+    except Exception:
+        return None

@@ -1,0 +1,291 @@
+"""LangChain Runnable -> workflow template. Nothing runs: symbolic values flow through the tree instead.
+
+What is not understood becomes an OPAQUE component: it runs as it always did, and the graph learns its value from the
+plain run (`Traced.watched`). See `symbols` for the values, `report` for what the user reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from langchain_core.output_parsers import BaseOutputParser
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import (
+    Runnable,
+    RunnableAssign,
+    RunnableBinding,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+    RunnablePick,
+    RunnableSequence,
+)
+from langchain_core.runnables.base import RunnableEach
+
+from teola_plugin.graph import INPUT, ITEM, Component, Ref, Role, named
+from teola_plugin.tracer import paths
+from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, Traced
+from teola_plugin.tracer.lcel_classes import (
+    changed,
+    check_runnable,
+    emits_own_run,
+    leaf_of,
+    pool_backed_inside,
+    reason,
+    short_name,
+    silent,
+)
+from teola_plugin.tracer.lcel_leaves import lower_leaf, lower_parser
+from teola_plugin.tracer.prompts import bind, understand
+from teola_plugin.tracer.pure import Attributes, understood
+from teola_plugin.tracer.report import Level, TraceNode
+from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, unique
+
+__all__ = ["Traced", "trace"]
+
+Node = Runnable[Any, Any]
+
+
+def trace(runnable: object) -> Traced:
+    """The template, callables, sizes, watched paths and report of a Runnable. Runs no user code, changes nothing.
+
+    Raises `TraceError` for an object that is no Runnable.
+    """
+    check_runnable(runnable, "chain")
+    assert isinstance(runnable, Runnable)
+    draft = Draft()
+    value, _ = _Walk(draft).visit(runnable, Ref(INPUT), _Place())
+    return draft.finished(draft.real(value, "output", ()), "chain")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a node stands."""
+
+    path: str = "chain"
+    """For the report."""
+    tags: Names = ()
+    """Node path of its run, see `paths`."""
+    prefix: str = ""
+    """Key path that names its components."""
+    alone: bool = True
+    """Whether it is all there is under its prefix, so that it may take the prefix as its name."""
+    watched: bool = True
+    """False inside `.map()`, where runs cannot be told apart."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments bound to it."""
+
+    def name(self, word: str) -> str:
+        return self.prefix if self.alone and self.prefix else self.part(word)
+
+    def part(self, word: str) -> str:
+        """A name that leaves the prefix to the component that matters there."""
+        return f"{self.prefix}.{word}" if self.prefix else word
+
+    def key(self, key: str) -> _Place:
+        path = f'{self.path}.steps__["{key}"]'
+        return replace(self, path=path, tags=(*self.tags, paths.key(key)), prefix=self.part(key), alone=True)
+
+    def step(self, index: int, *, alone: bool) -> _Place:
+        return replace(
+            self,
+            path=f"{self.path}.steps[{index}]",
+            tags=(*self.tags, paths.step(index)),
+            alone=alone,
+            kwargs=self.kwargs if index == 0 else {},
+        )
+
+
+Lowered = tuple[Value, Span]
+
+
+class _Walk:
+    """Walks one template's part of the tree; a `.map()` body has a walk of its own."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        # (class, whether it takes bound arguments, how it is lowered), the first match counts
+        self._rules: tuple[tuple[type, bool, Callable[[Any, Value, _Place], Lowered]], ...] = (
+            (RunnableSequence, True, self._sequence),
+            (RunnableAssign, False, self._assign),
+            (RunnableParallel, False, self._parallel),
+            (RunnableBinding, True, self._binding),
+            (RunnableEach, True, self._each),
+            (RunnableLambda, False, self._lambda),
+            (RunnablePassthrough, False, self._passthrough),
+            (RunnablePick, False, self._pick),
+            (BasePromptTemplate, True, self._prompt),
+            (BaseOutputParser, False, self._parser),
+        )
+
+    def visit(self, node: Node, value: Value, place: _Place) -> Lowered:
+        """The symbolic value of `node` for the symbolic input `value`, and the span of its components."""
+        check_runnable(node, place.path)
+        try:
+            return self._lowered(node, value, place)
+        except NotUnderstood as why:
+            return self._opaque(node, value, place, str(why))
+
+    def _lowered(self, node: Node, value: Value, place: _Place) -> Lowered:
+        leaf = leaf_of(node, place.kwargs)
+        if isinstance(leaf, str):
+            raise NotUnderstood(leaf)
+        if leaf is not None:
+            with_leaf = leaf
+            return self._leaf(node, place, lambda: lower_leaf(self._draft, with_leaf, value, place.name, place.tags))
+        for known, takes_kwargs, lower in self._rules:
+            if isinstance(node, known):
+                if not issubclass(known, (BasePromptTemplate, BaseOutputParser)) and (other := changed(node, known)):
+                    raise NotUnderstood(f"{other} overrides what {known.__name__} does")
+                if place.kwargs and not takes_kwargs:
+                    raise NotUnderstood("has bound arguments, which its code may read")
+                return lower(node, value, place)
+        raise NotUnderstood(reason(node))
+
+    # Structure
+
+    def _sequence(self, node: RunnableSequence[Any, Any], value: Value, place: _Place) -> Lowered:
+        alone = place.alone and sum(not silent(step) for step in node.steps) <= 1
+        whole = Span()
+        for i, step in enumerate(node.steps):
+            value, span = self.visit(step, value, place.step(i, alone=alone))
+            whole = self._then(whole, span)
+        return value, whole
+
+    def _then(self, first: Span, second: Span) -> Span:
+        if not first.heads or not second.heads:
+            return second if second.heads else first
+        self._draft.order += [(tail, head) for tail in first.tails for head in second.heads]
+        return Span(first.heads, second.tails)
+
+    def _parallel(self, node: RunnableParallel[Any], value: Value, place: _Place) -> Lowered:
+        items: dict[str, Value] = {}
+        heads: Names = ()
+        tails: Names = ()
+        for key, step in node.steps__.items():
+            items[key], span = self.visit(step, value, place.key(key))
+            heads, tails = heads + span.heads, tails + span.tails
+        return Record(items), Span(heads, tails)
+
+    def _assign(self, node: RunnableAssign, value: Value, place: _Place) -> Lowered:
+        if other := changed(node.mapper, RunnableParallel):
+            raise NotUnderstood(f"{other} overrides what RunnableParallel does")
+        merged(value, {})
+        inner = replace(place, path=f"{place.path}.mapper", tags=(*place.tags, paths.UNTAGGED))
+        made, span = self._parallel(node.mapper, value, inner)
+        assert isinstance(made, Record)
+        return merged(value, made.items), span
+
+    def _binding(self, node: RunnableBinding[Any, Any], value: Value, place: _Place) -> Lowered:
+        inner = replace(place, path=f"{place.path}.bound", kwargs={**node.kwargs, **place.kwargs})
+        return self.visit(node.bound, value, inner)
+
+    def _each(self, node: RunnableEach[Any, Any], value: Value, place: _Place) -> Lowered:
+        if not isinstance(value, Ref):
+            raise NotUnderstood("maps over a dictionary or a prompt")
+        body = self._draft.body()
+        wanted = place.name("each")
+        inner = _Place(f"{place.path}.bound", (*place.tags, paths.UNTAGGED), wanted, False, False, place.kwargs)
+        inside, _ = _Walk(body).visit(node.bound, Ref(ITEM), inner)
+        hidden = next((n for n in body.nodes if n.level != "lowered"), None)
+        if hidden is not None:
+            raise NotUnderstood(f"{hidden.path} is not understood, so what it maps is not either: {hidden.reason}")
+        name = self._draft.name(wanted, *DERIVED)
+        template = body.template(body.real(inside, name, place.tags), name)
+        row = len(self._draft.nodes)
+        self._draft.absorb(body)
+        self._row(node, place, "lowered", (name,), at=row)
+        component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template)
+        return self._draft.add(component), Span((name,), (name,))
+
+    # Leaves
+
+    def _lambda(self, node: RunnableLambda[Any, Any], value: Value, place: _Place) -> Lowered:
+        reads = understood(vars(node).get("func"))
+        if reads is None or "afunc" in vars(node):
+            raise NotUnderstood(reason(node))
+        if isinstance(reads, Attributes):
+            return self._attributes(node, reads, value, place)
+        if len(reads.keys) == 1:
+            return self._silently(node, place, read_key(value, reads.keys[0]))
+        read = [read_key(value, key) for key in reads.keys]
+        return self._leaf(node, place, lambda: self._tuple(read, place))
+
+    def _tuple(self, read: list[Value], place: _Place) -> Ref:
+        name = self._draft.name(place.part("items"))
+        inputs = {str(i): self._draft.real(one, name, place.tags) for i, one in enumerate(read)}
+        return self._draft.call(name, lambda **given: tuple(given[key] for key in inputs), place.tags, **inputs)
+
+    def _attributes(self, node: Node, reads: Attributes, value: Value, place: _Place) -> Lowered:
+        if not isinstance(value, Ref):
+            raise NotUnderstood("reads an attribute of a dictionary or a prompt")
+
+        def emit() -> Ref:
+            name = self._draft.name(place.part("attribute"))
+            self._draft.lists[name] = ""
+            return self._draft.call(name, lambda value: reads.get(value), place.tags, value=value)
+
+        return self._leaf(node, place, emit)
+
+    def _passthrough(self, node: RunnablePassthrough[Any], value: Value, place: _Place) -> Lowered:
+        if node.func is None and node.afunc is None:
+            return self._silently(node, place, value)
+        why = "passes its input on, and calls your function beside: a side effect"
+        _, span = self._opaque(node, value, place, why)
+        return value, span
+
+    def _pick(self, node: RunnablePick, value: Value, place: _Place) -> Lowered:
+        if isinstance(node.keys, str):
+            return self._silently(node, place, read_key(value, node.keys))
+        known = [k for k in node.keys if not isinstance(value, Record) or value.base is not None or k in value.items]
+        if not known:
+            raise NotUnderstood("picks nothing that the dictionary before it has")
+        return self._silently(node, place, Record({key: read_key(value, key) for key in known}))
+
+    def _prompt(self, node: BasePromptTemplate[Any], value: Value, place: _Place) -> Lowered:
+        return self._silently(node, place, bind(understand(node), value))
+
+    def _parser(self, node: BaseOutputParser[Any], value: Value, place: _Place) -> Lowered:
+        return self._leaf(node, place, lambda: lower_parser(self._draft, node, value, place.name, place.tags))
+
+    def _silently(self, node: Node, place: _Place, value: Value) -> Lowered:
+        self._row(node, place, "lowered")
+        return value, Span()
+
+    def _leaf(self, node: Node, place: _Place, emit: Callable[[], Ref]) -> Lowered:
+        before = len(self._draft.components)
+        value = emit()
+        names = tuple(self._draft.components)[before:]
+        self._row(node, place, "lowered", names)
+        return value, self._draft.span(names)
+
+    def _opaque(self, node: Node, value: Value, place: _Place, why: str) -> Lowered:
+        wanted = place.part if silent(node) else place.name
+        name = self._draft.name(wanted(short_name(node)))
+        self._draft.add(Component(name, Role.OPAQUE, unique(leaves(value)), scope=place.tags))
+        if isinstance(node, (RunnableLambda, RunnableGenerator, BaseOutputParser)):
+            self._draft.lists[name] = ""
+        if place.watched and emits_own_run(node):
+            self._draft.watched[place.tags] = name
+        inside = list(pool_backed_inside(node, place.path))
+        self._row(node, place, "joined" if inside else "original", (name,), why)
+        for path, one in inside:
+            if path != place.path:
+                joins = "joins the query when it is called"
+                self._draft.nodes.append(TraceNode(path, type(one).__name__, "joined", reason=joins))
+        return Ref(name), Span((name,), (name,))
+
+    def _row(
+        self,
+        node: Node,
+        place: _Place,
+        level: Level,
+        components: Names = (),
+        why: str = "",
+        at: int | None = None,
+    ) -> None:
+        row = TraceNode(place.path, type(node).__name__, level, components, why)
+        self._draft.nodes.insert(len(self._draft.nodes) if at is None else at, row)
