@@ -1,0 +1,51 @@
+"""What users hold: accelerated objects, and pool-backed objects of their framework."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.errors import TraceError
+
+if TYPE_CHECKING:
+    from teola_plugin.passes import Pass
+    from teola_plugin.pool import EnginePool
+
+DISABLE = "TEOLA_DISABLE"
+"""Environment variable: set to 1, `accelerate` gives back the very object it got."""
+
+
+def accelerate(
+    obj: Any,
+    *,
+    pool: EnginePool | None = None,
+    bind: Mapping[Any, str] | None = None,
+    passes: Iterable[Pass | str] | None = None,
+    speculate: str = "auto",
+    app: str | None = None,
+) -> Any:
+    """The same object, sooner: an LCEL Runnable in, a Runnable out, with the same answers.
+
+    Args:
+        obj: a LangChain Runnable (or what LCEL coerces to one inside a chain).
+        pool: the engines; by default the pool of the pool-backed objects found in `obj`.
+        bind: your own model, embeddings or store objects, and the pool engine that serves each of them.
+        passes: passes to use instead of the pool's; `()` for none.
+        speculate: `auto` (work on predictions on pool engines), `all` (also on your own models), `off`.
+        app: a name under which queries are scheduled and traced.
+
+    With `TEOLA_DISABLE=1` in the environment, `obj` is returned untouched. Raises `TraceError` for an object that is
+    not understood at all, `RegistrationError` for unknown engines or passes.
+    """
+    if os.environ.get(DISABLE, "") not in ("", "0"):
+        return obj
+    module = type(obj).__mro__
+    if any(cls.__module__.startswith("langchain_core.") for cls in module):
+        from teola_plugin.adapters.langchain.accelerate import accelerate_runnable
+
+        return accelerate_runnable(obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app)
+    raise TraceError(
+        f"cannot accelerate a {type(obj).__module__}.{type(obj).__qualname__}.",
+        hint="pass a LangChain Runnable (a chain, a retriever, a model); wrap a plain function in RunnableLambda",
+    )

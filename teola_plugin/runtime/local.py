@@ -46,9 +46,9 @@ class LocalRuntime:
     ) -> None:
         self._engines = {name: list(instances) for name, instances in engines.items()}
         self._policy = policy
-        self._loop = loop or LoopThread()
+        self.loop = loop or LoopThread()
         self.recorder = TraceRecorder(keep_traces, details=details)
-        self._driver = GraphDriver(self.recorder, threads=isinstance(self._loop, LoopThread))
+        self._driver = GraphDriver(self.recorder, threads=isinstance(self.loop, LoopThread))
         self._ports: dict[str, EnginePort] = {}
         self._running = False
 
@@ -56,12 +56,12 @@ class LocalRuntime:
 
     def start(self) -> None:
         """Start the loop and the engines, side by side. Raises what an engine raises."""
-        self._loop.start()
+        self.loop.start()
         try:
-            self._loop.run(self.astart()).result()
+            self.loop.run(self.astart()).result()
         except BaseException:
-            self._loop.run(self.astop()).result()
-            self._loop.stop()
+            self.loop.run(self.astop()).result()
+            self.loop.stop()
             raise
 
     async def astart(self) -> None:
@@ -77,8 +77,8 @@ class LocalRuntime:
     def stop(self) -> None:
         """Stop the engines and the loop. Idempotent; calls under way fail as unavailable."""
         if self._running:
-            self._loop.run(self.astop()).result(60)
-        self._loop.stop()
+            self.loop.run(self.astop()).result(60)
+        self.loop.stop()
 
     async def astop(self) -> None:
         self._running = False
@@ -109,7 +109,7 @@ class LocalRuntime:
         """Begin to execute `graph` for `query`. With `ahead` the plain object ends the query by `run.close()`."""
         query.check(graph)
         run = QueryRun(self, query, graph, calls, ahead, QueryStore(query.inputs))
-        self._loop.post(self._admit, run, graph, pgraph, passes)
+        self.loop.post(self._admit, run, graph, pgraph, passes)
         return run
 
     def _admit(self, run: QueryRun, graph: Graph, pgraph: Graph | None, passes: tuple[PassRun, ...]) -> None:
@@ -118,17 +118,17 @@ class LocalRuntime:
         self.recorder.describe(run.id, graph=_view(graph), graph_text=_text(graph), pgraph_text=before, passes=passes)
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
-        self._loop.post(self._driver.observe, run, primitive, value)
+        self.loop.post(self._driver.observe, run, primitive, value)
 
     def close_run(self, run: QueryRun) -> None:
         if not run.closed:
             run.closed = True
-            self._loop.post(lambda: self._driver.post(Close(self._driver.now(), run.id)))
+            self.loop.post(lambda: self._driver.post(Close(self._driver.now(), run.id)))
 
     def cancel_run(self, run: QueryRun) -> None:
         if not run.closed:
             run.closed = True
-            self._loop.post(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
+            self.loop.post(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
 
     @property
     def traces(self) -> tuple[QueryTrace, ...]:
@@ -137,7 +137,7 @@ class LocalRuntime:
 
     def time(self) -> float:
         """The runtime's clock, in seconds; deadlines are on it."""
-        return self._loop.loop.time()
+        return self.loop.loop.time()
 
     # ------------------------------------------------------------ single calls
 
@@ -158,10 +158,10 @@ class LocalRuntime:
         handle = CallHandle(
             futures,
             pieces=log,
-            cancel=lambda: self._loop.post(self._give_up, entries),
-            owner=self._loop.ident,
+            cancel=lambda: self.loop.post(self._give_up, entries),
+            owner=self.loop.ident,
         )
-        self._loop.post(self._join, run, kind, port, list(payloads), futures, log, entries)
+        self.loop.post(self._join, run, kind, port, list(payloads), futures, log, entries)
         return handle
 
     def _join(
@@ -212,7 +212,7 @@ class LocalRuntime:
 
     def admin(self, engine: str, method: str, *args: Any) -> Future[Any]:
         """Run a coroutine method of the engine's (first) instance on the pool's loop, e.g. `count`, `delete`."""
-        return self._loop.run(self._admin(self.port(engine), method, args))
+        return self.loop.run(self._admin(self.port(engine), method, args))
 
     async def _admin(self, port: EnginePort, method: str, args: tuple[Any, ...]) -> Any:
         result = await getattr(port.engine, method)(*args)
@@ -222,7 +222,7 @@ class LocalRuntime:
 
     def reset(self) -> None:
         """Empty every engine's prefix cache and the like, so that runs can be compared."""
-        self._loop.run(self.areset()).result(60)
+        self.loop.run(self.areset()).result(60)
 
     async def areset(self) -> None:
         for instances in self._engines.values():

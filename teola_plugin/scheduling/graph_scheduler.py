@@ -254,9 +254,6 @@ class GraphScheduler:
         assert items is not None
         matches = event.matches or (None,) * event.count
         used = {m for m in matches if m is not None}
-        for index in range(len(live.early)):
-            if index not in used:
-                self._discard_instance(query, f"{p.id}[{index}]")
         outputs = []
         for index, match in enumerate(matches):
             if match is not None:
@@ -266,6 +263,9 @@ class GraphScheduler:
                 name = f"{p.id}[{index}']" if taken else f"{p.id}[{index}]"
                 outputs.append(self._instance(query, live, p.fragment, name, {"$item": items.at(index)}))
         self._await_outputs(query, live, outputs)
+        for index in range(len(live.early)):
+            if index not in used:
+                self._discard_instance(query, f"{p.id}[{index}]")
 
     def _expand_fold(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
         p = live.primitive
@@ -368,8 +368,9 @@ class GraphScheduler:
         holder.grown.append(item)
         name = f"{holder.id}[{event.index}]"
         body = holder.primitive.fragment
-        holder.early.append(self._instance(query, holder, body, name, {"$item": item}, tentative=True))
-        query.hold(holder.id, [item])
+        output = self._instance(query, holder, body, name, {"$item": item}, tentative=True)
+        holder.early.append(output)
+        query.hold(holder.id, [item, output])
         self._begin_spliced(query)
 
     def _discard_instance(self, query: LiveQuery, name: str) -> None:

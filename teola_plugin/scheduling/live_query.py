@@ -56,6 +56,8 @@ def optional_edge(reader: Primitive, producer: Primitive) -> bool:
     if reader.kind is PrimitiveKind.VERIFY:
         actual = reader.input("actual")
         return actual is None or actual.producer != producer.id
+    if reader.decodes and producer.kind is PrimitiveKind.PARTIAL_DECODING:
+        return True  # fewer items than planned: the stream goes on all the same
     if any(ref.producer == producer.id for _, ref in reader.inputs):
         return False
     early = any(ref.producer == producer.id for ref in reader.early)
@@ -101,7 +103,7 @@ class LiveQuery:
         for producer in Graph.edges_into(p):
             self._children.setdefault(producer, []).append(p.id)
             made_by = self._live.get(producer)
-            if made_by is None or not made_by.status.ended:
+            if made_by is not None and not made_by.status.ended:
                 waits.add(producer)
         for ref in p.refs:
             self._readers.setdefault(ref.producer, set()).add(p.id)
@@ -127,8 +129,8 @@ class LiveQuery:
     def released_by(self, name: str) -> list[str]:
         """Producers whose last reader was `name`."""
         gone = []
-        refs = self._live[name].primitive.refs + tuple(self._live[name].outputs) + tuple(self._live[name].grown)
-        for producer in {ref.producer for ref in refs}:
+        live = self._live[name]
+        for producer in {ref.producer for ref in (*live.primitive.refs, *live.outputs, *live.grown, *live.early)}:
             readers = self._readers.get(producer)
             if readers is None:
                 continue

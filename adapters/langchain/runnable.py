@@ -1,0 +1,238 @@
+"""What users hold: a Runnable that answers as the original does, sooner."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import RunnableBindingBase
+from pydantic import ConfigDict, PrivateAttr
+
+from teola_plugin.adapters.langchain.session import SessionHandler, joined_config, live
+from teola_plugin.errors import TeolaError
+from teola_plugin.graph import Query
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.passes import Optimised, Pass
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.tracer.lcel import Traced
+
+DEADLINE = "teola_deadline_s"
+"""Key in `config["configurable"]`: seconds after which the query fails with `QueryTimeout`."""
+
+
+class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
+    """The original (`.bound`) with a live query beside it.
+
+    The original runs unchanged, so results, prompts, types, events and errors are its own. Its pool-backed parts find
+    their work done, or under way, by the e-graph of the same query; early work that is not asked for is dropped.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    _pool: EnginePool | None = PrivateAttr(default=None)
+    _traced: Traced = PrivateAttr()
+    _passes: tuple[Pass | str, ...] | None = PrivateAttr(default=None)
+    _speculate: str = PrivateAttr(default="auto")
+    _app: str = PrivateAttr(default="default")
+    _last: QueryRun | None = PrivateAttr(default=None)
+
+    @classmethod
+    def of(
+        cls,
+        bound: Runnable[Any, Any],
+        traced: Traced,
+        pool: EnginePool | None,
+        *,
+        passes: Iterable[Pass | str] | None,
+        speculate: str,
+        app: str | None,
+    ) -> AcceleratedRunnable:
+        made = cls(bound=bound)
+        made._traced, made._pool = traced, pool
+        made._passes = None if passes is None else tuple(passes)
+        made._speculate = speculate
+        made._app = app or "default"
+        return made
+
+    # ------------------------------------------------------------ seeing it
+
+    @property
+    def report(self) -> Any:
+        """The `TraceReport`: what is lowered, joined or called as it always was, and why."""
+        return self._traced.report
+
+    def plan(self, input: Any = None) -> Optimised | None:
+        """The e-graph for a query with this input, and the passes that made it; None without a pool."""
+        if self._pool is None:
+            return None
+        return self._pool.plan(
+            self._traced.template, self._shape(input), passes=self._passes, speculate=self._speculate
+        )
+
+    def explain(self, input: Any = None) -> str:
+        """What was understood, the p-graph, the e-graph, the passes that fired and what to expect, as text."""
+        from teola_plugin.adapters.explain import explain
+
+        return explain(self._traced, self.plan(input), self._pool)
+
+    def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
+        """The trace of the last call that was started on this object; None before the first one."""
+        return None if self._last is None else self._last.trace.result(timeout)
+
+    # ------------------------------------------------------------ one call
+
+    def _shape(self, input: Any) -> dict[str, int]:
+        try:
+            return self._traced.sizes(input)
+        except Exception:  # an input that the estimate cannot read: plan without expectations
+            return {}
+
+    def _begin(self, input: Any, config: RunnableConfig | None) -> tuple[QueryRun, RunnableConfig] | None:
+        """Start the live query; None when there is nothing to run ahead, or planning failed (then: the original)."""
+        pool = self._pool
+        if pool is None:
+            return None
+        try:
+            optimised = self.plan(input)
+            if optimised is None:
+                return None
+            merged = self._merge_configs(config)
+            query = Query({"input": input}, app=self._app, deadline=self._deadline(pool, merged))
+            run = pool.runtime.submit(
+                query,
+                optimised.graph,
+                self._traced.calls,
+                ahead=True,
+                pgraph=optimised.source,
+                passes=tuple((r.pass_name, r.fired, r.seconds) for r in optimised.reports),
+            )
+        except TeolaError:
+            _log_fallback()
+            return None
+        self._last = run
+        return run, joined_config(merged, SessionHandler(run, self._traced.watched))
+
+    @staticmethod
+    def _deadline(pool: EnginePool, config: RunnableConfig) -> float | None:
+        seconds = (config.get("configurable") or {}).get(DEADLINE)
+        return None if seconds is None else pool.runtime.time() + float(seconds)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        begun = self._begin(input, config)
+        if begun is None:
+            return super().invoke(input, config, **kwargs)
+        run, joined = begun
+        with live(run):
+            return self.bound.invoke(input, joined, **{**self.kwargs, **kwargs})
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        begun = self._begin(input, config)
+        if begun is None:
+            return await super().ainvoke(input, config, **kwargs)
+        run, joined = begun
+        with live(run):
+            return await self.bound.ainvoke(input, joined, **{**self.kwargs, **kwargs})
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        begun = self._begin(input, config)
+        if begun is None:
+            yield from super().stream(input, config, **kwargs)
+            return
+        run, joined = begun
+        with streaming(run):
+            yield from self.bound.stream(input, joined, **{**self.kwargs, **kwargs})
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        begun = self._begin(input, config)
+        if begun is None:
+            async for chunk in super().astream(input, config, **kwargs):
+                yield chunk
+            return
+        run, joined = begun
+        with streaming(run):
+            async for chunk in self.bound.astream(input, joined, **{**self.kwargs, **kwargs}):
+                yield chunk
+
+    async def astream_events(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        begun = self._begin(input, config)
+        if begun is None:
+            async for event in super().astream_events(input, config, **kwargs):
+                yield event
+            return
+        run, joined = begun
+        with streaming(run):
+            async for event in self.bound.astream_events(input, joined, **{**self.kwargs, **kwargs}):
+                yield event
+
+    # ------------------------------------------------------------ many calls: each input is a query of its own
+
+    def batch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        return Runnable.batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        return await Runnable.abatch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    def batch_as_completed(
+        self,
+        inputs: Sequence[Any],
+        config: RunnableConfig | Sequence[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        return Runnable.batch_as_completed(self, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, call-overload, no-any-return]
+
+    async def abatch_as_completed(
+        self,
+        inputs: Sequence[Any],
+        config: RunnableConfig | Sequence[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> AsyncIterator[tuple[int, Any]]:
+        async for done in Runnable.abatch_as_completed(  # type: ignore[call-overload]
+            self, inputs, config, return_exceptions=return_exceptions, **kwargs
+        ):
+            yield done
+
+
+class streaming:  # noqa: N801 - used as `live` is
+    """`live` for generators: no context variable, which would leak into the reader's context between chunks."""
+
+    def __init__(self, run: QueryRun) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self._run.close()
+        else:
+            self._run.cancel()
+
+
+def _log_fallback() -> None:
+    import logging
+
+    logging.getLogger("teola_plugin").warning(
+        "planning failed; the original runs as it always did", exc_info=True
+    )

@@ -1,0 +1,103 @@
+"""One accelerated call: the live query beside the plain object, and the callback handler that ties the two."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs
+
+from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.tracer.paths import NodePath, PathTracker
+
+
+class SessionHandler(BaseCallbackHandler):
+    """Inherited by every run of the call. Tells the live query what user code computed; changes nothing.
+
+    Pool-backed objects find the query through `teola_run` wherever the framework hands callbacks on.
+    """
+
+    run_inline = True
+
+    def __init__(self, run: QueryRun, watched: Mapping[NodePath, str]) -> None:
+        self.teola_run = run
+        self._watched = watched
+        self._tracker = PathTracker()
+        unwatched = not watched
+        self._ignored = unwatched
+
+    @property
+    def ignore_chain(self) -> bool:
+        return self._ignored
+
+    ignore_llm = ignore_chat_model = ignore_retriever = ignore_agent = ignore_chain  # type: ignore[assignment]
+
+    @property
+    def ignore_retry(self) -> bool:
+        return True
+
+    @property
+    def ignore_custom_event(self) -> bool:
+        return True
+
+    def _start(
+        self,
+        serialized: Any,
+        given: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        **_: Any,
+    ) -> None:
+        self._tracker.started(run_id, parent_run_id, tags)
+
+    on_chain_start = on_llm_start = on_chat_model_start = on_retriever_start = on_tool_start = _start
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
+        self._observe(run_id, outputs)
+
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **_: Any) -> None:
+        self._observe(run_id, documents)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
+        self._observe(run_id, output)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
+        generation = response.generations[0][0]
+        self._observe(run_id, generation.message if isinstance(generation, ChatGeneration) else generation.text)
+
+    def _observe(self, run_id: UUID, value: Any) -> None:
+        path = self._tracker.path(run_id)
+        component = self._watched.get(path) if path is not None else None
+        if component is not None:
+            self.teola_run.observe(component, value)
+
+
+def joined_config(config: RunnableConfig | None, handler: SessionHandler) -> RunnableConfig:
+    """`config` (or the ambient one) with the session's handler added to its callbacks."""
+    return merge_configs(ensure_config(config), {"callbacks": [handler]})
+
+
+@contextlib.contextmanager
+def live(run: QueryRun) -> Iterator[None]:
+    """The body runs as part of the query: closed when it has its answer, cancelled when it is given up."""
+    token = current_run.set(run)
+    try:
+        yield
+    except Exception:
+        run.close()
+        raise
+    except BaseException:  # cancelled, interrupted, or a generator that was not read to its end
+        run.cancel()
+        raise
+    else:
+        run.close()
+    finally:
+        with contextlib.suppress(ValueError):  # a generator may be closed in another context than it began in
+            current_run.reset(token)

@@ -1,0 +1,192 @@
+"""Engine pools: which engines there are, where they run, and the pass pipeline in force."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+from teola_plugin.engines.base import Engine
+from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.graph import EngineProfile, PrimitiveKind, Shape, WorkflowTemplate
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
+from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.local import LocalRuntime
+from teola_plugin.runtime.loop_thread import SameLoop
+from teola_plugin.scheduling import POLICIES
+
+Engines = Mapping[str, Engine | Sequence[Engine]]
+
+
+class EnginePool:
+    """Engines that apps share. A context manager: `with EnginePool.local(...) as pool:`.
+
+    Objects of the pool (`ChatTeola(pool=pool)`, ...) work inside accelerated objects and outside of them.
+    """
+
+    def __init__(self, runtime: LocalRuntime, engines: Mapping[str, Sequence[Engine]], passes: Iterable[Pass | str]) -> None:
+        self.runtime = runtime
+        self._engines = {name: tuple(found) for name, found in engines.items()}
+        self.passes = resolve_passes(passes)
+        self._caches: dict[tuple[Pass, ...], GraphCache] = {}
+        self._started = False
+
+    @classmethod
+    def local(
+        cls,
+        engines: Engines | None = None,
+        *,
+        llm: str | Engine | None = None,
+        embedder: str | Engine | None = None,
+        reranker: str | Engine | None = None,
+        store: str | Engine | None = None,
+        passes: Iterable[Pass | str] = DEFAULT_PASSES,
+        policy: str = "topology-aware",
+        details: bool = False,
+    ) -> EnginePool:
+        """A pool in this process; its engines start with `start()` or on entering.
+
+        `engines` are ready-made engines by name. The four keywords make or take the usual ones under those names:
+        `llm`, `embedder` and `reranker` a model (path or hub id) or an engine, `store` a PostgreSQL DSN, `"embedded"`
+        or an engine. `policy`: topology-aware, per-invocation or throughput-oriented. `details` keeps prompts and
+        documents in traces. Raises `RegistrationError`.
+        """
+        found = dict(engines or {})
+        for name, given in (("llm", llm), ("embedder", embedder), ("reranker", reranker), ("store", store)):
+            if given is not None:
+                found[name] = _make(name, given) if isinstance(given, str) else given
+        return cls(*_prepared(found, policy, details, None), passes)
+
+    @classmethod
+    def on_this_loop(cls, engines: Engines, *, passes: Iterable[Pass | str] = DEFAULT_PASSES, policy: str = "topology-aware") -> EnginePool:
+        """A pool on the running event loop, for virtual time. Use `async with`; only async calls work."""
+        return cls(*_prepared(dict(engines), policy, False, SameLoop()), passes)
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> EnginePool:
+        """Start all engines. Idempotent. Raises `EngineUnavailable` and what engines raise."""
+        if not self._started:
+            self.runtime.start()
+            self._started = True
+        return self
+
+    def close(self) -> None:
+        """Stop all engines. Idempotent."""
+        if self._started:
+            self._started = False
+            self.runtime.stop()
+
+    def __enter__(self) -> EnginePool:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> EnginePool:
+        if isinstance(self.runtime.loop, SameLoop):
+            await self.runtime.astart()
+            self._started = True
+            return self
+        return await asyncio.get_running_loop().run_in_executor(None, self.start)
+
+    async def __aexit__(self, *_: object) -> None:
+        if isinstance(self.runtime.loop, SameLoop):
+            self._started = False
+            await self.runtime.astop()
+        else:
+            await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+    # ------------------------------------------------------------ engines
+
+    def engine(self, name: str) -> Engine:
+        """The (first) instance of an engine. Raises `RegistrationError`."""
+        if name not in self._engines:
+            raise unknown_name("engine", name, list(self._engines))
+        return self._engines[name][0]
+
+    @property
+    def engine_names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._engines))
+
+    @property
+    def profiles(self) -> Mapping[str, EngineProfile]:
+        return {name: found[0].profile for name, found in self._engines.items()}
+
+    def versions(self) -> dict[str, dict[str, str]]:
+        """What runs below each engine, by engine name."""
+        return {name: dict(found[0].versions()) for name, found in self._engines.items()}
+
+    def call(
+        self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = False, run: Any = None
+    ) -> CallHandle:
+        """One request per payload on an engine; inside a live query (`run`), work done ahead is claimed."""
+        return self.runtime.call(kind, engine, payloads, stream=stream, run=run)
+
+    def admin(self, engine: str, method: str, *args: Any) -> Future[Any]:
+        """Run a coroutine method of an engine that is no request, e.g. `count` of a store."""
+        return self.runtime.admin(engine, method, *args)
+
+    def reset(self) -> None:
+        """Empty prefix caches and the like."""
+        self.runtime.reset()
+
+    # ------------------------------------------------------------ plans and traces
+
+    def plan(
+        self,
+        template: WorkflowTemplate,
+        shape: Shape | None = None,
+        *,
+        passes: Iterable[Pass | str] | None = None,
+        speculate: str = "auto",
+    ) -> Optimised:
+        """The e-graph of a template on this pool's engines, from the cache when it was made before."""
+        chosen = self.passes if passes is None else resolve_passes(passes)
+        cache = self._caches.get(chosen)
+        if cache is None:
+            cache = self._caches.setdefault(chosen, GraphCache(PassPipeline(chosen)))
+        return cache.optimised(template, shape, PassContext(self.profiles, speculate))
+
+    @property
+    def traces(self) -> tuple[QueryTrace, ...]:
+        return self.runtime.traces
+
+    def __repr__(self) -> str:
+        return f"<EnginePool {', '.join(self.engine_names)}, {'running' if self._started else 'not running'}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EnginePool:
+        return self  # engines are shared, whoever copies the objects that use them
+
+
+def _prepared(
+    found: dict[str, Engine | Sequence[Engine]], policy: str, details: bool, loop: SameLoop | None
+) -> tuple[LocalRuntime, dict[str, Sequence[Engine]]]:
+    if not found:
+        raise RegistrationError("a pool needs at least one engine.", hint="e.g. EnginePool.local(llm='path/to/model')")
+    if policy not in POLICIES:
+        raise unknown_name("batch policy", policy, list(POLICIES))
+    engines = {name: given if isinstance(given, Sequence) else (given,) for name, given in found.items()}
+    return LocalRuntime(engines, policy=POLICIES[policy](), loop=loop, details=details), engines
+
+
+def _make(name: str, given: str) -> Engine:
+    """The default engine for a keyword of `EnginePool.local`; imports are as late as possible."""
+    if name == "llm":
+        from teola_plugin.engines.llm_vllm import VllmEngine
+
+        return VllmEngine(name, given)
+    if name == "embedder":
+        from teola_plugin.engines.embedding import EmbeddingEngine
+
+        return EmbeddingEngine(name, given)
+    if name == "reranker":
+        from teola_plugin.engines.reranking import RerankingEngine
+
+        return RerankingEngine(name, given)
+    from teola_plugin.engines.vector_pgvector import PgVectorEngine
+
+    return PgVectorEngine(name, dsn=None if given == "embedded" else given)

@@ -1,0 +1,192 @@
+"""Tables: events in, instructions out. No clock, no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.scheduling import EngineScheduler, PerInvocation, ThroughputOriented, TopologyAware
+from teola_plugin.scheduling.events import (
+    CancelRequests,
+    CancelRunning,
+    DepthChanged,
+    Dropped,
+    Enqueue,
+    InstanceDown,
+    InstanceUp,
+    PrefillEnded,
+    QueuedRequest,
+    Reject,
+    RequestEnded,
+    RunBatch,
+)
+
+K = PrimitiveKind
+LLM = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1024, max_requests=8, max_request_size=2048)
+EMBEDDER = EngineProfile(batching=Batching.STATIC, max_efficient_batch=4)
+
+
+def enqueue(query: str, name: str, depth: int = 0, requests: int = 1, size: int = 1, session: str = "") -> Enqueue:
+    made = tuple(QueuedRequest(name if requests == 1 else f"{name}{i}", size) for i in range(requests))
+    return Enqueue(0.0, query, name, K.EMBEDDING, made, depth, session=session)
+
+
+def batches(instructions: list[object]) -> list[tuple[str, ...]]:
+    return [i.requests for i in instructions if isinstance(i, RunBatch)]
+
+
+def figure_7(policy: object) -> Iterator[tuple[str, ...]]:
+    """Query 1 has A (depth 3) and B (1), query 2 has G (1) and H (3); two prefillings fit into a tick."""
+    scheduler = EngineScheduler(LLM, (), policy)  # type: ignore[arg-type]
+    for query, name, depth in [("q1", "A", 3), ("q1", "B", 1), ("q2", "G", 1), ("q2", "H", 3)]:
+        scheduler.handle(enqueue(query, name, depth, size=512))
+    yield from batches(scheduler.handle(InstanceUp(0.0, "0")))
+    running = list(scheduler.running.by_id)
+    while running:
+        yield from batches(scheduler.handle(RequestEnded(1.0, running[0])))
+        running = list(scheduler.running.by_id)
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        (TopologyAware(), [("A", "H"), ("B",), ("G",)]),
+        (ThroughputOriented(), [("A", "B"), ("G",), ("H",)]),
+        (PerInvocation(), [("A",), ("B",), ("G",), ("H",)]),
+    ],
+)
+def test_figure_7(policy: object, order: list[tuple[str, ...]]) -> None:
+    assert list(figure_7(policy)) == order
+
+
+def test_slots_freed_one_by_one_still_serve_h_before_b() -> None:
+    scheduler = EngineScheduler(EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1), ())
+    for query, name, depth in [("q1", "A", 3), ("q1", "B", 1), ("q2", "G", 1), ("q2", "H", 3)]:
+        scheduler.handle(enqueue(query, name, depth))
+    assert batches(scheduler.handle(InstanceUp(0.0, "0"))) == [("A",)]
+    two = EngineScheduler(EngineProfile(batching=Batching.CONTINUOUS, max_batch=9, max_requests=2), ())
+    two.handle(enqueue("q1", "A", 3))
+    two.handle(enqueue("q0", "Z", 9))
+    two.handle(InstanceUp(0.0, "0"))
+    for query, name, depth in [("q1", "B", 1), ("q2", "G", 1), ("q2", "H", 3)]:
+        two.handle(enqueue(query, name, depth))
+    assert batches(two.handle(RequestEnded(1.0, "Z"))) == [("H",)]  # A is running: query 1 has had its turn
+
+
+def test_requests_of_different_queries_are_fused() -> None:
+    scheduler = EngineScheduler(EMBEDDER, ())
+    scheduler.handle(enqueue("q1", "a", requests=2))
+    scheduler.handle(enqueue("q2", "b", requests=2))
+    assert batches(scheduler.handle(InstanceUp(0.0, "0"))) == [("a0", "a1", "b0", "b1")]
+
+
+def test_a_static_engine_runs_one_batch_at_a_time() -> None:
+    scheduler = EngineScheduler(EMBEDDER)
+    assert batches(scheduler.handle(enqueue("q1", "a", requests=6))) == [("a0", "a1", "a2", "a3")]
+    for request in ("a0", "a1", "a2"):
+        assert batches(scheduler.handle(RequestEnded(1.0, request))) == []
+    assert batches(scheduler.handle(RequestEnded(1.0, "a3"))) == [("a4", "a5")]
+
+
+def test_a_continuous_engine_frees_token_slots_when_prefilling_ends() -> None:
+    scheduler = EngineScheduler(LLM)
+    assert batches(scheduler.handle(enqueue("q1", "a", size=700))) == [("a",)]
+    assert batches(scheduler.handle(enqueue("q1", "b", size=700))) == []
+    assert batches(scheduler.handle(PrefillEnded(1.0, "a"))) == [("b",)]
+
+
+def test_a_request_beyond_the_tick_runs_alone_and_one_beyond_the_engine_is_rejected() -> None:
+    scheduler = EngineScheduler(LLM)
+    assert batches(scheduler.handle(enqueue("q1", "long", size=1500))) == [("long",)]
+    out = scheduler.handle(enqueue("q1", "too long", size=3000))
+    assert out == [Reject("too long", 3000, 2048)]
+    assert not scheduler.queue
+
+
+def test_cancel_drops_what_waits_and_stops_what_runs() -> None:
+    scheduler = EngineScheduler(EMBEDDER)
+    scheduler.handle(enqueue("q1", "a", requests=6))
+    out = scheduler.handle(CancelRequests(1.0, ("a0", "a5", "unknown")))
+    assert out == [Dropped(("a5",)), CancelRunning("0", ("a0",))]
+
+
+def test_announced_depths_reorder_the_queue() -> None:
+    scheduler = EngineScheduler(EngineProfile(batching=Batching.STATIC, max_efficient_batch=1), ())
+    scheduler.handle(enqueue("q1", "a", 1))
+    scheduler.handle(enqueue("q1", "b", 2))
+    scheduler.handle(DepthChanged(0.0, "q1", {"a": 5}))
+    assert batches(scheduler.handle(InstanceUp(0.0, "0"))) == [("a",)]
+
+
+def test_nothing_is_overtaken_for_more_than_twenty_batches() -> None:
+    scheduler = EngineScheduler(EngineProfile(batching=Batching.STATIC, max_efficient_batch=1), ())
+    scheduler.handle(enqueue("q1", "shallow", 0))
+    for i in range(60):
+        scheduler.handle(enqueue("q1", f"deep{i}", 5))
+    order = list(batches(scheduler.handle(InstanceUp(0.0, "0"))))
+    while scheduler.running.by_id:
+        order += batches(scheduler.handle(RequestEnded(0.0, next(iter(scheduler.running.by_id)))))
+    assert order.index(("shallow",)) == 20
+    assert len(order) == 61
+
+
+def test_sessions_go_to_the_instance_that_has_their_prefix() -> None:
+    scheduler = EngineScheduler(LLM, ("0", "1"))
+    assert scheduler.handle(enqueue("q1", "warm", session="s"))[0].instance == "0"  # type: ignore[attr-defined]
+    assert scheduler.handle(enqueue("q2", "other"))[0].instance == "1"  # type: ignore[attr-defined]
+    assert scheduler.handle(enqueue("q3", "another"))[0].instance == "0"  # type: ignore[attr-defined]
+    scheduler.handle(RequestEnded(0.0, "other"))
+    assert scheduler.handle(enqueue("q1", "full", session="s"))[0].instance == "0"  # type: ignore[attr-defined]
+
+
+def test_a_dead_instance_gets_nothing_until_it_is_up_again() -> None:
+    scheduler = EngineScheduler(EMBEDDER)
+    scheduler.handle(enqueue("q1", "a"))
+    scheduler.handle(InstanceDown(0.0, "0"))
+    assert not scheduler.running.by_id
+    assert scheduler.handle(enqueue("q1", "b")) == []
+    assert batches(scheduler.handle(InstanceUp(1.0, "0"))) == [("b",)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["q1", "q2", "q3"]), st.integers(0, 4), st.integers(1, 5), st.integers(1, 600)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.sampled_from([LLM, EMBEDDER]),
+    st.sampled_from([TopologyAware(), PerInvocation(), ThroughputOriented()]),
+    st.integers(1, 3),
+)
+def test_every_request_runs_once_and_slots_are_never_overrun(
+    queue: list[tuple[str, int, int, int]], profile: EngineProfile, policy: object, instances: int
+) -> None:
+    scheduler = EngineScheduler(profile, tuple(map(str, range(instances))), policy)  # type: ignore[arg-type]
+    ran: list[str] = []
+    expected = 0
+
+    def check(out: list[object]) -> None:
+        for batch in (i for i in out if isinstance(i, RunBatch)):
+            ran.extend(batch.requests)
+        for instance in scheduler.instances:
+            here = scheduler.running.on(instance)
+            if profile.batching is Batching.STATIC:
+                assert len(here) <= profile.max_efficient_batch
+            else:
+                assert len(here) <= profile.max_requests
+                prefilling = [r.size for r in here if r.prefilling]
+                assert len(prefilling) <= 1 or sum(prefilling) <= profile.max_batch
+
+    for number, (query, depth, requests, size) in enumerate(queue):
+        expected += requests
+        size = size if profile is LLM else 1
+        check(scheduler.handle(enqueue(query, f"p{number}_", depth, requests, size)))  # type: ignore[arg-type]
+    while scheduler.running.by_id:
+        check(scheduler.handle(RequestEnded(1.0, next(iter(scheduler.running.by_id)))))  # type: ignore[arg-type]
+    assert len(ran) == len(set(ran)) == expected
+    assert not scheduler.queue
