@@ -1,0 +1,26 @@
+"""What users look at: traces of queries, and their forms for terminals, browsers and other tools."""
+
+from teola_plugin.observe.export import chrome_trace, write_chrome_trace
+from teola_plugin.observe.html import html_page
+from teola_plugin.observe.otel import emit
+from teola_plugin.observe.progress import progress
+from teola_plugin.observe.recorder import TraceRecorder
+from teola_plugin.observe.spans import GraphEdge, GraphNode, GraphView, PathStep, QueryTrace, Span
+from teola_plugin.observe.text import format_summary, timeline_text
+
+__all__ = [
+    "GraphEdge",
+    "GraphNode",
+    "GraphView",
+    "PathStep",
+    "QueryTrace",
+    "Span",
+    "TraceRecorder",
+    "chrome_trace",
+    "emit",
+    "format_summary",
+    "html_page",
+    "progress",
+    "timeline_text",
+    "write_chrome_trace",
+]

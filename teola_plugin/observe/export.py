@@ -1,0 +1,127 @@
+"""Traces in the Chrome trace-event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from teola_plugin.observe.layout import pack_lanes
+from teola_plugin.observe.spans import QueryTrace, Span
+
+Event = dict[str, Any]
+
+
+def chrome_trace(traces: Iterable[QueryTrace], *, by: Literal["query", "engine"] = "query") -> dict[str, Any]:
+    """`traces` as one JSON-ready object; times in microseconds since the earliest query's start.
+
+    `by="query"` makes one process a query with the engines as threads; `by="engine"` makes one process an engine,
+    with the queries as threads. A thread is a lane: its slices never overlap. Flow arrows lead from the primitives
+    that were waited for.
+    """
+    found = list(traces)
+    origin = min((t.started for t in found), default=0.0)
+    groups: dict[tuple[str, str], list[tuple[QueryTrace, Span]]] = {}
+    for trace in found:
+        for span in trace.spans:
+            query, engine = f"{trace.app} {trace.query_id}".strip(), span.engine or "client"
+            key = (query, engine) if by == "query" else (engine, query)
+            groups.setdefault(key, []).append((trace, span))
+    events: list[Event] = []
+    places: dict[int, tuple[int, int]] = {}
+    pids: dict[str, int] = {}
+    next_tid = 1
+    for (process, thread), members in groups.items():
+        if process not in pids:
+            pids[process] = len(pids) + 1
+            events.append(_meta("process_name", pids[process], 0, process))
+        lanes = pack_lanes([_extent(trace, span) for trace, span in members])
+        for lane in range(max(lanes) + 1):
+            name = thread if lane == 0 else f"{thread} ({lane + 1})"
+            events.append(_meta("thread_name", pids[process], next_tid + lane, name))
+        for (trace, span), lane in zip(members, lanes, strict=True):
+            place = places[id(span)] = (pids[process], next_tid + lane)
+            events.extend(_slices(trace, span, place, origin))
+        next_tid += max(lanes) + 1
+    events.extend(_flows(found, places, origin))
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"queries": len(found)}}
+
+
+def write_chrome_trace(
+    path: str | os.PathLike[str], traces: Iterable[QueryTrace], *, by: Literal["query", "engine"] = "query"
+) -> Path:
+    """Write `chrome_trace(traces)` to `path` and give that path back."""
+    target = Path(path)
+    target.write_text(json.dumps(chrome_trace(traces, by=by), separators=(",", ":")), encoding="utf-8")
+    return target
+
+
+def _extent(trace: QueryTrace, span: Span) -> tuple[float, float]:
+    return span.queued, max(span.begin, trace.ended if span.done is None else span.done)
+
+
+def _micros(seconds: float, origin: float) -> float:
+    """Whole nanoseconds, so that slices that touch in the trace touch exactly."""
+    return round((seconds - origin) * 1e9) / 1e3
+
+
+def _meta(name: str, pid: int, tid: int, value: str) -> Event:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": {"name": value}}
+
+
+def _slices(trace: QueryTrace, span: Span, place: tuple[int, int], origin: float) -> Iterator[Event]:
+    queued, end = (_micros(at, origin) for at in _extent(trace, span))
+    begin = _micros(span.begin, origin) if span.started is not None else end
+    if begin > queued:
+        yield _slice(f"{span.primitive} (queued)", "queued", place, queued, begin, {})
+    if span.started is not None or begin == queued:
+        yield _slice(span.primitive, span.kind, place, begin, end, _args(trace, span))
+    if span.first is not None:
+        at = _micros(span.first, origin)
+        yield {"ph": "i", "s": "t", "name": "first piece", "cat": span.kind, "ts": at, **_at(place)}
+
+
+def _slice(name: str, cat: str, place: tuple[int, int], begin: float, end: float, args: Event) -> Event:
+    dur = max(0, round((end - begin) * 1e3)) / 1e3
+    return {"ph": "X", "name": name, "cat": cat, "ts": begin, "dur": dur, **_at(place), "args": args}
+
+
+def _at(place: tuple[int, int]) -> Event:
+    return {"pid": place[0], "tid": place[1]}
+
+
+def _args(trace: QueryTrace, span: Span) -> Event:
+    return {
+        "query": trace.query_id,
+        "kind": span.kind,
+        "engine": span.engine or "client",
+        "instance": span.instance,
+        "batch": span.batch,
+        "scope": "/".join(span.scope),
+        "depth": span.depth,
+        "outcome": span.outcome,
+        "requests": span.size,
+        "tokens": span.tokens,
+        "cached": span.cached,
+        "tentative": span.tentative,
+        **{f"detail.{key}": value for key, value in span.detail},
+    }
+
+
+def _flows(traces: Sequence[QueryTrace], places: dict[int, tuple[int, int]], origin: float) -> Iterator[Event]:
+    number = 0
+    for trace in traces:
+        latest = {s.primitive: s for s in trace.spans if s.started is not None and s.done is not None}
+        for child in latest.values():
+            for parent in (latest[p] for p in child.parents if p in latest):
+                assert parent.done is not None
+                # An arrow must leave from inside its slice and may not point back in time.
+                leave = min(_micros(parent.done, origin) - 0.001, _micros(child.begin, origin))
+                if parent is child or leave < _micros(parent.begin, origin):
+                    continue
+                number += 1
+                common = {"name": "waits for", "cat": "flow", "id": number}
+                yield {"ph": "s", "ts": leave, **common, **_at(places[id(parent)])}
+                yield {"ph": "f", "bp": "e", "ts": _micros(child.begin, origin), **common, **_at(places[id(child)])}

@@ -1,0 +1,173 @@
+"""Where things go in a drawing: lanes of a timeline, layers of a graph. Pure geometry, no drawing."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from teola_plugin.observe.spans import GraphView
+
+
+def pack_lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:
+    """A lane number for each (begin, end), such that intervals of one lane never overlap.
+
+    Uses the fewest lanes possible. Intervals that only touch share a lane.
+    """
+    lanes = [0] * len(intervals)
+    free: list[int] = []
+    running: list[tuple[float, int]] = []
+    for i in sorted(range(len(intervals)), key=lambda i: intervals[i]):
+        begin, end = intervals[i]
+        while running and running[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(running)[1])
+        lanes[i] = heapq.heappop(free) if free else len(running)
+        heapq.heappush(running, (max(begin, end), lanes[i]))
+    return lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Layered:
+    """A layered drawing. A place is (layer from the left, y of the middle); y is in units of one node's height."""
+
+    places: Mapping[str, tuple[int, float]]
+    routes: Mapping[tuple[str, str], tuple[tuple[int, float], ...]]
+    """For each edge, the places it goes through, both ends included; one in every layer that it crosses."""
+    layers: int
+    height: float
+
+
+def layered(view: GraphView) -> Layered:
+    """Primitives by depth, the deepest at the left; edges run between nodes, never across them.
+
+    Sugiyama's way: invisible points stand where a long edge crosses a layer, layers are ordered by the barycentre of
+    their neighbours, and each layer is then moved as close to its neighbours as its order and the spacing allow.
+    """
+    layer_of = _layers(view)
+    known = dict.fromkeys((a, b) for a, b, _ in view.edges if a in layer_of and b in layer_of)
+    edges = [(a, b) for a, b in known if layer_of[a] < layer_of[b]]
+    chains = {edge: _chain(edge, layer_of) for edge in edges}
+    rows: list[list[str]] = [[] for _ in range(max(layer_of.values(), default=-1) + 1)]
+    for node, layer in layer_of.items():
+        rows[layer].append(node)
+    links: dict[str, list[str]] = {}
+    for (source, _), chain in chains.items():
+        for offset, point in enumerate(chain[1:-1], start=1):
+            rows[layer_of[source] + offset].append(point)
+        for a, b in pairwise(chain):
+            links.setdefault(a, []).append(b)
+            links.setdefault(b, []).append(a)
+    where = {point: layer for layer, row in enumerate(rows) for point in row}
+    rows = _ordered(rows, links, where)
+    y = _straightened(rows, links, where, frozenset(layer_of))
+    top = min(y.values(), default=0.0)
+    y = {point: value - top for point, value in y.items()}
+    return Layered(
+        {node: (layer, y[node]) for node, layer in layer_of.items()},
+        {edge: tuple((where[point], y[point]) for point in chain) for edge, chain in chains.items()},
+        len(rows),
+        max(y.values(), default=0.0),
+    )
+
+
+def _layers(view: GraphView) -> dict[str, int]:
+    """Layer of each node. The recorded depths, or, where an edge contradicts them, the longest way to the end."""
+    depth = {node[0]: node[3] for node in view.nodes}
+    known = [(a, b) for a, b, _ in view.edges if a in depth and b in depth and a != b]
+    if any(depth[a] <= depth[b] for a, b in known):
+        depth = dict.fromkeys(depth, 0)
+        for _ in depth:  # at most one round a node: ends even if the data has a cycle
+            before = dict(depth)
+            for a, b in known:
+                depth[a] = max(depth[a], min(depth[b] + 1, len(depth) - 1))
+            if depth == before:
+                break
+    used = {value: rank for rank, value in enumerate(sorted(set(depth.values()), reverse=True))}
+    return {node: used[value] for node, value in depth.items()}
+
+
+def _chain(edge: tuple[str, str], layer_of: Mapping[str, int]) -> list[str]:
+    source, target = edge
+    crossed = range(layer_of[source] + 1, layer_of[target])
+    return [source, *(f"\0{source}\0{target}\0{layer}" for layer in crossed), target]
+
+
+def _ordered(rows: list[list[str]], links: Mapping[str, list[str]], where: Mapping[str, int]) -> list[list[str]]:
+    """The order with the fewest crossings among those that sweeping to and fro comes by."""
+    best, fewest = rows, _crossings(rows, links, where)
+    for sweep in range(12):
+        if not fewest:
+            break
+        forward = sweep % 2 == 0
+        rows = [list(row) for row in rows]
+        for layer in range(len(rows)) if forward else range(len(rows) - 1, -1, -1):
+            beside = layer - 1 if forward else layer + 1
+            if 0 <= beside < len(rows):
+                at = {point: float(i) for i, point in enumerate(rows[beside])}
+                mean = {p: _mean((at[q] for q in links.get(p, ()) if q in at), i) for i, p in enumerate(rows[layer])}
+                rows[layer].sort(key=mean.__getitem__)
+        crossings = _crossings(rows, links, where)
+        if crossings < fewest:
+            best, fewest = rows, crossings
+    return best
+
+
+def _crossings(rows: Iterable[list[str]], links: Mapping[str, list[str]], where: Mapping[str, int]) -> int:
+    at = {point: i for row in rows for i, point in enumerate(row)}
+    count = 0
+    for layer, row in enumerate(rows):
+        ends = [at[q] for p in row for q in sorted(links.get(p, ()), key=at.__getitem__) if where[q] == layer + 1]
+        count += sum(a > b for i, a in enumerate(ends) for b in ends[i + 1 :])
+    return count
+
+
+def _straightened(
+    rows: list[list[str]], links: Mapping[str, list[str]], where: Mapping[str, int], nodes: frozenset[str]
+) -> dict[str, float]:
+    """Heights: in a few sweeps, each point as near to its neighbours as the spacing in its layer allows."""
+    gaps = [[0.0, *(_gap(a in nodes, b in nodes) for a, b in pairwise(row))] for row in rows]
+    y: dict[str, float] = {}
+    for row, gap in zip(rows, gaps, strict=True):
+        at = 0.0
+        for point, space in zip(row, gap, strict=True):
+            at += space
+            y[point] = at
+        y.update({point: y[point] - at / 2 for point in row})
+    for sweep in range(10):
+        forward = sweep % 2 == 0
+        last = sweep >= 8  # in the end neighbours on both sides count
+        for layer in range(len(rows)) if forward else range(len(rows) - 1, -1, -1):
+            wanted = []
+            for point in rows[layer]:
+                near = [q for q in links.get(point, ()) if last or (where[q] < layer) == forward]
+                wanted.append(_mean((y[q] for q in near), y[point]))
+            y.update(zip(rows[layer], _spaced(wanted, gaps[layer]), strict=True))
+    return y
+
+
+def _gap(a_is_node: bool, b_is_node: bool) -> float:
+    return (1.42, 0.9, 0.42)[(not a_is_node) + (not b_is_node)]
+
+
+def _spaced(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
+    """The positions nearest to `wanted` (least squares) in the same order and at least `gaps` apart."""
+    offsets, total = [], 0.0
+    for gap in gaps:
+        total += gap
+        offsets.append(total)
+    blocks: list[tuple[float, int]] = []  # (mean, length): pool adjacent violators
+    for want, offset in zip(wanted, offsets, strict=True):
+        mean, length = want - offset, 1
+        while blocks and blocks[-1][0] >= mean:
+            before, count = blocks.pop()
+            mean = (before * count + mean * length) / (count + length)
+            length += count
+        blocks.append((mean, length))
+    flat = [mean for mean, length in blocks for _ in range(length)]
+    return [mean + offset for mean, offset in zip(flat, offsets, strict=True)]
+
+
+def _mean(values: Iterable[float], default: float) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else default

@@ -1,0 +1,124 @@
+"""Traces as OpenTelemetry spans, named after OpenInference where its names fit. Does nothing where OTel is absent."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.observe.spans import QueryTrace, Span
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext, Tracer, TracerProvider
+
+_SPAN_KINDS = {
+    "EMBEDDING": "EMBEDDING",
+    "SEARCHING": "RETRIEVER",
+    "RERANKING": "RERANKER",
+    "PREFILLING": "LLM",
+    "PARTIAL_PREFILLING": "LLM",
+    "FULL_PREFILLING": "LLM",
+    "DECODING": "LLM",
+    "PARTIAL_DECODING": "LLM",
+    "TOOL": "TOOL",
+}
+"""`openinference.span.kind` of each kind of primitive; CHAIN for the others."""
+
+
+def emit(trace: QueryTrace, provider: TracerProvider | None = None) -> int:
+    """Send `trace` to OpenTelemetry: one span for the query and below it one for each primitive.
+
+    Uses the global tracer provider unless one is given. Spans link to those that they waited for. Returns how many
+    spans were made: 0 when opentelemetry-api is not installed.
+    """
+    try:
+        from opentelemetry import trace as api
+    except ImportError:
+        return 0
+    tracer = api.get_tracer("teola_plugin", tracer_provider=provider)
+    clock = _Clock(trace)
+    root = tracer.start_span(
+        trace.app or "query",
+        start_time=clock.nanos(trace.started),
+        attributes=_query_attributes(trace),
+    )
+    if trace.outcome == "failed":
+        root.set_status(api.StatusCode.ERROR)
+    made: dict[str, SpanContext] = {}
+    for span in sorted(trace.spans, key=lambda s: s.begin):
+        made[span.primitive] = _emit_span(tracer, root, span, trace, clock, made)
+    root.end(clock.nanos(trace.ended))
+    return 1 + len(trace.spans)
+
+
+class _Clock:
+    """From the runtime's clock to Unix nanoseconds."""
+
+    def __init__(self, trace: QueryTrace) -> None:
+        wall = trace.wall or time.time() - (time.monotonic() - trace.started)
+        self._offset = wall - trace.started
+
+    def nanos(self, at: float) -> int:
+        return int((at + self._offset) * 1e9)
+
+
+def _emit_span(
+    tracer: Tracer, root: Any, span: Span, trace: QueryTrace, clock: _Clock, made: dict[str, SpanContext]
+) -> SpanContext:
+    from opentelemetry import trace as api
+
+    one = tracer.start_span(
+        span.primitive,
+        context=api.set_span_in_context(root),
+        start_time=clock.nanos(span.begin),
+        attributes=_span_attributes(span),
+        links=[api.Link(made[p]) for p in span.parents if p in made],
+    )
+    if span.first is not None:
+        one.add_event("first piece", timestamp=clock.nanos(span.first))
+    if span.outcome == "failed":
+        one.set_status(api.StatusCode.ERROR)
+    one.end(clock.nanos(trace.ended if span.done is None else span.done))
+    return one.get_span_context()
+
+
+def _query_attributes(trace: QueryTrace) -> dict[str, Any]:
+    lost, lost_tokens = trace.wasted()
+    return {
+        "openinference.span.kind": "CHAIN",
+        "teola.query.id": trace.query_id,
+        "teola.query.outcome": trace.outcome,
+        "teola.query.critical_path": [step.span.primitive for step in trace.critical_path()],
+        "teola.query.passes": [name for name, fired, _ in trace.passes if fired],
+        "teola.wasted.primitives": lost,
+        "teola.wasted.tokens": lost_tokens,
+    }
+
+
+def _span_attributes(span: Span) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "openinference.span.kind": _SPAN_KINDS.get(span.kind, "CHAIN"),
+        "teola.query.id": span.query_id,
+        "teola.primitive.kind": span.kind,
+        "teola.engine": span.engine or "client",
+        "teola.engine.instance": span.instance,
+        "teola.batch": span.batch,
+        "teola.scope": list(span.scope),
+        "teola.depth": span.depth,
+        "teola.outcome": span.outcome,
+        "teola.requests": span.size,
+        "teola.tentative": span.tentative,
+        "teola.queued.seconds": max(0.0, span.begin - span.queued),
+    }
+    attributes.update(_token_attributes(span))
+    attributes.update({f"teola.detail.{key}": value for key, value in span.detail})
+    return attributes
+
+
+def _token_attributes(span: Span) -> dict[str, int]:
+    if not span.tokens:
+        return {}
+    if span.kind.endswith("PREFILLING"):
+        return {"llm.token_count.prompt": span.tokens, "llm.token_count.prompt_details.cache_read": span.cached}
+    if span.kind.endswith("DECODING"):
+        return {"llm.token_count.completion": span.tokens}
+    return {"llm.token_count.total": span.tokens}

@@ -1,0 +1,199 @@
+"""Collects spans while queries run; the pool's loop calls it, and nothing else does."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from teola_plugin.observe.spans import Detail, GraphView, PassRun, QueryTrace, Span
+
+
+class _OpenSpan:
+    """A span under way. Plain slots: this is written several times a primitive."""
+
+    __slots__ = ("about", "batch", "cached", "done", "first", "instance", "outcome", "queued", "started", "tokens")
+
+    def __init__(self, queued: float, about: tuple[str, str, tuple[str, ...], int, int, bool, tuple[str, ...], Detail]):
+        self.queued = queued
+        self.about = about
+        self.started: float | None = None
+        self.first: float | None = None
+        self.done: float | None = None
+        self.outcome = ""
+        self.instance = ""
+        self.batch = -1
+        self.tokens = self.cached = 0
+
+
+class _OpenQuery:
+    """A query under way: its live spans by primitive, and all of them in the order they were queued."""
+
+    __slots__ = ("app", "graph", "graph_text", "live", "order", "passes", "pgraph_text", "started", "wall")
+
+    def __init__(self, app: str, started: float, wall: float) -> None:
+        self.app = app
+        self.started = started
+        self.wall = wall
+        self.live: dict[str, _OpenSpan] = {}
+        self.order: list[tuple[str, _OpenSpan]] = []
+        self.graph: GraphView | None = None
+        self.graph_text = self.pgraph_text = ""
+        self.passes: tuple[PassRun, ...] = ()
+
+
+class TraceRecorder:
+    """Owns the spans of every running query and keeps the last `keep` traces.
+
+    Not thread-safe: all calls come from one thread. Events of a query that is unknown or already finished are
+    ignored, since cancelled work may still report. `details=True` keeps prompts and documents given as `detail`.
+    `wall` gives the Unix time, for exporters; None leaves it unknown (virtual time).
+    """
+
+    def __init__(self, keep: int = 64, *, details: bool = False, wall: Callable[[], float] | None = time.time) -> None:
+        self.details = details
+        self._wall = wall
+        self._open: dict[str, _OpenQuery] = {}
+        self._kept: deque[QueryTrace] = deque(maxlen=keep)
+
+    @property
+    def traces(self) -> tuple[QueryTrace, ...]:
+        """The finished traces that are kept, oldest first."""
+        return tuple(self._kept)
+
+    @property
+    def open_queries(self) -> tuple[str, ...]:
+        return tuple(self._open)
+
+    def get(self, query_id: str) -> QueryTrace | None:
+        """The kept trace of a finished query."""
+        return next((t for t in reversed(self._kept) if t.query_id == query_id), None)
+
+    def begin(self, query_id: str, app: str, at: float) -> None:
+        """A query starts; `at` as everywhere in seconds on the runtime's clock."""
+        self._open[query_id] = _OpenQuery(app, at, self._wall() if self._wall else 0.0)
+
+    def describe(
+        self,
+        query_id: str,
+        *,
+        graph: GraphView | None = None,
+        graph_text: str = "",
+        pgraph_text: str = "",
+        passes: tuple[PassRun, ...] = (),
+    ) -> None:
+        """What the query was planned to be. Say it once, or again when the graph has grown."""
+        query = self._open.get(query_id)
+        if query is None:
+            return
+        query.graph = graph or query.graph
+        query.graph_text = graph_text or query.graph_text
+        query.pgraph_text = pgraph_text or query.pgraph_text
+        query.passes = passes or query.passes
+
+    def queued(
+        self,
+        query_id: str,
+        primitive: str,
+        at: float,
+        *,
+        kind: str,
+        engine: str = "",
+        scope: tuple[str, ...] = (),
+        depth: int = 0,
+        size: int = 1,
+        tentative: bool = False,
+        parents: tuple[str, ...] = (),
+        detail: Detail = (),
+    ) -> None:
+        """A primitive entered a queue. A second time is a retry: it gets a span of its own."""
+        query = self._open.get(query_id)
+        if query is None:
+            return
+        about = (kind, engine, scope, depth, size, tentative, parents, detail if self.details else ())
+        span = query.live[primitive] = _OpenSpan(at, about)
+        query.order.append((primitive, span))
+
+    def started(self, query_id: str, primitive: str, at: float, *, instance: str = "", batch: int = -1) -> None:
+        """It began to run; further batches of the same primitive keep the first start."""
+        span = self._find(query_id, primitive)
+        if span is None:
+            return
+        if span.started is None:
+            span.started = at
+        span.instance = instance or span.instance
+        span.batch = batch if batch >= 0 else span.batch
+
+    def first(self, query_id: str, primitive: str, at: float) -> None:
+        """A piece came; only the first one counts."""
+        span = self._find(query_id, primitive)
+        if span is not None and span.first is None:
+            span.first = at
+
+    def done(
+        self, query_id: str, primitive: str, at: float, *, outcome: str = "done", tokens: int = 0, cached: int = 0
+    ) -> None:
+        """It ended, one way or another."""
+        span = self._find(query_id, primitive)
+        if span is not None:
+            span.done, span.outcome, span.tokens, span.cached = at, outcome, tokens, cached
+
+    def settle(self, query_id: str, primitive: str, outcome: str) -> None:
+        """What became of the value, known only later: `claimed` by the plain code, or `wasted`."""
+        span = self._find(query_id, primitive)
+        if span is not None:
+            span.outcome = outcome
+
+    def finish(self, query_id: str, at: float, *, outcome: str = "done") -> QueryTrace | None:
+        """The query ended: its trace, which is also kept. Spans still open count as cancelled.
+
+        None when the query is unknown or already finished.
+        """
+        query = self._open.pop(query_id, None)
+        if query is None:
+            return None
+        trace = QueryTrace(
+            query_id,
+            query.app,
+            query.started,
+            at,
+            tuple(_closed(query_id, query.app, name, span) for name, span in query.order),
+            query.graph_text,
+            query.pgraph_text,
+            query.passes,
+            outcome,
+            query.graph,
+            query.wall,
+        )
+        self._kept.append(trace)
+        return trace
+
+    def _find(self, query_id: str, primitive: str) -> _OpenSpan | None:
+        query = self._open.get(query_id)
+        return None if query is None else query.live.get(primitive)
+
+
+def _closed(query_id: str, app: str, primitive: str, span: _OpenSpan) -> Span:
+    kind, engine, scope, depth, size, tentative, parents, detail = span.about
+    return Span(
+        query_id=query_id,
+        app=app,
+        primitive=primitive,
+        kind=kind,
+        queued=span.queued,
+        started=span.started,
+        first=span.first,
+        done=span.done,
+        engine=engine,
+        instance=span.instance,
+        batch=span.batch,
+        scope=scope,
+        depth=depth,
+        outcome=span.outcome or ("cancelled" if span.done is None else "done"),
+        size=size,
+        tokens=span.tokens,
+        cached=span.cached,
+        tentative=tentative,
+        parents=parents,
+        detail=detail,
+    )

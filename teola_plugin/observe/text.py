@@ -1,0 +1,95 @@
+"""A trace for a terminal: plain characters, one line a primitive."""
+
+from __future__ import annotations
+
+from teola_plugin.observe.spans import QueryTrace, Span
+
+LEGEND = ". waiting   # running   + first piece   x unused   * on the critical path"
+
+
+def duration(seconds: float) -> str:
+    """Three figures and a unit: `1.84 s`, `182 ms`, `41 µs`."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        value = seconds * factor
+        if abs(value) >= 0.9995:
+            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+            return f"{value:.{digits}f} {unit}"
+    return f"{seconds * 1e6:.0f} µs" if seconds else "0 s"
+
+
+def shortened(text: str, width: int) -> str:
+    """`text` in at most `width` characters; what is cut is cut from the middle, since ends tell ids apart."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return text[:head] + "…" + text[len(text) - (width - 1 - head) :] if width > 1 else "…"[:width]
+
+
+def timeline_text(trace: QueryTrace, width: int = 100) -> str:
+    """The timeline of `trace`: a bar and its seconds for each primitive, in the order they began.
+
+    No line is longer than `width` characters (60 at least).
+    """
+    width = max(60, width)
+    critical = {step.span for step in trace.critical_path()}
+    spans = sorted(trace.spans, key=lambda s: (s.begin, s.queued))
+    names = min(max((len(s.primitive) for s in spans), default=9) + 2, width // 3)
+    engines = min(max((len(s.engine or "client") for s in spans), default=6), width // 8)
+    room = width - names - engines - 13
+    total = duration(trace.seconds)
+    head = f"{'primitive':{names}} {'engine':{engines}}  0{total:>{room - 1}}"
+    lines = [_headline(trace), head]
+    for span in spans:
+        name = shortened(span.primitive, names - 2) + (" *" if span in critical else "")
+        engine = shortened(span.engine or "client", engines)
+        took = duration(span.seconds) if span.done is not None else span.outcome
+        lines.append(f"{name:{names}} {engine:{engines}} |{_bar(span, trace, room)}| {shortened(took, 9):>9}")
+    return "\n".join([*lines, shortened(LEGEND, width)])
+
+
+def _headline(trace: QueryTrace) -> str:
+    name = shortened(f"{trace.app} {trace.query_id}".strip(), 32)
+    return f"{name}: {trace.outcome} in {duration(trace.seconds)}"
+
+
+def _bar(span: Span, trace: QueryTrace, room: int) -> str:
+    def cell(at: float) -> int:
+        share = (at - trace.started) / trace.seconds if trace.seconds else 0.0
+        return min(room - 1, max(0, int(share * room)))
+
+    end = trace.ended if span.done is None else span.done
+    queued, begin, until = cell(span.queued), cell(span.begin if span.started is not None else end), cell(end)
+    bar = [" "] * room
+    bar[queued:begin] = "." * (begin - queued)
+    bar[begin : until + 1] = ("x" if span.unused else "#") * (until + 1 - begin)
+    if span.first is not None:
+        bar[cell(span.first)] = "+"
+    return "".join(bar[:room])
+
+
+def format_summary(trace: QueryTrace) -> str:
+    """The figures of `trace` in a few lines."""
+    s = trace.summary()
+    lines = [
+        _headline(trace),
+        f"  primitives  {s['primitives']} ({s['critical_primitives']} on the critical path)",
+        f"  critical    {duration(s['critical_seconds'])} running, {duration(s['critical_waited'])} waiting",
+        f"  work        {duration(s['work_seconds'])} in all, {_times(s['work_seconds'], trace.seconds)} the total",
+    ]
+    if s["tokens"]:
+        lines.append(f"  tokens      {s['tokens']}, {s['cached_tokens']} of them cached")
+    if s["wasted_primitives"]:
+        lines.append(f"  unused      {s['wasted_primitives']} primitives, {s['wasted_tokens']} tokens")
+    for engine, busy in s["busy"].items():
+        lines.append(f"  {shortened(engine, 10):11} busy {duration(busy)}, {_percent(busy, trace.seconds)}")
+    if trace.passes:
+        lines.append(f"  passes      {', '.join(s['passes']) or 'none fired'}")
+    return "\n".join(lines)
+
+
+def _times(part: float, whole: float) -> str:
+    return f"{part / whole:.2f}x" if whole else "no time"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "0 %"
