@@ -198,9 +198,9 @@ def test_items_that_close_early_get_tentative_instances_and_right_ones_are_used(
     assert "expand m" in d.done("list")
     out = d.say(Expanded(2.0, "q", "m", 2, (0, None)))  # the second prediction was wrong
     assert "cancel m[1]/e" in out
-    assert "dispatch m[1]'/e@2" in out
-    d.done("m[1]'/e")
-    assert "collect m" in d.done("m[1]'/s")
+    assert "dispatch m[1']/e@2" in out
+    d.done("m[1']/e")
+    assert "collect m" in d.done("m[1']/s")
 
 
 def test_fold_chains_its_instances() -> None:
