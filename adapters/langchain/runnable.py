@@ -155,15 +155,13 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
             async for chunk in self.bound.astream(input, joined, **{**self.kwargs, **kwargs}):
                 yield chunk
 
-    async def astream_events(
-        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
-        begun = self._begin(input, config)
+    def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        begun = None if kwargs.get("version") == "v3" else self._begin(input, config)
         if begun is None:
-            async for event in super().astream_events(input, config, **kwargs):
-                yield event
-            return
-        run, joined = begun
+            return super().astream_events(input, config, **kwargs)
+        return self._events(input, *begun, **kwargs)
+
+    async def _events(self, input: Any, run: QueryRun, joined: RunnableConfig, **kwargs: Any) -> AsyncIterator[Any]:
         with streaming(run):
             async for event in self.bound.astream_events(input, joined, **{**self.kwargs, **kwargs}):
                 yield event

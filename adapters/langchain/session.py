@@ -57,7 +57,7 @@ class SessionHandler(BaseCallbackHandler):
     ) -> None:
         self._tracker.started(run_id, parent_run_id, tags)
 
-    on_chain_start = on_llm_start = on_chat_model_start = on_retriever_start = on_tool_start = _start
+    on_chain_start = on_llm_start = on_chat_model_start = on_retriever_start = on_tool_start = _start  # type: ignore[assignment]
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
         self._observe(run_id, outputs)

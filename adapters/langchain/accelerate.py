@@ -1,0 +1,66 @@
+"""`accelerate` for LangChain Runnables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from langchain_core.runnables import Runnable
+
+from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+from teola_plugin.errors import RegistrationError, TraceError, unknown_name
+from teola_plugin.passes import Pass, resolve_passes
+from teola_plugin.passes.base import SPECULATE
+from teola_plugin.pool import EnginePool
+from teola_plugin.tracer.lcel import trace
+
+
+def accelerate_runnable(
+    runnable: Any,
+    *,
+    pool: EnginePool | None,
+    bind: Mapping[Any, str] | None,
+    passes: Iterable[Pass | str] | None,
+    speculate: str,
+    app: str | None,
+) -> AcceleratedRunnable:
+    """See `teola_plugin.accelerate`."""
+    if not isinstance(runnable, Runnable):
+        raise TraceError(
+            f"a {type(runnable).__qualname__} is a LangChain object but no Runnable.",
+            hint="pass the chain or retriever that uses it",
+        )
+    if speculate not in SPECULATE:
+        raise unknown_name("value of speculate", speculate, list(SPECULATE))
+    chosen = None if passes is None else resolve_passes(passes)
+    pool = pool or the_pool_of(runnable)
+    return AcceleratedRunnable.of(runnable, trace(runnable), pool, passes=chosen, speculate=speculate, app=app)
+
+
+def the_pool_of(runnable: Runnable[Any, Any]) -> EnginePool | None:
+    """The pool that the chain's pool-backed objects share; None without any. Raises `RegistrationError` for two."""
+    pools: dict[int, EnginePool] = {id(pool): pool for pool in _pools(runnable)}
+    if len(pools) > 1:
+        raise RegistrationError(
+            f"the chain uses {len(pools)} different engine pools.", hint="say which one plans it: accelerate(..., pool=...)"
+        )
+    return next(iter(pools.values()), None)
+
+
+def _pools(root: Any) -> Iterator[EnginePool]:
+    """Pools of all objects below `root`, through fields and containers; user code is not looked into."""
+    todo, seen = [root], set[int]()
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        pool = getattr(node, "pool", None) if hasattr(type(node), "__teola_leaf__") else None
+        if isinstance(pool, EnginePool):
+            yield pool
+        if isinstance(node, Mapping):
+            todo += node.values()
+        elif isinstance(node, list | tuple):
+            todo += node
+        elif isinstance(node, Runnable):
+            todo += vars(node).values()
