@@ -1,0 +1,55 @@
+"""Which live query the running code belongs to, and whether an engine is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from teola_plugin.errors import unknown_name
+from teola_plugin.runtime.context import current_run
+
+
+def active_run(callbacks: Any = None) -> Any:
+    """The query run that a call made here and now joins; None outside every accelerated query.
+
+    In order: the ambient context (`current_run`); a handler with an attribute `teola_run` among `callbacks` (a run
+    manager, a callback manager, or a list of handlers); such a handler in LangChain's ambient config. The last two
+    find the run where user code has moved to a thread without copying its context.
+    """
+    run = current_run.get()
+    if run is None:
+        run = _run_of(callbacks)
+    if run is None:
+        run = _run_of(_ambient_callbacks())
+    return run
+
+
+@contextmanager
+def joined(run: Any) -> Iterator[None]:
+    """Calls inside the block belong to `run`; None changes nothing."""
+    token = None if run is None else current_run.set(run)
+    try:
+        yield
+    finally:
+        if token is not None:
+            current_run.reset(token)
+
+
+def _ambient_callbacks() -> Any:
+    from langchain_core.runnables.config import var_child_runnable_config
+
+    config = var_child_runnable_config.get()
+    return None if config is None else config.get("callbacks")
+
+
+def _run_of(callbacks: Any) -> Any:
+    handlers: Sequence[Any] = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
+    runs = (getattr(handler, "teola_run", None) for handler in handlers)
+    return next((run for run in runs if run is not None), None)
+
+
+def check_engine(pool: Any, engine: str) -> None:
+    """Fails early, where an object is made: `RegistrationError` for an engine that the pool does not have."""
+    if engine not in pool.engine_names:
+        raise unknown_name("engine", engine, list(pool.engine_names))

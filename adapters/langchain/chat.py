@@ -1,0 +1,149 @@
+"""`ChatTeola`: a chat model on an LLM engine of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.globals import get_llm_cache
+from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+
+from teola_plugin.adapters.langchain import replies
+from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.langchain.messages import to_prompt
+from teola_plugin.adapters.langchain.sampling import EngineModel, list_shape
+from teola_plugin.adapters.langchain.structured import structured_output
+from teola_plugin.engines.payloads import Generate, Generation, Sampling
+from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.tracer.leaf import GenerationLeaf
+
+if TYPE_CHECKING:
+    from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+
+
+class ChatTeola(EngineModel, BaseChatModel):
+    """A LangChain chat model whose work is done by the pool's engine `engine`.
+
+    ::
+
+        llm = ChatTeola(pool=pool, engine="llm", max_tokens=128)
+
+    Keyword arguments of a call, or of `bind`: `max_tokens`, `temperature`, `top_p`, `top_k`, `seed`, `stop`,
+    `ignore_eos`, `json_schema` (dict or JSON text) and `response_format` as OpenAI spells it. Others raise
+    `RegistrationError`, as do messages that hold more than text. Engine errors pass through as they are.
+    """
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        handle = self._call(messages, self.sampling(stop, kwargs), run_manager)
+        return self._result(handle.result())
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return self._result(await self._call(messages, self.sampling(stop, kwargs), run_manager))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        handle = self._call(messages, self.sampling(stop, kwargs), run_manager, stream=True)
+        streamed = ""
+        with replies.giving_up(handle):
+            for piece in handle.pieces:
+                if piece.text:
+                    streamed += piece.text
+                    chunk = replies.text_chunk(piece.text)
+                    if run_manager:
+                        run_manager.on_llm_new_token(piece.text, chunk=chunk)
+                    yield chunk
+            chunk = replies.last_chunk(handle.result()[0], streamed, self.model_name)
+            if run_manager:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        handle = self._call(messages, self.sampling(stop, kwargs), run_manager, stream=True)
+        streamed = ""
+        with replies.giving_up(handle):
+            async for piece in handle.pieces:
+                if piece.text:
+                    streamed += piece.text
+                    chunk = replies.text_chunk(piece.text)
+                    if run_manager:
+                        await run_manager.on_llm_new_token(piece.text, chunk=chunk)
+                    yield chunk
+            chunk = replies.last_chunk((await handle)[0], streamed, self.model_name)
+            if run_manager:
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+
+    def _call(
+        self, messages: Sequence[BaseMessage], sampling: Sampling, run_manager: Any, *, stream: bool = False
+    ) -> CallHandle:
+        request = Generate(to_prompt(messages), sampling)
+        run = active_run(run_manager)
+        handle: CallHandle = self.pool.call(PrimitiveKind.PREFILLING, self.engine, [request], stream=stream, run=run)
+        return handle
+
+    def _result(self, values: Sequence[Generation]) -> ChatResult:
+        return ChatResult(generations=[replies.to_chat_generation(values[0], self.model_name)])
+
+    def with_structured_output(
+        self, schema: dict[str, Any] | type, *, include_raw: bool = False, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, Any]:
+        """Answers constrained to `schema` (a pydantic class, a TypedDict or a JSON schema) and parsed by it.
+
+        `method` may be `json_schema`, the only one there is; `strict` changes nothing. With `include_raw` the output
+        is `{"raw", "parsed", "parsing_error"}`.
+        """
+        return structured_output(self, schema, include_raw=include_raw, **kwargs)
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
+        """None also with a response cache or a rate limiter: a call made ahead would go around them."""
+        cached = self.cache or (self.cache is None and get_llm_cache() is not None)
+        if cached or self.rate_limiter is not None:
+            return None
+        try:
+            sampling = self.sampling(None, kwargs)
+        except RegistrationError:
+            return None
+        items, expected = list_shape(sampling.json_schema)
+        return GenerationLeaf(
+            engine=self.engine,
+            payload=lambda value: Generate(to_prompt(self._convert_input(value).to_messages()), sampling),
+            message=lambda generation: replies.to_message(generation, self.model_name),
+            items=items,
+            expected=expected,
+        )
+
+    @property
+    def _llm_type(self) -> str:
+        return "teola-chat"
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return LangSmithParams(**{**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "teola"})

@@ -1,0 +1,60 @@
+"""`TeolaEmbeddings`: embeddings by an engine of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from langchain_core.embeddings import Embeddings
+from pydantic import BaseModel, ConfigDict, Field
+
+from teola_plugin.adapters.langchain.active import active_run, check_engine
+from teola_plugin.engines.payloads import EmbedText, Vector
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.tracer.leaf import EmbeddingLeaf
+
+Role = Literal["query", "document"]
+
+
+class TeolaEmbeddings(BaseModel, Embeddings):
+    """LangChain embeddings on the pool's engine `engine`: `TeolaEmbeddings(pool=pool)`.
+
+    Queries and documents keep their roles, since some models prefix them differently. Vectors are lists of floats of
+    the model's width.
+    """
+
+    pool: Any = Field(exclude=True, repr=False)
+    """The `EnginePool`; shared by copies, never serialised."""
+    engine: str = "embedder"
+
+    model_config = ConfigDict(extra="forbid")
+
+    def model_post_init(self, context: Any) -> None:
+        check_engine(self.pool, self.engine)
+
+    def embed_query(self, text: str) -> list[float]:
+        return to_list(self._call([text], "query").result()[0])
+
+    async def aembed_query(self, text: str) -> list[float]:
+        return to_list((await self._call([text], "query"))[0])
+
+    def embed_documents(self, texts: Iterable[str]) -> list[list[float]]:
+        return [to_list(vector) for vector in self._call(texts, "document").result()]
+
+    async def aembed_documents(self, texts: Iterable[str]) -> list[list[float]]:
+        return [to_list(vector) for vector in await self._call(texts, "document")]
+
+    def _call(self, texts: Iterable[str], role: Role) -> CallHandle:
+        requests = [EmbedText(text, role) for text in texts]
+        handle: CallHandle = self.pool.call(PrimitiveKind.EMBEDDING, self.engine, requests, run=active_run())
+        return handle
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> EmbeddingLeaf | None:
+        """As if `embed_query` were called: one text in, its vector out."""
+        return None if kwargs else EmbeddingLeaf(self.engine, "query", batchable=False, result=to_list)
+
+
+def to_list(vector: Vector) -> list[float]:
+    """Plain floats, whatever sequence an engine gives."""
+    return [float(x) for x in vector]

@@ -1,0 +1,118 @@
+"""`TeolaIndexer`: documents in, chunked, embedded and ingested; collection name out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.runnables import RunnableConfig, RunnableSerializable
+from langchain_text_splitters import RecursiveCharacterTextSplitter, TextSplitter
+from pydantic import ConfigDict, Field
+
+from teola_plugin.adapters.langchain.active import active_run, joined
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.rows import latest, to_chunks
+from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.engines.payloads import Chunk
+from teola_plugin.errors import RegistrationError
+from teola_plugin.tracer.leaf import IndexingLeaf
+
+Documents = Document | str | Sequence[Document | str]
+
+_STEP = 64
+"""Chunks between two steps of the progress bar."""
+
+
+class TeolaIndexer(RunnableSerializable[Documents, str]):
+    """A step of a chain that puts documents into `store`, e.g. files that come with the query.
+
+    ::
+
+        index = TeolaIndexer(store=TeolaVectorStore(pool=pool, embedding=embeddings, collection="uploads"))
+
+    Input: a `Document`, a text, or a list of them. Output: the name of the collection, once everything can be found.
+    `splitter` may be any LangChain `TextSplitter`; by default texts are split at about 256 characters with 30 of
+    overlap. Chunk ids come from the content, so indexing the same documents again adds nothing.
+    """
+
+    store: TeolaVectorStore = Field(exclude=True, repr=False)
+    splitter: TextSplitter = Field(
+        default_factory=lambda: RecursiveCharacterTextSplitter(chunk_size=256, chunk_overlap=30),
+        exclude=True,
+        repr=False,
+    )
+    progress: bool = False
+    """Show a progress bar in the terminal."""
+    name: str | None = "TeolaIndexer"
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    def invoke(self, input: Documents, config: RunnableConfig | None = None, **kwargs: Any) -> str:
+        return self._call_with_config(self._index, input, config, **kwargs)
+
+    async def ainvoke(self, input: Documents, config: RunnableConfig | None = None, **kwargs: Any) -> str:
+        return await self._acall_with_config(self._aindex, input, config, **kwargs)
+
+    def _index(self, documents: Documents, run_manager: Any) -> str:
+        with joined(active_run(run_manager)):
+            for chunks in self._parts(self.chunk(documents)):
+                vectors = self.store.embeddings.embed_documents([chunk.text for chunk in chunks])
+                self.store.ingest(chunks, vectors).result()
+        return self.store.collection
+
+    async def _aindex(self, documents: Documents, run_manager: Any) -> str:
+        with joined(active_run(run_manager)):
+            for chunks in self._parts(self.chunk(documents)):
+                vectors = await self.store.embeddings.aembed_documents([chunk.text for chunk in chunks])
+                await self.store.ingest(chunks, vectors)
+        return self.store.collection
+
+    def chunk(self, documents: Documents) -> tuple[Chunk, ...]:
+        """The chunks of the documents, in order, each content once. Pure."""
+        pieces = self.splitter.split_documents(_documents(documents))
+        texts = [piece.page_content for piece in pieces]
+        return tuple(latest(to_chunks(texts, [piece.metadata for piece in pieces], None)))
+
+    def estimate(self, documents: Documents) -> int:
+        """Expected number of chunks, from the lengths alone."""
+        size, overlap = self.splitter._chunk_size, self.splitter._chunk_overlap
+        length: Callable[[str], int] = self.splitter._length_function
+        lengths = [length(document.page_content) for document in _documents(documents)]
+        return sum(max(1, math.ceil((n - overlap) / max(1, size - overlap))) for n in lengths if n)
+
+    def _parts(self, chunks: Sequence[Chunk]) -> Iterable[Sequence[Chunk]]:
+        """All at once; step by step only for a progress bar."""
+        if not chunks:
+            return ()
+        if not self.progress:
+            return (chunks,)
+        from rich.progress import track
+
+        steps = [chunks[i : i + _STEP] for i in range(0, len(chunks), _STEP)]
+        return track(steps, description=f"indexing into {self.store.collection}")
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> IndexingLeaf | None:
+        embedding = self.store.embeddings
+        if kwargs or self.progress or not isinstance(embedding, TeolaEmbeddings):
+            return None
+        if embedding.pool is not self.store.pool:
+            return None
+        return IndexingLeaf(
+            store=self.store.engine,
+            embedder=embedding.engine,
+            collection=self.store.collection,
+            chunk=self.chunk,
+            estimate=self.estimate,
+            result=lambda _: self.store.collection,
+        )
+
+
+def _documents(given: Any) -> list[Document]:
+    found = [given] if isinstance(given, str | Document) else given
+    if not isinstance(found, Sequence) or not all(isinstance(item, str | Document) for item in found):
+        raise RegistrationError(
+            f"the indexer got {type(given).__name__}, not documents.", hint="give it a Document, a text, or a list"
+        )
+    return [Document(page_content=item) if isinstance(item, str) else item for item in found]

@@ -1,0 +1,125 @@
+"""`TeolaLLM`: a plain-text model on an LLM engine of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.globals import get_llm_cache
+from langchain_core.language_models.llms import BaseLLM
+from langchain_core.outputs import Generation as TextGeneration
+from langchain_core.outputs import GenerationChunk, LLMResult
+
+from teola_plugin.adapters.langchain import replies
+from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.langchain.sampling import EngineModel, list_shape
+from teola_plugin.engines.payloads import Generate, Generation, Prompt
+from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.tracer.leaf import GenerationLeaf
+
+if TYPE_CHECKING:
+    from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+
+
+class TeolaLLM(EngineModel, BaseLLM):
+    """Text in, text out, no chat template. Arguments and errors as for `ChatTeola`."""
+
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        return self._result(self._call(prompts, stop, kwargs, run_manager).result())
+
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        return self._result(await self._call(prompts, stop, kwargs, run_manager))
+
+    def _stream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[GenerationChunk]:
+        handle = self._call([prompt], stop, kwargs, run_manager, stream=True)
+        streamed = ""
+        with replies.giving_up(handle):
+            for piece in handle.pieces:
+                streamed += piece.text
+                chunk = GenerationChunk(text=piece.text)
+                if run_manager:
+                    run_manager.on_llm_new_token(piece.text, chunk=chunk)
+                yield chunk
+            yield self._last(handle.result()[0], streamed)
+
+    async def _astream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[GenerationChunk]:
+        handle = self._call([prompt], stop, kwargs, run_manager, stream=True)
+        streamed = ""
+        with replies.giving_up(handle):
+            async for piece in handle.pieces:
+                streamed += piece.text
+                chunk = GenerationChunk(text=piece.text)
+                if run_manager:
+                    await run_manager.on_llm_new_token(piece.text, chunk=chunk)
+                yield chunk
+            yield self._last((await handle)[0], streamed)
+
+    def _call(
+        self,
+        prompts: Sequence[str],
+        stop: Sequence[str] | None,
+        kwargs: Mapping[str, Any],
+        run_manager: Any,
+        *,
+        stream: bool = False,
+    ) -> CallHandle:
+        sampling = self.sampling(stop, kwargs)
+        requests = [Generate(Prompt(text=prompt), sampling) for prompt in prompts]
+        run = active_run(run_manager)
+        handle: CallHandle = self.pool.call(PrimitiveKind.PREFILLING, self.engine, requests, stream=stream, run=run)
+        return handle
+
+    def _result(self, values: Sequence[Generation]) -> LLMResult:
+        found = [[TextGeneration(text=v.text, generation_info=replies.info(v, self.model_name))] for v in values]
+        return LLMResult(generations=found)  # type: ignore[arg-type]
+
+    def _last(self, generation: Generation, streamed: str) -> GenerationChunk:
+        text = replies.rest(generation, streamed)
+        return GenerationChunk(text=text, generation_info=replies.info(generation, self.model_name))
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
+        """None also with a response cache: a call made ahead would go around it."""
+        if self.cache or (self.cache is None and get_llm_cache() is not None):
+            return None
+        try:
+            sampling = self.sampling(None, kwargs)
+        except RegistrationError:
+            return None
+        items, expected = list_shape(sampling.json_schema)
+        return GenerationLeaf(
+            engine=self.engine,
+            payload=lambda value: Generate(Prompt(text=self._convert_input(value).to_string()), sampling),
+            message=lambda generation: generation.text,
+            items=items,
+            expected=expected,
+        )
+
+    @property
+    def _llm_type(self) -> str:
+        return "teola-llm"

@@ -1,0 +1,112 @@
+"""`TeolaRerank`: documents ordered by a cross-encoder engine of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.documents import BaseDocumentCompressor, Document
+from langchain_core.runnables import RunnableConfig, RunnableSerializable
+from pydantic import ConfigDict, Field
+
+from teola_plugin.adapters.langchain.active import active_run, check_engine
+from teola_plugin.engines.payloads import ScorePair
+from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.tracer.leaf import RerankingLeaf
+
+if TYPE_CHECKING:
+    from langchain_core.callbacks import Callbacks
+
+
+class TeolaRerank(BaseDocumentCompressor):
+    """The `top_n` best documents for a query, best first; None keeps them all.
+
+    Equal scores keep the order of the input. The given documents are not changed: copies carry their score in
+    `metadata["relevance_score"]` (a float, higher is better). Use it in a `ContextualCompressionRetriever`, or in a
+    chain by `as_runnable()`.
+    """
+
+    pool: Any = Field(exclude=True, repr=False)
+    """The `EnginePool`; shared by copies, never serialised."""
+    engine: str = "reranker"
+    top_n: int | None = Field(default=3, ge=1)
+
+    model_config = ConfigDict(extra="forbid")
+
+    def model_post_init(self, context: Any) -> None:
+        check_engine(self.pool, self.engine)
+
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> list[Document]:
+        return self._select(documents, self._call(documents, query, callbacks).result())
+
+    async def acompress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> list[Document]:
+        return self._select(documents, await self._call(documents, query, callbacks))
+
+    def as_runnable(self) -> RerankRunnable:
+        """A Runnable from `{"query": str, "documents": list[Document]}` to `list[Document]`."""
+        return RerankRunnable(reranker=self)
+
+    def _call(self, documents: Sequence[Document], query: str, callbacks: Any) -> CallHandle:
+        pairs = [ScorePair(query, text) for text in _texts(documents)]
+        run = active_run(callbacks)
+        handle: CallHandle = self.pool.call(PrimitiveKind.RERANKING, self.engine, pairs, run=run)
+        return handle
+
+    def _select(self, documents: Sequence[Document], scores: Sequence[float]) -> list[Document]:
+        order = sorted(range(len(documents)), key=lambda i: scores[i], reverse=True)  # stable, also in reverse
+        return [_scored(documents[i], scores[i]) for i in order[: self.top_n]]
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf | None:
+        return None if kwargs else RerankingLeaf(self.engine, texts=_texts, select=self._select)
+
+
+class RerankRunnable(RunnableSerializable[dict[str, Any], list[Document]]):
+    """A `TeolaRerank` as a step of a chain."""
+
+    reranker: TeolaRerank
+    name: str | None = "TeolaRerank"
+
+    def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
+        return self._call_with_config(self._rerank, input, config, **kwargs)
+
+    async def ainvoke(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> list[Document]:
+        return await self._acall_with_config(self._arerank, input, config, **kwargs)
+
+    def _rerank(self, given: dict[str, Any], run_manager: Any) -> list[Document]:
+        query, documents = _pair(given)
+        return self.reranker.compress_documents(documents, query, run_manager)
+
+    async def _arerank(self, given: dict[str, Any], run_manager: Any) -> list[Document]:
+        query, documents = _pair(given)
+        return await self.reranker.acompress_documents(documents, query, run_manager)
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf | None:
+        return self.reranker.__teola_leaf__(kwargs)
+
+
+def _pair(given: Any) -> tuple[str, Sequence[Document]]:
+    if not isinstance(given, Mapping) or not {"query", "documents"} <= given.keys():
+        raise RegistrationError(
+            f"the reranker got {_described(given)}.", hint='give it {"query": str, "documents": list of Document}'
+        )
+    return given["query"], given["documents"]
+
+
+def _described(given: Any) -> str:
+    return f"a mapping with the keys {sorted(map(str, given))}" if isinstance(given, Mapping) else type(given).__name__
+
+
+def _texts(documents: Sequence[Document]) -> list[str]:
+    return [document.page_content for document in documents]
+
+
+def _scored(document: Document, score: float) -> Document:
+    return document.model_copy(update={"metadata": {**document.metadata, "relevance_score": float(score)}})

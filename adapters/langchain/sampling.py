@@ -1,0 +1,114 @@
+"""How to decode: fields of the model, overridden by the keyword arguments of one call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from teola_plugin.adapters.langchain.active import check_engine
+from teola_plugin.engines.payloads import Sampling
+from teola_plugin.errors import RegistrationError, unknown_name
+
+_PLAIN = ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos")
+_OF_THE_FRAMEWORK = frozenset({"stream", "ls_structured_output_format", "structured_output_format"})
+"""Arguments that LangChain reads itself and passes on."""
+
+
+class EngineModel(BaseModel):
+    """What `ChatTeola` and `TeolaLLM` have in common: an LLM engine of a pool and how to decode by default."""
+
+    pool: Any = Field(exclude=True, repr=False)
+    """The `EnginePool`; shared by copies, never serialised."""
+    engine: str = "llm"
+    """Name of the engine in the pool."""
+    model_name: str = ""
+    """For traces and `response_metadata`; when empty, the engine's model, else the engine's name."""
+    max_tokens: int = Field(default=256, ge=1)
+    temperature: float = Field(default=0.0, ge=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    json_schema: str | dict[str, Any] = ""
+    """A JSON schema that every answer follows."""
+    ignore_eos: bool = False
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", protected_namespaces=())
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        check_engine(self.pool, self.engine)
+        self.model_name = self.model_name or self.pool.versions()[self.engine].get("model") or self.engine
+
+    def sampling(self, stop: Sequence[str] | str | None = None, kwargs: Mapping[str, Any] | None = None) -> Sampling:
+        """How one call decodes. Raises `RegistrationError` for an argument that is not known or makes no sense."""
+        given = {key: value for key, value in (kwargs or {}).items() if key not in _OF_THE_FRAMEWORK}
+        stop = given.pop("stop", None) if stop is None else stop
+        schema = _schema_of(given, self.json_schema)
+        for name in given:
+            if name not in _PLAIN:
+                known = [*_PLAIN, "stop", "json_schema", "response_format"]
+                raise unknown_name(f"argument of {type(self).__name__}", name, known)
+        values = {name: getattr(self, name) if given.get(name) is None else given[name] for name in _PLAIN}
+        _check(values)
+        return Sampling(**values, stop=_stops(self.stop if stop is None else stop), json_schema=schema_text(schema))
+
+    @property
+    def _identifying_params(self) -> Mapping[str, Any]:
+        names = ("engine", "model_name", *_PLAIN, "stop", "json_schema")
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "stop": list(self.stop), "json_schema": schema_text(self.json_schema)}
+
+
+def schema_text(schema: str | Mapping[str, Any]) -> str:
+    """The schema as compact JSON text, its keys in their order (models write properties in that order)."""
+    try:
+        return json.dumps(json.loads(schema) if isinstance(schema, str) else schema) if schema else ""
+    except (TypeError, ValueError) as error:
+        raise RegistrationError(
+            f"the JSON schema is not JSON: {error}.", hint="pass a dict of plain values, or JSON text"
+        ) from error
+
+
+def list_shape(schema: str) -> tuple[str, int | None]:
+    """("json", number of items if the schema fixes it) for the schema of an array, else ("", None)."""
+    described = json.loads(schema) if schema else {}
+    if not isinstance(described, dict) or described.get("type") != "array":
+        return "", None
+    least, most = described.get("minItems"), described.get("maxItems")
+    return "json", least if least == most else None
+
+
+def _schema_of(given: dict[str, Any], default: str | dict[str, Any]) -> str | dict[str, Any]:
+    """Takes `json_schema` and `response_format` (as OpenAI spells it) out of the arguments."""
+    schema, wanted = given.pop("json_schema", None), given.pop("response_format", None)
+    if schema is not None or wanted is None:
+        return default if schema is None else schema  # type: ignore[no-any-return]
+    kind = wanted.get("type") if isinstance(wanted, dict) else wanted
+    match kind:
+        case "json_schema":
+            return wanted["json_schema"].get("schema", wanted["json_schema"])  # type: ignore[no-any-return]
+        case "json_object":
+            return {"type": "object"}
+        case "text":
+            return ""
+    raise unknown_name("response_format", str(kind), ["json_schema", "json_object", "text"])
+
+
+def _stops(stop: Sequence[str] | str) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    limits = {
+        "max_tokens": values["max_tokens"] >= 1,
+        "temperature": values["temperature"] >= 0,
+        "top_p": 0 < values["top_p"] <= 1,
+        "top_k": values["top_k"] >= 0,
+    }
+    wrong = next((name for name, fine in limits.items() if not fine), None)
+    if wrong:
+        raise RegistrationError(f"{wrong}={values[wrong]!r} is out of its range.", hint="see `Sampling` for the ranges")

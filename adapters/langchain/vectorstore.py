@@ -1,0 +1,270 @@
+"""`TeolaVectorStore`: a collection of a vector store engine of the pool, and its retriever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
+
+from teola_plugin.adapters.langchain.active import active_run, check_engine, joined
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
+from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector
+from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.tracer.leaf import RetrievalLeaf
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+    from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+
+Scored = list[tuple[Document, float]]
+
+
+class TeolaVectorStore(VectorStore):
+    """One collection of the pool's engine `engine`.
+
+    `embedding` is a `TeolaEmbeddings`, or any LangChain embeddings. Scores are cosine similarities, in [-1, 1], higher
+    is nearer. Documents without an id get one from their text and metadata, so adding them again changes nothing.
+    Filters are dicts of metadata keys and the values they must equal.
+    """
+
+    def __init__(self, *, pool: Any, embedding: Embeddings, engine: str = "store", collection: str = "default") -> None:
+        check_engine(pool, engine)
+        self.pool = pool
+        self.engine = engine
+        self.collection = collection
+        self._embedding = embedding
+
+    @property
+    def embeddings(self) -> Embeddings:
+        return self._embedding
+
+    # ------------------------------------------------------------ writing
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        _refuse(kwargs, "add_texts", ["metadatas", "ids"])
+        chunks = to_chunks(texts, metadatas, ids)
+        rows = latest(chunks)
+        self.ingest(rows, self._embedding.embed_documents([row.text for row in rows])).result()
+        return [chunk.id for chunk in chunks]
+
+    async def aadd_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        _refuse(kwargs, "aadd_texts", ["metadatas", "ids"])
+        chunks = to_chunks(texts, metadatas, ids)
+        rows = latest(chunks)
+        await self.ingest(rows, await self._embedding.aembed_documents([row.text for row in rows]))
+        return [chunk.id for chunk in chunks]
+
+    def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+        return self.add_texts(**_columns(documents, kwargs))
+
+    async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+        return await self.aadd_texts(**_columns(documents, kwargs))
+
+    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]) -> CallHandle:
+        """Write chunks with their vectors, one request each; a row of the same id is replaced."""
+        rows = [IngestRow(self.collection, c, tuple(v)) for c, v in zip(chunks, vectors, strict=True)]
+        handle: CallHandle = self.pool.call(PrimitiveKind.INGESTION, self.engine, rows, run=active_run())
+        return handle
+
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        """Remove rows by id, or the whole collection when `ids` is None; ids that are not there are passed over."""
+        self._delete(ids, kwargs).result()
+        return True
+
+    async def adelete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        await _waited(self._delete(ids, kwargs))
+        return True
+
+    def _delete(self, ids: list[str] | None, kwargs: Mapping[str, Any]) -> Any:
+        _refuse(kwargs, "delete", ["ids"])
+        if ids is None:
+            return self._admin("delete_collection")
+        return self._admin("delete", list(ids))
+
+    # ------------------------------------------------------------ reading
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        return to_documents(self._admin("get", list(ids)).result())
+
+    async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        return to_documents(await _waited(self._admin("get", list(ids))))
+
+    def count(self) -> int:
+        """Rows of the collection; 0 when it does not exist."""
+        return int(self._admin("count").result())
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        return _unscored(self.similarity_search_with_score(query, k, **kwargs))
+
+    async def asimilarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        return _unscored(await self.asimilarity_search_with_score(query, k, **kwargs))
+
+    def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Scored:
+        return _scored(self.search_vector(self._embedding.embed_query(query), k, **kwargs).result()[0])
+
+    async def asimilarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Scored:
+        return _scored((await self.search_vector(await self._embedding.aembed_query(query), k, **kwargs))[0])
+
+    def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
+        return to_documents(self.search_vector(embedding, k, **kwargs).result()[0])
+
+    async def asimilarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
+        return to_documents((await self.search_vector(embedding, k, **kwargs))[0])
+
+    def max_marginal_relevance_search(
+        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
+    ) -> list[Document]:
+        """Of the `fetch_k` nearest, `k` that differ from each other. Hits carry no vectors: they are embedded again."""
+        vector = self._embedding.embed_query(query)
+        found = self.similarity_search_by_vector(vector, fetch_k, **kwargs)
+        vectors = self._embedding.embed_documents([document.page_content for document in found])
+        return _diverse(vector, found, vectors, k, lambda_mult)
+
+    async def amax_marginal_relevance_search(
+        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
+    ) -> list[Document]:
+        vector = await self._embedding.aembed_query(query)
+        found = await self.asimilarity_search_by_vector(vector, fetch_k, **kwargs)
+        vectors = await self._embedding.aembed_documents([document.page_content for document in found])
+        return _diverse(vector, found, vectors, k, lambda_mult)
+
+    def search_vector(
+        self, vector: Sequence[float], k: int = 4, *, filter: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> CallHandle:
+        """One search request. Raises `RegistrationError` for arguments that are not known."""
+        _refuse(kwargs, "search", ["k", "filter"])
+        request = SearchVector(self.collection, tuple(vector), k, to_filter(filter))
+        handle: CallHandle = self.pool.call(PrimitiveKind.SEARCHING, self.engine, [request], run=active_run())
+        return handle
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        return lambda similarity: min(1.0, max(0.0, similarity))
+
+    def _admin(self, method: str, *args: Any) -> Any:
+        return self.pool.admin(self.engine, method, self.collection, *args)
+
+    # ------------------------------------------------------------ making
+
+    @classmethod
+    def from_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> TeolaVectorStore:
+        """A store made from `pool`, `engine` and `collection` (see the class), with these texts added."""
+        store = cls(embedding=embedding, **kwargs)
+        store.add_texts(texts, metadatas, ids=ids)
+        return store
+
+    @classmethod
+    async def afrom_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> TeolaVectorStore:
+        store = cls(embedding=embedding, **kwargs)
+        await store.aadd_texts(texts, metadatas, ids=ids)
+        return store
+
+    def as_retriever(self, **kwargs: Any) -> TeolaRetriever:
+        tags = kwargs.pop("tags", None) or [*self._get_retriever_tags()]
+        return TeolaRetriever(vectorstore=self, tags=tags, **kwargs)
+
+
+class TeolaRetriever(VectorStoreRetriever):
+    """The retriever of a `TeolaVectorStore`; `search_type` and `search_kwargs` (`k`, `filter`) as in LangChain."""
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        with joined(active_run(run_manager)):
+            return super()._get_relevant_documents(query, run_manager=run_manager, **kwargs)
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        with joined(active_run(run_manager)):
+            return await super()._aget_relevant_documents(query, run_manager=run_manager, **kwargs)
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RetrievalLeaf | None:
+        store, options = self.vectorstore, {**self.search_kwargs, **kwargs}
+        if self.search_type != "similarity" or not options.keys() <= {"k", "filter"}:
+            return None
+        if not isinstance(store, TeolaVectorStore) or not isinstance(store.embeddings, TeolaEmbeddings):
+            return None
+        if store.embeddings.pool is not store.pool:
+            return None
+        try:
+            wanted = to_filter(options.get("filter"))
+        except RegistrationError:
+            return None
+        k = options.get("k", 4)
+        return RetrievalLeaf(store.engine, store.embeddings.engine, store.collection, k, wanted, to_documents)
+
+
+def _columns(documents: Sequence[Document], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `add_texts`; explicit ids go before the documents' own."""
+    return {
+        "texts": [document.page_content for document in documents],
+        "metadatas": [document.metadata for document in documents],
+        "ids": [document.id for document in documents],
+        **kwargs,
+    }
+
+
+def _refuse(kwargs: Mapping[str, Any], method: str, known: list[str]) -> None:
+    for name in kwargs:
+        raise unknown_name(f"argument of {method}", name, known)
+
+
+def _scored(hits: Sequence[Hit]) -> Scored:
+    return list(zip(to_documents(hits), [hit.score for hit in hits], strict=True))
+
+
+def _unscored(found: Scored) -> list[Document]:
+    return [document for document, _ in found]
+
+
+def _diverse(
+    query: list[float], found: list[Document], vectors: list[list[float]], k: int, lambda_mult: float
+) -> list[Document]:
+    import numpy as np
+    from langchain_core.vectorstores.utils import maximal_marginal_relevance
+
+    chosen = maximal_marginal_relevance(np.array(query), vectors, lambda_mult, k) if found else []
+    return [found[i] for i in chosen]
+
+
+def _waited(future: Any) -> Future[Any]:
+    import asyncio
+
+    return asyncio.wrap_future(future)
