@@ -11,7 +11,7 @@ from typing import Any
 from teola_plugin.graph import INPUT, Component, Ref, Role, WorkflowTemplate, read_path
 from teola_plugin.tracer.report import TraceNode, TraceReport
 from teola_plugin.tracer.splits import with_splits
-from teola_plugin.tracer.symbols import Prompted, Record, Value, packer
+from teola_plugin.tracer.symbols import Prompted, Record, Value, packer, simplest
 
 Call = Callable[..., Any]
 Names = tuple[str, ...]
@@ -78,11 +78,10 @@ class Draft:
 
     def real(self, value: Value, name: str, scope: Names) -> Ref:
         """The value as one ref: a dictionary is packed, a prompt formatted, by CALLs named after their reader."""
+        value = simplest(value)
         if isinstance(value, Ref):
             return value
         if isinstance(value, Record):
-            if value.base is not None and not value.items:
-                return value.base
             solid = {k: self.real(v, name, scope) if isinstance(v, Prompted) else v for k, v in value.items.items()}
             inputs, pack = packer(Record(solid, value.base))
             return self.add(Component(self.name(f"{name}.pack"), Role.CALL, inputs, scope=scope), pack)

@@ -42,7 +42,7 @@ from teola_plugin.tracer.lcel_leaves import lower_leaf, lower_parser
 from teola_plugin.tracer.prompts import bind, understand
 from teola_plugin.tracer.pure import Attributes, understood
 from teola_plugin.tracer.report import Level, TraceNode
-from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, unique
+from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
 
 __all__ = ["Traced", "trace"]
 
@@ -173,17 +173,18 @@ class _Walk:
     def _assign(self, node: RunnableAssign, value: Value, place: _Place) -> Lowered:
         if other := changed(node.mapper, RunnableParallel):
             raise NotUnderstood(f"{other} overrides what RunnableParallel does")
-        merged(value, {})
+        record = merged(value, {})  # it takes nothing but a dictionary, so keys are known to be keys
         inner = replace(place, path=f"{place.path}.mapper", tags=(*place.tags, paths.UNTAGGED))
-        made, span = self._parallel(node.mapper, value, inner)
+        made, span = self._parallel(node.mapper, record, inner)
         assert isinstance(made, Record)
-        return merged(value, made.items), span
+        return merged(record, made.items), span
 
     def _binding(self, node: RunnableBinding[Any, Any], value: Value, place: _Place) -> Lowered:
         inner = replace(place, path=f"{place.path}.bound", kwargs={**node.kwargs, **place.kwargs})
         return self.visit(node.bound, value, inner)
 
     def _each(self, node: RunnableEach[Any, Any], value: Value, place: _Place) -> Lowered:
+        value = simplest(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("maps over a dictionary or a prompt")
         body = self._draft.body()
@@ -220,6 +221,7 @@ class _Walk:
         return self._draft.call(name, lambda **given: tuple(given[key] for key in inputs), place.tags, **inputs)
 
     def _attributes(self, node: Node, reads: Attributes, value: Value, place: _Place) -> Lowered:
+        value = simplest(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("reads an attribute of a dictionary or a prompt")
 

@@ -21,7 +21,7 @@ from teola_plugin.graph import Component, PromptPart, Ref, Role, named
 from teola_plugin.tracer.draft import DERIVED, Draft, Names
 from teola_plugin.tracer.lcel_classes import changed
 from teola_plugin.tracer.leaf import EmbeddingLeaf, GenerationLeaf, IndexingLeaf, Leaf, RerankingLeaf, RetrievalLeaf
-from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value, read_key
+from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value, read_key, simplest
 
 PARSERS: tuple[tuple[type[BaseOutputParser[Any]], str], ...] = (
     (StrOutputParser, ""),
@@ -39,6 +39,7 @@ def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str
 
     `name` completes a short word to the wanted name. Raises `NotUnderstood` before anything is added.
     """
+    value = simplest(value)
     if isinstance(leaf, GenerationLeaf):
         return _generation(draft, leaf, value, name("model"), scope)
     if isinstance(leaf, RerankingLeaf):
@@ -162,6 +163,7 @@ def lower_parser(
         raise NotUnderstood(f"{type(parser).__name__} is not known to be pure")
     if other := changed(parser, known[0]):
         raise NotUnderstood(f"{other} overrides how the text is parsed")
+    value = simplest(value)
     if not isinstance(value, Ref):
         raise NotUnderstood("parses a dictionary or a prompt, which it does not take")
     wanted = draft.name(name("parse"))

@@ -2,7 +2,8 @@
 
 LangChain tags the child runs of a composite: `seq:step:2` (from 1), `map:key:context`. A `RunnableAssign` has a run of
 its own with one untagged child, its mapper; a `RunnableBinding` has none; the children of `.map()` are untagged and
-many, so nothing inside them can be told apart. Same tags for invoke, ainvoke, stream and astream.
+many, so nothing inside them can be told apart; what a `RunnableWithFallbacks` tries reports beside it, under the same
+tag, with the same value. Same tags for invoke, ainvoke, stream and astream.
 """
 
 from __future__ import annotations

@@ -41,6 +41,11 @@ class NotUnderstood(Exception):
     """Why a node is not lowered, in words for the report. No error: the node runs as it always did."""
 
 
+def simplest(value: Value) -> Value:
+    """A record that only stands for its base is that ref."""
+    return value.base if isinstance(value, Record) and value.base is not None and not value.items else value
+
+
 def read_key(value: Value, key: str | int) -> Value:
     """`value[key]`. Raises `NotUnderstood` where the plain object would fail, or where that is not known."""
     if isinstance(value, Ref):
@@ -65,6 +70,7 @@ def merged(value: Value, items: Mapping[str, Value]) -> Record:
 
 def leaves(value: Value, name: str = "input") -> Iterator[tuple[str, Ref]]:
     """Every ref that a reader of the whole value depends on, with a readable name."""
+    value = simplest(value)
     if isinstance(value, Ref):
         yield name, value
         return

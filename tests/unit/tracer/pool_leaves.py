@@ -20,10 +20,16 @@ from teola_plugin.tracer.leaf import EmbeddingLeaf, GenerationLeaf, IndexingLeaf
 ROLES = {"human": "user", "ai": "assistant"}
 
 
-class PoolChat(FakeListChatModel):
-    """A chat model on engine `llm`. A bound `tools` is more than it understands."""
+def answer(prompt: Prompt) -> str:
+    """What the fake model writes: a list that tells prompts apart."""
+    said = " / ".join(f"{m.role}: {m.content}" for m in prompt.messages)
+    return f"1. one for <{said}>\n2. two"
 
-    responses: list[str] = ["1. a\n2. b"]
+
+class PoolChat(FakeListChatModel):
+    """A chat model on engine `llm`, whose answer depends on its prompt alone. Bound `tools` are beyond its leaf."""
+
+    responses: list[str] = []
     items: str = ""
     expected: int | None = None
 
@@ -33,12 +39,19 @@ class PoolChat(FakeListChatModel):
         sampling = Sampling(stop=tuple(kwargs.get("stop", ())))
 
         def payload(value: Any) -> Generate:
-            return Generate(Prompt(tuple(_message(m) for m in _messages(value))), sampling)
+            return Generate(_prompt(_messages(value)), sampling)
 
         def message(generation: Generation) -> AIMessage:
             return AIMessage(content=generation.text)
 
         return GenerationLeaf("llm", payload, message, self.items, self.expected)
+
+    def _call(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> str:
+        return answer(_prompt(messages))
+
+
+def _prompt(messages: list[BaseMessage]) -> Prompt:
+    return Prompt(tuple(_message(m) for m in messages))
 
 
 def _messages(value: Any) -> list[BaseMessage]:
@@ -64,15 +77,23 @@ class PoolRetriever(BaseRetriever):
         return [Document(f"about {query}")]
 
 
+def score(query: str, text: str) -> float:
+    return float(len(text) - len(query))
+
+
 class PoolReranker(Runnable[dict[str, Any], list[Document]]):
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf:
-        def select(documents: Sequence[Document], scores: Sequence[float]) -> list[Document]:
-            return [d for _, d in sorted(zip(scores, documents, strict=True), key=lambda pair: -pair[0])][:2]
-
-        return RerankingLeaf("reranker", lambda documents: [d.page_content for d in documents], select)
+        return RerankingLeaf("reranker", lambda documents: [d.page_content for d in documents], _best)
 
     def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        return self._call_with_config(lambda value: value["documents"][:2], input, config)
+        def rerank(value: dict[str, Any]) -> list[Document]:
+            return _best(value["documents"], [score(value["query"], d.page_content) for d in value["documents"]])
+
+        return self._call_with_config(rerank, input, config)
+
+
+def _best(documents: Sequence[Document], scores: Sequence[float]) -> list[Document]:
+    return [d for _, d in sorted(zip(scores, documents, strict=True), key=lambda pair: -pair[0])][:2]
 
 
 class PoolIndexer(Runnable[str, str]):

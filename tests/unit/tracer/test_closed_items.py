@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_classic.retrievers.multi_query import LineListOutputParser
 from langchain_core.output_parsers import (
@@ -48,6 +48,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", list(ALPHABET))
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_text_in_any_pieces_gives_what_the_parser_returns(kind: str, data: st.DataObject) -> None:
     text = data.draw(st.text(ALPHABET[kind], max_size=30))
@@ -62,6 +63,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     items=st.lists(VALUES, max_size=5),
     indent=st.sampled_from([None, 2]),

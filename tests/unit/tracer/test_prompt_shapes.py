@@ -1,0 +1,154 @@
+"""Prompt templates: parts, early rendering with unknown variables, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.prompts import (
+    ChatPromptTemplate,
+    FewShotPromptTemplate,
+    HumanMessagePromptTemplate,
+    MessagesPlaceholder,
+    PromptTemplate,
+)
+
+from teola_plugin.engines.payloads import UNKNOWN
+from teola_plugin.graph import INPUT, Ref
+from teola_plugin.tracer.prompts import bind, understand
+from teola_plugin.tracer.symbols import BASE, NotUnderstood, Prompted, Record
+
+CHAT = ChatPromptTemplate.from_messages(
+    [
+        SystemMessage("Be brief. {literal}"),
+        ("system", "Context: {context}, {{braces}} in {style}"),
+        MessagesPlaceholder("history", optional=True, n_messages=2),
+        ("human", "{question}"),
+    ]
+).partial(style="prose")
+RECORD = Record({"context": Ref("found"), "question": Ref(INPUT, ("question",))})
+
+
+def shown(prompted: Prompted) -> list[str]:
+    return [(part.variable and f"<{part.variable}>") or part.text for part in prompted.parts]
+
+
+def said(prompt: Any) -> list[tuple[str, str]]:
+    return [(m.type, m.content) for m in prompt.to_messages()]
+
+
+def test_parts_in_rendered_order_with_merged_literals() -> None:
+    prompted = bind(understand(CHAT), RECORD)
+    assert shown(prompted) == [
+        "\nsystem: Be brief. {literal}\nsystem: Context: ",
+        "<context>",
+        ", {braces} in prose\nuser: ",
+        "<question>",
+        "\nassistant: ",
+    ]
+    assert [name for name, _ in prompted.inputs] == ["context", "question"]
+    assert prompted.parts[0].tokens == len(prompted.parts[0].text) // 4
+
+
+def test_all_known_renders_exactly_as_the_template() -> None:
+    given = {"context": "c", "question": 3}
+    assert bind(understand(CHAT), RECORD).render(given) == CHAT.invoke(given)
+
+
+def test_what_comes_after_the_first_unknown_is_cut_off() -> None:
+    prompted = bind(understand(CHAT), RECORD)
+    start = ("system", "Be brief. {literal}")
+    assert said(prompted.render({})) == [start, ("system", f"Context: {UNKNOWN}, {{braces}} in prose")]
+    known = ("system", "Context: c, {braces} in prose")
+    assert said(prompted.render({"context": "c"})) == [start, known, ("human", UNKNOWN)]
+
+
+def test_a_base_may_bring_what_is_optional() -> None:
+    prompted = bind(understand(CHAT), Record(RECORD.items, Ref(INPUT)))
+    assert [name for name, _ in prompted.inputs] == ["context", "question", BASE]
+    assert shown(prompted)[2:7] == [", {braces} in ", f"<{BASE}>", f"<{BASE}>", "\nuser: ", "<question>"]
+    base = {"history": [HumanMessage("0"), AIMessage("1"), ("human", "2")], "style": "verse", "unused": 1}
+    given = {"context": "c", "question": "q"}
+    assert prompted.render({**given, BASE: base}) == CHAT.invoke({**base, **given})
+    assert prompted.render({**given, BASE: {}}) == CHAT.invoke(given)
+    assert said(prompted.render(given))[-1] == ("system", f"Context: c, {{braces}} in {UNKNOWN}")
+
+
+def test_messages_not_known_yet_end_the_prompt() -> None:
+    template = ChatPromptTemplate.from_messages([("system", "s"), MessagesPlaceholder("history"), ("human", "{q}")])
+    prompted = bind(understand(template), Ref("x"))
+    assert [(name, str(ref)) for name, ref in prompted.inputs] == [("history", "x.history"), ("q", "x.q")]
+    assert said(prompted.render({"q": "known"})) == [("system", "s"), ("human", UNKNOWN)]
+    assert said(prompted.render({"q": "k", "history": []})) == [("system", "s"), ("human", "k")]
+
+
+def test_one_variable_takes_its_value_bare_or_in_a_dictionary() -> None:
+    template = ChatPromptTemplate.from_messages([("placeholder", "{history}"), ("human", "{q}")])
+    prompted = bind(understand(template), Ref("x"))
+    assert prompted.inputs == (("q", Ref("x")),)
+    assert prompted.render({"q": "hi"}) == template.invoke("hi")
+    assert prompted.render({"q": {"q": "hi", "history": [("ai", "a")]}}) == template.invoke(
+        {"q": "hi", "history": [("ai", "a")]}
+    )
+    assert said(prompted.render({})) == [("human", UNKNOWN)]
+
+
+def test_plain_prompts_have_no_role_markers() -> None:
+    template = PromptTemplate.from_template("Say {a} to {b}, {a}")
+    prompted = bind(understand(template), Ref("x"))
+    assert shown(prompted) == ["Say ", "<a>", " to ", "<b>", ", ", "<a>"]
+    assert prompted.render({"a": 1}).to_string() == f"Say 1 to {UNKNOWN}, 1"
+    assert prompted.render({"a": 1, "b": [2]}) == template.invoke({"a": 1, "b": [2]})
+
+
+def test_nested_templates_and_a_template_without_variables() -> None:
+    template = ChatPromptTemplate.from_messages([CHAT, ("ai", "ok")])
+    assert "<context>" in shown(bind(understand(template), Ref("x")))
+    fixed = ChatPromptTemplate.from_messages([("human", "hi")])
+    prompted = bind(understand(fixed), Ref("x"))
+    assert prompted.inputs == () and prompted.render({}) == fixed.invoke({})
+
+
+def test_a_failing_render_raises_what_the_template_raises() -> None:
+    prompted = bind(understand(ChatPromptTemplate.from_template("{n:.2f} {m}")), Ref("x"))
+    with pytest.raises(ValueError, match="format code"):
+        prompted.render({"m": "m"})
+
+
+class Shouting(PromptTemplate):
+    def format(self, **kwargs: Any) -> str:
+        return super().format(**kwargs).upper()
+
+
+class Polite(HumanMessagePromptTemplate):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (PromptTemplate.from_template("{{x}}", template_format="mustache"), "mustache"),
+        (ChatPromptTemplate.from_messages([("human", "{{x}}")], template_format="mustache"), "mustache"),
+        (PromptTemplate.from_template("{x}{t}").partial(t=lambda: "now"), "function"),
+        (ChatPromptTemplate.from_template("{x}{t}").partial(t=lambda: "now"), "function"),
+        (Shouting.from_template("{x}"), "Shouting.format"),
+        (
+            ChatPromptTemplate.from_messages([HumanMessagePromptTemplate(prompt=Shouting.from_template("{x}"))]),
+            "Shouting",
+        ),
+        (ChatPromptTemplate.from_messages([Polite.from_template("{x}")]), "Polite"),
+        (
+            FewShotPromptTemplate(
+                examples=[{"a": "1"}],
+                example_prompt=PromptTemplate.from_template("{a}"),
+                suffix="{x}",
+                input_variables=["x"],
+            ),
+            "FewShot",
+        ),
+    ],
+)
+def test_what_may_run_code_is_not_understood(template: Any, why: str) -> None:
+    with pytest.raises(NotUnderstood, match=why):
+        understand(template)
