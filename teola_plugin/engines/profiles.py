@@ -1,0 +1,62 @@
+"""Named latency profiles: `{"llm": ..., "embedder": ..., "reranker": ..., "store": ...}`."""
+
+from __future__ import annotations
+
+from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
+
+_K = PrimitiveKind
+
+
+def rtx3090() -> dict[str, EngineProfile]:
+    """One RTX 3090 per model: Llama-2-7B, bge-large-en-v1.5 and bge-reranker-large in fp16, and pgvector (HNSW).
+
+    Fitted to the logs that the Ayo prototype publishes (github.com/NetX-lab/Ayo, `examples/*.log`, commit 8f42787):
+
+    * prefilling 0.35 ms a token; decoding 28.5 ms a token (27-30 in the logs);
+    * embedding 0.022 + 0.00115 n seconds for n texts up to 128 (0.164 measured at 128), 0.00175 n at 666 (1.167);
+    * reranking 0.03 + 0.0014 n (0.116 measured at 60); ingestion 0.02 + 0.0005 n (0.348 at 666);
+    * searching 0.002 a vector (0.0058 measured at 3).
+
+    Not in the logs: `interference` of prefilling and decoding on one GPU. 0.5 is half-way between free (0) and
+    taking turns (1), where a mixed step lasts as long as both together.
+    """
+    return {
+        "llm": EngineProfile(
+            {_K.PREFILLING: Curve.linear(0.0, 0.00035), _K.DECODING: Curve.linear(0.0, 0.0285)},
+            batching=Batching.CONTINUOUS,
+            max_batch=4096,
+            max_efficient_batch=1024,
+            max_requests=64,
+            max_request_size=4096,
+            device="gpu0",
+            prefix_caching=True,
+            interference=0.5,
+        ),
+        "embedder": EngineProfile(
+            {_K.EMBEDDING: Curve(((0, 0.022), (128, 0.022 + 0.00115 * 128), (666, 0.00175 * 666)))},
+            max_batch=1024,
+            max_efficient_batch=128,
+            device="gpu1",
+        ),
+        "reranker": EngineProfile(
+            {_K.RERANKING: Curve.linear(0.03, 0.0014)}, max_batch=256, max_efficient_batch=64, device="gpu2"
+        ),
+        "store": EngineProfile(
+            {_K.INGESTION: Curve.linear(0.02, 0.0005), _K.SEARCHING: Curve.linear(0.0, 0.002)},
+            batching=Batching.CONTINUOUS,
+            max_batch=1024,
+            max_efficient_batch=128,
+            max_requests=16,
+            device="database",
+        ),
+    }
+
+
+def noop() -> dict[str, EngineProfile]:
+    """Engines that take no time at all, to see what everything around them costs."""
+    return {
+        "llm": EngineProfile(batching=Batching.CONTINUOUS, max_batch=1_000_000, max_efficient_batch=1_000_000),
+        "embedder": EngineProfile(),
+        "reranker": EngineProfile(),
+        "store": EngineProfile(batching=Batching.CONTINUOUS),
+    }

@@ -1,0 +1,106 @@
+"""An event loop whose clock jumps: hours of waiting in milliseconds, and the same order of events every time.
+
+Whatever waits only for timers and for other tasks runs in it unchanged: drivers, schedulers, fake engines. Work in
+threads is waited for in real time, while the virtual clock stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+from teola_plugin.errors import TeolaError
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """`time()` starts at 0 and moves only when nothing is ready: straight to the next timer.
+
+    Raises `TeolaError` out of `run_until_complete` when nothing is ready, no timer is set and no thread is at work:
+    every task then waits for something that cannot happen. Sockets and pipes are not waited for.
+    """
+
+    def __init__(self) -> None:
+        self._virtual_now = 0.0
+        self._threads = 0
+        super().__init__(_JumpingSelector(self._pass_time))
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._virtual_now
+
+    def _pass_time(self, seconds: float | None) -> bool:
+        """Let virtual time pass; true when a thread is at work and real waiting is needed instead."""
+        if self._threads:
+            return True
+        if seconds is None:
+            raise TeolaError(
+                f"nothing will ever happen at virtual time {self._virtual_now:.6f} s: no timer is set and "
+                f"every task waits: {_waiting(self)}.",
+                hint="look for a future that nobody completes, or a wait for a socket or process",
+            )
+        self._virtual_now += seconds
+        return False
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        future = super().run_in_executor(executor, func, *args)
+        self._threads += 1
+        future.add_done_callback(self._thread_done)
+        return future
+
+    def _thread_done(self, _: asyncio.Future[Any]) -> None:
+        self._threads -= 1
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        self._threads += 1  # it waits for a thread of its own
+        try:
+            await super().shutdown_default_executor()
+        finally:
+            self._threads -= 1
+
+
+def run_virtual(coroutine: Coroutine[Any, Any, T], seed: int = 0) -> T:
+    """Run a coroutine to its end in virtual time, as `asyncio.run` does in real time.
+
+    The global `random` generator is seeded meanwhile, so that a run can be repeated exactly. Raises what the coroutine
+    raises, and `TeolaError` when it waits for nothing.
+    """
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            return runner.run(coroutine)
+    finally:
+        random.setstate(state)
+
+
+class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+    """Polls; where the loop would wait, it lets virtual time pass instead."""
+
+    def __init__(self, pass_time: Callable[[float | None], bool]) -> None:
+        super().__init__()
+        self._pass_time = pass_time
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        return super().select(None) if self._pass_time(timeout) else []
+
+
+def _waiting(loop: asyncio.AbstractEventLoop) -> str:
+    """Names and places of the tasks that wait."""
+    places = []
+    for task in asyncio.all_tasks(loop):
+        frames = task.get_stack(limit=1)
+        where = f" at {frames[-1].f_code.co_filename}:{frames[-1].f_lineno}" if frames else ""
+        places.append(f"{task.get_name()}{where}")
+    return ", ".join(sorted(places)) or "no task at all"
