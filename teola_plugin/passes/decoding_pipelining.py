@@ -43,7 +43,10 @@ class DecodingPipelining:
             if consumers and d.size:
                 items = _items(edit, d, graph, d.size)
                 for c in consumers:
-                    _early(edit, c, items, _followers(c, d, graph, context))
+                    if c.kind is _K.MAP:
+                        _early_instances(edit, c, d, graph, items)
+                    else:
+                        _early_requests(edit, c, _followers(c, d, graph, context), items)
             elif consumers:
                 _grown(edit, d, [c for c in consumers if c.kind is _K.MAP])
         return edit.freeze()
@@ -91,19 +94,21 @@ def _may_run(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> 
     inner = list(p.fragment.graph) if p.fragment is not None else [p]
     if not all(q.kind in TENTATIVE_KINDS for q in inner) or not context.may_predict(*(q.engine for q in inner)):
         return False
-    return all(_ordered(e, p, d, graph) for q in inner for e in q.effects)
-
-
-def _ordered(effect: Effect, p: Primitive, d: Primitive, graph: Graph) -> bool:
-    """Whether an early read comes after every writer that the plain program puts before it."""
-    if effect.writes:
+    effects = [e for q in inner for e in q.effects]
+    if any(e.writes for e in effects):
         return False
-    if effect.validated:
-        return True
+    return all(e.validated or not _overtaken((e,), p, d, graph) for e in effects)
+
+
+def _overtaken(effects: tuple[Effect, ...], p: Primitive, d: Primitive, graph: Graph) -> tuple[str, ...]:
+    """What conflicts with the effects of an early instance of `p`, comes before `p`, and is not waited for anyway."""
+    if not effects:
+        return ()
     lists = ("items",) if p.kind is _K.MAP else list_inputs(p)
     awaited = {d.id, *p.after, *(r.producer for key, r in p.inputs if key not in lists and not r.external)}
     awaited = awaited.union(*(graph.ancestors[name] for name in awaited))
-    return not any(conflict((effect,), graph[name].effects) for name in graph.ancestors[p.id] - awaited)
+    above = graph.ancestors[p.id] - awaited
+    return tuple(q.id for q in graph if q.id in above and conflict(effects, q.effects))
 
 
 def _grown(edit: GraphEdit, d: Primitive, maps: list[Primitive]) -> None:
@@ -119,13 +124,6 @@ def _items(edit: GraphEdit, d: Primitive, graph: Graph, width: int) -> list[Ref]
     edit.add(*partials)
     edit.replace(d.with_(inputs=_after_lead(d, graph, Ref(partials[-1].id))))
     return [Ref(partial.id) for partial in partials]
-
-
-def _early(edit: GraphEdit, consumer: Primitive, items: list[Ref], followers: list[Primitive]) -> None:
-    if consumer.kind is _K.MAP:
-        _early_instances(edit, consumer, items)
-    else:
-        _early_requests(edit, consumer, followers, items)
 
 
 def _partials(d: Primitive, width: int) -> Iterator[Primitive]:
@@ -147,13 +145,16 @@ def _after_lead(d: Primitive, graph: Graph, last: Ref) -> tuple[tuple[str, Ref],
     return tuple(("previous", last) if leads(ref) else (key, ref) for key, ref in d.inputs)
 
 
-def _early_instances(edit: GraphEdit, m: Primitive, items: list[Ref]) -> None:
+def _early_instances(edit: GraphEdit, m: Primitive, d: Primitive, graph: Graph, items: list[Ref]) -> None:
     assert m.fragment is not None
+    after = {q.id: m.after + _overtaken(q.effects, m, d, graph) for q in m.fragment.graph if q.effects}
     outputs: list[Ref] = []
     for i, item in enumerate(items):
-        bind = {**captures(m.inputs, "items"), ITEM: item}
-        made, output = m.fragment.instantiate(f"{m.id}[{i}]", bind, tentative=True)
-        edit.add(*(q.with_(after=tuple(dict.fromkeys(q.after + m.after))) if q.effects else q for q in made))
+        name = f"{m.id}[{i}]"
+        made, output = m.fragment.instantiate(name, {**captures(m.inputs, "items"), ITEM: item}, tentative=True)
+        for inner, q in zip(m.fragment.graph, made, strict=True):
+            waits = tuple(dict.fromkeys(q.after + after.get(inner.id, ())))
+            edit.add(q.with_(after=waits) if waits != q.after else q)
         outputs.append(output)
     _verify(edit, m, "items", items, early=tuple(outputs))
 
@@ -176,7 +177,7 @@ def _single(p: Primitive, item: int, key: str, value: Ref) -> Primitive:
 def _followers(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
     """Batchable searches over the vectors of `p`: they can go on with each early vector."""
     return [
-        q
+        q.with_(after=q.after + _overtaken(q.effects, q, d, graph))
         for q in graph.readers(p.id)
         if q.kind is _K.SEARCHING
         and q.batchable

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from teola_plugin.graph import ENGINE_KINDS, LLM_DECODES, LLM_KINDS, Fragment, Graph, Primitive, PrimitiveKind, PromptPart
+from teola_plugin.graph import (
+    ENGINE_KINDS,
+    LLM_DECODES,
+    LLM_KINDS,
+    Fragment,
+    Graph,
+    Primitive,
+    PrimitiveKind,
+    PromptPart,
+)
 from teola_plugin.passes.base import PassContext
 
 _K = PrimitiveKind

@@ -74,6 +74,14 @@ def test_user_code_may_make_the_list() -> None:
     assert PIPELINE.run(unsafe, CONTEXT) is unsafe
 
 
+def test_a_writer_behind_the_list_is_waited_for_too() -> None:
+    """The MAP waits for it through its items; the early instances do not read those."""
+    write = call("write", effects=(WRITES,))
+    user = call("list", "d", after=("write",), kind=K.OPAQUE, effects=(UNKNOWN_EFFECT,))
+    after = PIPELINE.run(graph_of(write, mapped(retrieval_body(VALIDATED)), maker=user), CONTEXT)
+    assert after["m"].after == () and after["m[0]/hits.searching"].after == ("write",)
+
+
 def test_unknown_width_grows_at_run_time(golden: Golden) -> None:
     before = graph_of(mapped(), size=None)
     after = PIPELINE.run(before, CONTEXT)

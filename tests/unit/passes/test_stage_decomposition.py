@@ -77,6 +77,16 @@ def test_a_stage_too_large_for_its_reader_is_cut_again() -> None:
     assert STAGES.run(second, small) is second
 
 
+def test_stages_of_other_sizes_are_read_through_the_whole() -> None:
+    """Two producers with different cuts: the reader follows the first, and takes its share of the other's whole."""
+    other = embedding(300, "other").with_(engine="other", inputs=named(texts=Ref("chunks")))
+    both = ingestion().with_(inputs=named(chunks=Ref("embed"), vectors=Ref("other")))
+    profiles = {**PROFILES, "other": replace(PROFILES["embedder"], max_efficient_batch=200, device="gpu:7")}
+    after = STAGES.run(Graph([CHUNKS, embedding(300), other, both], Ref("ingest")), PassContext(profiles))
+    assert after["ingest#1"].inputs == named(chunks=Ref("embed#1"), vectors=Ref("other", (Slice(128, 256),)))
+    assert after["other"].kind is K.AGGREGATE and "embed" not in after
+
+
 def test_must_not_fire() -> None:
     fits = Graph([CHUNKS, embedding(128), ingestion()], Ref("ingest"))
     assert STAGES.run(fits, CONTEXT) is fits
