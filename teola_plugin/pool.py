@@ -18,7 +18,8 @@ from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.scheduling import POLICIES
 
-Engines = Mapping[str, Engine | Sequence[Engine]]
+Engines = Mapping[str, Engine | Sequence[Engine]] | Iterable[Engine]
+"""Engines (or instances of one) by name, or just engines, which have names of their own."""
 
 
 class EnginePool:
@@ -27,7 +28,9 @@ class EnginePool:
     Objects of the pool (`ChatTeola(pool=pool)`, ...) work inside accelerated objects and outside of them.
     """
 
-    def __init__(self, runtime: LocalRuntime, engines: Mapping[str, Sequence[Engine]], passes: Iterable[Pass | str]) -> None:
+    def __init__(
+        self, runtime: LocalRuntime, engines: Mapping[str, Sequence[Engine]], passes: Iterable[Pass | str]
+    ) -> None:
         self.runtime = runtime
         self._engines = {name: tuple(found) for name, found in engines.items()}
         self.passes = resolve_passes(passes)
@@ -54,16 +57,18 @@ class EnginePool:
         or an engine. `policy`: topology-aware, per-invocation or throughput-oriented. `details` keeps prompts and
         documents in traces. Raises `RegistrationError`.
         """
-        found = dict(engines or {})
+        found = _by_name(engines or {})
         for name, given in (("llm", llm), ("embedder", embedder), ("reranker", reranker), ("store", store)):
             if given is not None:
                 found[name] = _make(name, given) if isinstance(given, str) else given
         return cls(*_prepared(found, policy, details, None), passes)
 
     @classmethod
-    def on_this_loop(cls, engines: Engines, *, passes: Iterable[Pass | str] = DEFAULT_PASSES, policy: str = "topology-aware") -> EnginePool:
+    def on_this_loop(
+        cls, engines: Engines, *, passes: Iterable[Pass | str] = DEFAULT_PASSES, policy: str = "topology-aware"
+    ) -> EnginePool:
         """A pool on the running event loop, for virtual time. Use `async with`; only async calls work."""
-        return cls(*_prepared(dict(engines), policy, False, SameLoop()), passes)
+        return cls(*_prepared(_by_name(engines), policy, False, SameLoop()), passes)
 
     # ------------------------------------------------------------ life
 
@@ -83,7 +88,9 @@ class EnginePool:
     def __enter__(self) -> EnginePool:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     async def __aenter__(self) -> EnginePool:
@@ -160,6 +167,10 @@ class EnginePool:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EnginePool:
         return self  # engines are shared, whoever copies the objects that use them
+
+
+def _by_name(engines: Engines) -> dict[str, Engine | Sequence[Engine]]:
+    return dict(engines) if isinstance(engines, Mapping) else {engine.name: engine for engine in engines}
 
 
 def _prepared(

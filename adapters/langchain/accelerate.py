@@ -42,7 +42,8 @@ def the_pool_of(runnable: Runnable[Any, Any]) -> EnginePool | None:
     pools: dict[int, EnginePool] = {id(pool): pool for pool in _pools(runnable)}
     if len(pools) > 1:
         raise RegistrationError(
-            f"the chain uses {len(pools)} different engine pools.", hint="say which one plans it: accelerate(..., pool=...)"
+            f"the chain uses {len(pools)} different engine pools.",
+            hint="say which one plans it: accelerate(..., pool=...)",
         )
     return next(iter(pools.values()), None)
 

@@ -231,6 +231,4 @@ class streaming:  # noqa: N801 - used as `live` is
 def _log_fallback() -> None:
     import logging
 
-    logging.getLogger("teola_plugin").warning(
-        "planning failed; the original runs as it always did", exc_info=True
-    )
+    logging.getLogger("teola_plugin").warning("planning failed; the original runs as it always did", exc_info=True)
