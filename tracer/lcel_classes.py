@@ -39,6 +39,7 @@ _HARMLESS = re.compile(
     r"__.*|lc_.*|get_.*|with_.*|(a?stream|a?transform)_events|is_lc_serializable|bind|bind_tools|pipe|map|assign|pick"
     r"|partial|pretty_.*|save|dict|asdict|json|copy|model_post_init|_abc_.*|from_.*|validate_.*|pre_init_.*"
 )
+_RUN_KEEPERS = ("langchain_core", "langchain_classic", "teola_plugin")
 _EXECUTED = ("invoke", "ainvoke", "stream", "astream", "transform", "atransform", "batch", "abatch")
 
 
@@ -160,7 +161,7 @@ def emits_own_run(node: object) -> bool:
     if isinstance(node, (RouterRunnable, DynamicRunnable)):
         return False
     methods = [getattr(type(node), name) for name in ("invoke", "ainvoke", "transform", "atransform")]
-    if not all(getattr(m, "__module__", "").split(".")[0] in ("langchain_core", "langchain_classic") for m in methods):
+    if not all(getattr(m, "__module__", "").split(".")[0] in _RUN_KEEPERS for m in methods):
         return False
     if isinstance(node, RunnableWithFallbacks):  # what it tries has the same parent and tag as itself
         return all(emits_own_run(one) for one in node.runnables)
