@@ -178,7 +178,8 @@ def _fork_the_core() -> None:
 
 
 def _keep_from_children(fd: int) -> None:
-    """A forked child must not hold the link open: its other end would not notice that this process died."""
+    """A forked child must not hold the link open, or its other end would not notice that this process died."""
+    os.set_inheritable(fd, False)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.register_at_fork(after_in_child=lambda: os.dup2(nowhere, fd, inheritable=False))
 

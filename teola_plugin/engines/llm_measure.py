@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from teola_plugin.engines.base import Done, Failed, Request
@@ -44,8 +45,6 @@ async def measure(engine: VllmEngine, budget: float = 2.0) -> EngineProfile:
 
 def _with_chunk(profile: EngineProfile) -> EngineProfile:
     """Sets the warm-up chunk: the largest power of two within `_CHUNK_SECONDS`, from 64 to 2048 tokens."""
-    from dataclasses import replace
-
     fits = [
         n for n in (64, 128, 256, 512, 1024, 2048) if profile.seconds(PrimitiveKind.PREFILLING, n) <= _CHUNK_SECONDS
     ]
@@ -74,6 +73,4 @@ def _request(number: int, text: str, output_tokens: int) -> Request:
     return Request(f"measure-{number}", PrimitiveKind.PREFILLING, Generate(Prompt(text=text), sampling))
 
 
-_WORDS = (
-    "the value of an object is set when the class is made and may be read by any method that has its name"
-).split()
+_WORDS = ("the", "value", "object", "is", "set", "when", "class", "made", "and", "read", "by", "method", "name")

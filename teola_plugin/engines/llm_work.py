@@ -84,7 +84,7 @@ class LlmWork:
         return Answer(submit.id, value, {"first_token_s": first, "seconds": time.perf_counter() - begun})
 
     async def _warm_up(self, submit: Submit, payload: Warmup) -> Answer:
-        """Prefills whole blocks of the prefix; in growing prefixes while others generate, so that they go on between."""
+        """Prefills whole blocks of the prefix; beside others in growing prefixes, so that they go on in between."""
         begun = time.perf_counter()
         ids = self._checked(await self._tokens.prefix(payload.prompt))
         total = len(ids) // self._block * self._block

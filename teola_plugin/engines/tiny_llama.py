@@ -88,7 +88,7 @@ def _write(folder: Path, shape: Shape) -> None:
     tokenizer = _train_tokenizer(shape.vocab)
     tokenizer.save(str(folder / "tokenizer.json"))
     save_file(dict(_weights(shape, _bias(tokenizer, shape))), folder / "model.safetensors", metadata={"format": "pt"})
-    ids = {name: tokenizer.token_to_id(name) for name in (BOS, EOS, PAD)}
+    ids: dict[str, int] = {name: SPECIAL.index(name) for name in (BOS, EOS, PAD)}  # the trainer numbers them first
     for name, content in (
         ("config.json", _config(shape, ids)),
         ("tokenizer_config.json", _tokenizer_config(shape)),
@@ -100,6 +100,7 @@ def _write(folder: Path, shape: Shape) -> None:
 def _train_tokenizer(vocab: int) -> Tokenizer:
     """A byte-level BPE trained on the help texts that come with Python."""
     from pydoc_data.topics import topics
+
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -1,0 +1,61 @@
+"""Fixtures that several parts share. One vLLM engine serves the whole session: starting it takes about 15 s."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:
+    from teola_plugin.engines.llm_vllm import VllmEngine
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop on its own thread, for engines that outlive a test's loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="session-loop", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float = 120.0) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+@dataclass(frozen=True)
+class SessionLlm:
+    """The session's engine and the loop that it lives on: use it only through `run`, and `reset` it if that matters."""
+
+    engine: VllmEngine
+    thread: LoopThread
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float = 120.0) -> T:
+        return self.thread.run(work, timeout)
+
+
+@pytest.fixture(scope="session")
+def session_llm() -> Iterator[SessionLlm]:
+    """vLLM with the tiny random Llama in float32, on one core where this is the CPU build."""
+    from teola_plugin.engines import tiny_llama
+    from teola_plugin.engines.llm_vllm import VllmEngine
+
+    thread = LoopThread()
+    args = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 4096}
+    engine = VllmEngine("session-llm", tiny_llama.make(), engine_args=args, cores="0")
+    try:
+        thread.run(engine.start(), timeout=280)
+        yield SessionLlm(engine, thread)
+    finally:
+        thread.run(engine.stop())
+        thread.close()

@@ -1,0 +1,98 @@
+"""Prompts to token ids, with the tokenizer of the tiny model and without vLLM."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from teola_plugin.engines import tiny_llama
+from teola_plugin.engines.llm_tokens import PromptTokens
+from teola_plugin.engines.payloads import UNKNOWN, Message, Prompt
+
+pytest.importorskip("tokenizers")
+transformers = pytest.importorskip("transformers")
+
+ALPHABET = "ab cd  e\n\n\tf,.;'s n't 12 345 é ü 東京 🙂 e\u0301 _() <|user|> </s> \\ \" {} don't"
+
+
+@pytest.fixture(scope="module")
+def tokens() -> PromptTokens:
+    return PromptTokens(transformers.AutoTokenizer.from_pretrained(tiny_llama.make()))
+
+
+def chat(text: str) -> Prompt:
+    return Prompt((Message("system", "Be brief."), Message("user", text), Message("assistant", "Yes?")))
+
+
+async def test_a_stable_prefix_is_a_prefix_of_the_whole(tokens: PromptTokens) -> None:
+    """Wherever a text is cut, also within words, runs of blanks, accents and what looks like special tokens."""
+    source = random.Random(0)
+    given_up = []
+    for number in range(600):
+        text = "".join(source.choice(ALPHABET) for _ in range(source.randint(1, 120)))
+        cut = source.randint(0, len(text))
+        whole = chat if number % 2 else lambda t: Prompt(text=t)
+        ids, prefix = await tokens.whole(whole(text)), await tokens.prefix(whole(text[:cut] + UNKNOWN))
+        assert ids[: len(prefix)] == prefix, (text, cut)
+        given_up.append(len(await tokens.prefix(whole(text[:cut]))) - len(prefix))
+    assert sum(given_up) / len(given_up) < 20  # the template's tail and a few tokens, not the text
+
+
+async def test_an_early_slot_hides_what_follows(tokens: PromptTokens) -> None:
+    known = await tokens.prefix(
+        Prompt((Message("system", "Known."), Message("user", UNKNOWN), Message("user", "Late.")))
+    )
+    whole = await tokens.whole(Prompt((Message("system", "Known."), Message("user", "x"), Message("user", "Late."))))
+    other = await tokens.whole(Prompt((Message("system", "Known."), Message("user", "y"), Message("user", "Late."))))
+    common = next(i for i, (a, b) in enumerate(zip(whole, other, strict=False)) if a != b)
+    assert 0 < len(known) <= common and whole[: len(known)] == known
+
+
+async def test_the_template_writes_its_own_special_tokens(tokens: PromptTokens) -> None:
+    begin = tiny_llama.SPECIAL.index(tiny_llama.BOS)
+    for prompt in (chat("hello"), Prompt(text="hello")):
+        ids = await tokens.whole(prompt)
+        assert ids[0] == begin and begin not in ids[1:]
+
+
+async def test_without_a_template_messages_are_joined() -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llama.make())
+    tokenizer.chat_template = None
+    text, special = PromptTokens(tokenizer).render(Prompt((Message("user", "hello"),)))
+    assert (text, special) == ("user: hello\nassistant:", True)
+
+
+async def test_a_template_may_refuse() -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llama.make())
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ValueError, match="roles must alternate"):
+        await PromptTokens(tokenizer).whole(chat("x"))
+
+
+async def test_an_unknown_slot_is_no_whole_prompt(tokens: PromptTokens) -> None:
+    with pytest.raises(ValueError, match="unknown slot"):
+        await tokens.whole(chat(UNKNOWN))
+
+
+async def test_long_texts_are_encoded_alike(tokens: PromptTokens) -> None:
+    short = await tokens.whole(Prompt(text="one two three " * 10))
+    long = await tokens.whole(Prompt(text="one two three " * 5000))
+    assert long[: len(short) - 1] == short[:-1] and len(long) > 10_000
+
+
+def test_the_model_is_made_once_and_alike(tmp_path: Path) -> None:
+    shape = tiny_llama.Shape(layers=1, hidden=32, heads=2, kv_heads=1, intermediate=64, vocab=600, context=128)
+    one, two = tiny_llama.make(tmp_path / "one", shape), tiny_llama.make(tmp_path / "two", shape)
+    for name in sorted(path.name for path in one.iterdir()):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    stamp = (one / "model.safetensors").stat().st_mtime_ns
+    assert tiny_llama.make(one, shape) == one and (one / "model.safetensors").stat().st_mtime_ns == stamp
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_the_default_folder_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tiny_llama.default_folder().is_relative_to(tmp_path)
+    assert tiny_llama.default_folder() != tiny_llama.default_folder(tiny_llama.Shape(seed=1))
