@@ -100,7 +100,7 @@ def _tiles(trace: QueryTrace) -> str:
         (
             "work",
             duration(figures["work_seconds"]),
-            f"{_ratio(figures['work_seconds'], trace.seconds)} the total, overlapped",
+            f"{_ratio(figures['work_seconds'], trace.seconds)} the time taken",
         ),
         ("waiting", duration(waited), "on the critical path"),
     ]
@@ -198,7 +198,7 @@ def _path_table(trace: QueryTrace, index: int) -> str:
         cells = "<td></td><td>after the last primitive</td><td></td><td></td><td></td>"
         rows.append(element("tr", cells + _figures(after, after, trace), cls="rest"))
     foot = f"<tr><td></td><td>total</td><td></td><td></td>{_seconds(sum(s.idle + s.waited for s in path))}"
-    foot += f'{_seconds(sum(s.seconds for s in path) + after)}<td class="n"></td><td></td></tr>'
+    foot += f'{_seconds(sum(s.seconds for s in path) + after)}<td class="n">100 %</td><td></td></tr>'
     return (
         f'<table class="path"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody><tfoot>{foot}</tfoot></table>'
     )
@@ -216,7 +216,9 @@ def _path_row(step: PathStep, number: int, trace: QueryTrace, index: int) -> str
 
 def _figures(seconds: float, total: float, trace: QueryTrace) -> str:
     share = 100 * total / trace.seconds if trace.seconds else 0.0
-    bar = element("i", " ", style=f"width:{min(100.0, share):.1f}%")
+    ran = share * seconds / total if total else 0.0
+    bar = element("i", " ", cls="lead", style=f"width:{share - ran:.1f}%") if share - ran > 0.05 else ""
+    bar += element("i", " ", style=f"width:{ran:.1f}%")
     return f'{_seconds(seconds)}<td class="n">{share:.0f} %</td><td class="bar">{bar}</td>'
 
 

@@ -134,14 +134,16 @@ def _straightened(
             at += space
             y[point] = at
         y.update({point: y[point] - at / 2 for point in row})
-    for sweep in range(10):
+    for sweep in range(16):
         forward = sweep % 2 == 0
-        last = sweep >= 8  # in the end neighbours on both sides count
+        last = sweep >= 10  # in the end neighbours on both sides count
         for layer in range(len(rows)) if forward else range(len(rows) - 1, -1, -1):
             wanted = []
             for point in rows[layer]:
                 near = [q for q in links.get(point, ()) if last or (where[q] < layer) == forward]
-                wanted.append(_mean((y[q] for q in near), y[point]))
+                # What the eye follows should be straight: chains of nodes, and long edges over several layers.
+                heavy = [q for q in near for _ in range(6 if (q in nodes) == (point in nodes) else 1)]
+                wanted.append(_mean((y[q] for q in heavy), y[point]))
             y.update(zip(rows[layer], _spaced(wanted, gaps[layer]), strict=True))
     return y
 

@@ -61,9 +61,9 @@ def text(x: float, y: float, content: str, cls: str = "", **attributes: object) 
 
 
 def fitted(label: str, width: float, size: float) -> str:
-    """`label` cut to `width` pixels of monospaced text; empty where not even four characters fit."""
+    """`label` cut to `width` pixels of monospaced text; empty where too little of it would be left."""
     room = int(width / (size * MONO))
-    return "" if room < min(4, len(label)) else shortened(label, room)
+    return "" if room < min(9, len(label)) else shortened(label, room)
 
 
 def ticks(total: float, most: int) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import pairwise
 
 from teola_plugin.observe.layout import layered
@@ -11,12 +12,37 @@ from teola_plugin.observe.spans import GraphNode, GraphView, QueryTrace
 from teola_plugin.observe.svg import MONO, element, family, fitted, text, words
 from teola_plugin.observe.text import shortened
 
-_HEIGHT = 36.0
-_GAP = 46.0
 _MARGIN = 10.0
+_ROOM = 1240.0  # the width of the page's content
 _NAME_SIZE = 11.5
 _NOTE_SIZE = 10.0
-_SANS = 0.54  # an upper estimate of the mean width of a character, as a share of the font size
+_SANS = 0.58  # an upper estimate of the mean width of a character, as a share of the font size
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """Of every node of one drawing, and the gap between columns. Tall nodes give the engine a line of its own."""
+
+    width: float
+    height: float
+    gap: float
+    tall: bool
+
+    @classmethod
+    def of(cls, view: GraphView, layers: int) -> _Size:
+        """Wide nodes where the columns fit the page, else tall ones."""
+        wide = cls(cls._width(view, tall=False, most=172.0), 36.0, 46.0, False)
+        if layers * (wide.width + wide.gap) - wide.gap + 2 * _MARGIN <= _ROOM:
+            return wide
+        return cls(cls._width(view, tall=True, most=128.0), 48.0, 34.0, True)
+
+    @staticmethod
+    def _width(view: GraphView, *, tall: bool, most: float) -> float:
+        widest = 0.0
+        for name, kind, engine in map(_labels, view.nodes):
+            note = max(len(kind), len(engine)) if tall else len(kind) + len(engine) + (3 if engine else 0)
+            widest = max(widest, len(name) * _NAME_SIZE * MONO, note * _NOTE_SIZE * _SANS)
+        return min(most, max(84.0, widest + 22))
 
 
 def graph_svg(trace: QueryTrace, index: int) -> str:
@@ -25,16 +51,15 @@ def graph_svg(trace: QueryTrace, index: int) -> str:
     path = [step.span.primitive for step in trace.critical_path()]
     unused = {s.primitive for s in trace.spans if s.unused}
     plan = layered(view)
-    width = _node_width(view)
-    pitch = width + _GAP
-    full = 2 * _MARGIN + plan.layers * pitch - _GAP
-    height = 2 * _MARGIN + (plan.height + 1) * _HEIGHT
+    size = _Size.of(view, plan.layers)
+    full = 2 * _MARGIN + plan.layers * (size.width + size.gap) - size.gap
+    height = 2 * _MARGIN + (plan.height + 1) * size.height
 
     def x(layer: int) -> float:
-        return _MARGIN + layer * pitch
+        return _MARGIN + layer * (size.width + size.gap)
 
     def y(row: float) -> float:
-        return _MARGIN + (row + 0.5) * _HEIGHT
+        return _MARGIN + (row + 0.5) * size.height
 
     tentative = {node[0] for node in view.nodes if node[4]}
     hot = set(pairwise(path))
@@ -45,49 +70,43 @@ def graph_svg(trace: QueryTrace, index: int) -> str:
         look = ["edge", "data" if edge in data else "order", *(["tentative"] if tentative & set(edge) else [])]
         look += ["critical"] if edge in hot else []
         head = "url(#head-critical)" if edge in hot else "url(#head)"
-        drawn.append(element("path", d=_curve(points, width), cls=" ".join(look), marker_end=head))
+        drawn.append(element("path", d=_curve(points, size.width), cls=" ".join(look), marker_end=head))
     for node in view.nodes:
         layer, row = plan.places[node[0]]
-        drawn.append(_node(node, x(layer), y(row), width, path, unused, index))
+        drawn.append(_node(node, x(layer), y(row), size, path, unused, index))
     return element(
         "svg",
         "".join(drawn),
         viewBox=f"0 0 {full:.0f} {height:.0f}",
-        style=f"max-width:{full:.0f}px;min-width:{full * 0.7:.0f}px",
+        style=f"max-width:{full:.0f}px;min-width:{full * 0.66:.0f}px",
         cls="graph",
         role="img",
         aria_label=f"graph of {len(view.nodes)} primitives",
     )
 
 
-def _node_width(view: GraphView) -> float:
-    widest = 0.0
-    for node in view.nodes:
-        name, note = _labels(node)
-        widest = max(widest, len(name) * _NAME_SIZE * MONO, len(note) * _NOTE_SIZE * _SANS)
-    return min(172.0, max(84.0, widest + 24))
-
-
-def _labels(node: GraphNode) -> tuple[str, str]:
-    """Two lines. The kind, which usually is part of the id, is said once, below."""
+def _labels(node: GraphNode) -> tuple[str, str, str]:
+    """Name, kind and engine. The kind, which usually is part of the id, is not said twice."""
     name, kind, engine, _, _ = node
     bare = re.sub(rf"[./:]{re.escape(kind.lower())}(?=$|\W)", "", name)
-    return bare or name, words(kind) + (f" · {engine}" if engine else "")
+    return bare or name, words(kind), engine
 
 
 def _node(
-    node: GraphNode, x: float, y: float, width: float, path: Collection[str], unused: Collection[str], index: int
+    node: GraphNode, x: float, y: float, size: _Size, path: Collection[str], unused: Collection[str], index: int
 ) -> str:
-    name, note = _labels(node)
+    name, kind, engine = _labels(node)
     look = ["node", f"k-{family(node[1])}"]
     look += [word for word, on in (("tentative", node[4]), ("critical", node[0] in path)) if on]
     look += ["unused"] if node[0] in unused else []
-    top = y - _HEIGHT / 2
+    top = y - size.height / 2
+    notes = [kind, engine] if size.tall else [" · ".join(filter(None, (kind, engine)))]
+    room = int((size.width - 18) / (_NOTE_SIZE * _SANS))
     parts = [
-        element("rect", cls="card", x=x, y=top, width=width, height=_HEIGHT, rx=6),
-        element("rect", cls="strip", x=x + 5, y=top + 6, width=3, height=_HEIGHT - 12, rx=1.5),
-        text(x + 14, y - 3, fitted(name, width - 20, _NAME_SIZE), "name"),
-        text(x + 14, y + 11, shortened(note, int((width - 18) / (_NOTE_SIZE * _SANS))), "note"),
+        element("rect", cls="card", x=x, y=top, width=size.width, height=size.height, rx=6),
+        element("rect", cls="strip", x=x + 5, y=top + 6, width=3, height=size.height - 12, rx=1.5),
+        text(x + 14, top + 15, fitted(name, size.width - 17, _NAME_SIZE), "name"),
+        *(text(x + 14, top + 29 + 12 * i, shortened(note, room), "note") for i, note in enumerate(notes)),
     ]
     return element("g", "".join(parts), cls=" ".join(look), data_p=f"{index}:{node[0]}", data_k=f"{index}:{node[0]}")
 

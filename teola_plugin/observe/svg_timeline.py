@@ -123,7 +123,7 @@ class _Bar:
             self.end = self.queued + 2
         self.first = None if span.first is None else scale(span.first)
         self.label = shortened(span.primitive, _LONGEST)
-        room = len(self.label) * _LABEL * MONO + 10
+        room = len(self.label) * _LABEL * MONO + 12
         self.extent = (self.queued, self.end + 3)
         self.anchor, self.at = "start", self.begin + 5
         if room > self.end - self.begin:
@@ -131,6 +131,8 @@ class _Bar:
             self.anchor, self.at = ("start", self.end + 5) if after else ("end", self.queued - 5)
             self.extent = (self.queued, self.end + room) if after else (self.queued - room, self.end + 3)
         self.inside = room <= self.end - self.begin
+        if self.inside and self.first is not None and self.first < self.at + room < self.first + room < self.end:
+            self.at = self.first + 5  # keep the label clear of the tick
 
     def draw(self, y: float, critical: bool, index: int) -> str:
         parts = []

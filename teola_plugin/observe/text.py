@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from teola_plugin.observe.spans import QueryTrace, Span
 
-LEGEND = ". waiting   # running   + first piece   x unused   * on the critical path"
+LEGEND = ". waiting  # running  + first piece  x unused  * critical"
 
 
 def duration(seconds: float) -> str:
@@ -35,7 +35,7 @@ def timeline_text(trace: QueryTrace, width: int = 100) -> str:
     spans = sorted(trace.spans, key=lambda s: (s.begin, s.queued))
     names = min(max((len(s.primitive) for s in spans), default=9) + 2, width // 3)
     engines = min(max((len(s.engine or "client") for s in spans), default=6), width // 8)
-    room = width - names - engines - 13
+    room = width - names - engines - 14
     total = duration(trace.seconds)
     head = f"{'primitive':{names}} {'engine':{engines}}  0{total:>{room - 1}}"
     lines = [_headline(trace), head]
@@ -44,7 +44,7 @@ def timeline_text(trace: QueryTrace, width: int = 100) -> str:
         engine = shortened(span.engine or "client", engines)
         took = duration(span.seconds) if span.done is not None else span.outcome
         lines.append(f"{name:{names}} {engine:{engines}} |{_bar(span, trace, room)}| {shortened(took, 9):>9}")
-    return "\n".join([*lines, shortened(LEGEND, width)])
+    return "\n".join([*lines, LEGEND])
 
 
 def _headline(trace: QueryTrace) -> str:
@@ -58,10 +58,12 @@ def _bar(span: Span, trace: QueryTrace, room: int) -> str:
         return min(room - 1, max(0, int(share * room)))
 
     end = trace.ended if span.done is None else span.done
-    queued, begin, until = cell(span.queued), cell(span.begin if span.started is not None else end), cell(end)
+    queued, begin = cell(span.queued), cell(span.begin if span.started is not None else end)
+    until = room if end >= trace.ended else cell(end)
     bar = [" "] * room
     bar[queued:begin] = "." * (begin - queued)
-    bar[begin : until + 1] = ("x" if span.unused else "#") * (until + 1 - begin)
+    until = max(until, begin + 1)
+    bar[begin:until] = ("x" if span.unused else "#") * (until - begin)
     if span.first is not None:
         bar[cell(span.first)] = "+"
     return "".join(bar[:room])

@@ -1,0 +1,136 @@
+"""The HTML page: self-contained, well-formed, safe, complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from teola_plugin.observe import html_page
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.observe.svg import ticks
+from teola_plugin.observe.svg_timeline import _Bar, _Scale
+
+from .sample_traces import FAST, PLAIN, trace
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Page(HTMLParser):
+    """Checks that elements nest, and collects what the tests look at."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, list[str]] = {}
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.text.setdefault(self.open[-1], []).append(data)
+
+    def classes(self, tag: str, word: str) -> list[dict[str, str | None]]:
+        return [a for t, a in self.tags if t == tag and word in (a.get("class") or "").split()]
+
+
+def test_the_page_loads_nothing() -> None:
+    text = html_page([trace()])
+    page = Page(text)
+    assert "http://" not in text and "https://" not in text and "@import" not in text
+    assert not any(name in attrs for _, attrs in page.tags for name in ("src", "href"))
+    assert {m for m in re.findall(r"url\(([^)]*)\)", text)} <= {"#head", "#head-critical", "#hatch"}
+    assert any("default-src 'none'" in (a.get("content") or "") for t, a in page.tags if t == "meta")
+
+
+def test_every_primitive_is_in_graph_and_timeline_and_has_facts() -> None:
+    page = Page(html_page([trace("plain", PLAIN), trace()]))
+    facts = json.loads("".join(page.text["script"][:1]))
+    for index, rows in enumerate((PLAIN, FAST)):
+        for number, row in enumerate(rows):
+            where = f"{index}:{row[0]}"
+            assert any(a.get("data-p") == where for a in page.classes("g", "node"))
+            assert any(a.get("data-k") == f"{index}/{number}" for a in page.classes("g", "span"))
+            assert facts[where][0] == ["", row[0]]
+
+
+def test_the_critical_path_is_marked_in_graph_timeline_and_table() -> None:
+    found = trace()
+    page = Page(html_page([found]))
+    path = [f"0:{step.span.primitive}" for step in found.critical_path()]
+    assert {a["data-p"] for a in page.classes("g", "node") if "critical" in str(a["class"])} == set(path)
+    assert {a["data-p"] for a in page.classes("g", "span") if "critical" in str(a["class"])} == set(path)
+    assert [a["data-p"] for t, a in page.tags if t == "tr" and "data-p" in a] == path
+    assert len(page.classes("path", "critical")) >= len(path) - 1
+
+
+def test_edges_look_as_they_are() -> None:
+    page = Page(html_page([trace()]))
+    order = [e for e in trace().view().edges if e[2] == "order"]
+    assert order and len(page.classes("path", "order")) == len(order)
+    assert {a["data-p"] for a in page.classes("g", "node") if "tentative" in str(a["class"])} == {
+        "0:lookahead.embedding",
+        "0:lookahead.searching",
+    }
+
+
+def test_several_traces_share_a_scale_and_show_the_ratio() -> None:
+    text = html_page([trace("plain", PLAIN), trace()], labels=["as it was", "accelerated"])
+    assert "1.54× sooner" in text and "as it was" in text
+    ends = [float(str(a["x1"])) for a in Page(text).classes("line", "end")]
+    assert (ends[0] - 132) / (ends[1] - 132) == pytest.approx(3.33 / 2.16, rel=1e-3)
+    assert "1.54× later" in html_page([trace(), trace("plain", PLAIN)])
+
+
+def test_hostile_names_stay_text() -> None:
+    nasty = "</script><script>alert(1)</script>\"'&"
+    base = trace("plain", PLAIN)
+    span = dataclasses.replace(base.spans[0], primitive=nasty, kind=nasty, engine=nasty, detail=(("prompt", nasty),))
+    found = dataclasses.replace(base, spans=(span,), graph=None, app=nasty, graph_text=nasty, query_id=nasty)
+    page = Page(html_page([found], title=nasty))
+    assert sum(t == "script" for t, _ in page.tags) == 2
+    assert page.text["h1"] == [nasty]
+    assert json.loads(page.text["script"][0])["0/0"][-1] == ["prompt", nasty]
+
+
+@pytest.mark.parametrize("rows", [(), PLAIN[:1]])
+def test_small_and_empty_traces_have_a_page(rows: tuple[object, ...]) -> None:
+    Page(html_page([trace("small", rows)]))  # type: ignore[arg-type]
+    Page(html_page([QueryTrace("q", "", 1.0, 1.0), QueryTrace("q", "", 1.0, 1.0)]))
+    Page(html_page([]))
+
+
+def test_a_span_that_never_ended_is_drawn_to_the_end() -> None:
+    base = trace("plain", PLAIN)
+    open_span = dataclasses.replace(base.spans[-1], done=None, outcome="cancelled")
+    bar = _Bar(open_span, 0, base, _Scale(base.started, base.seconds))
+    assert bar.end == pytest.approx(1240 - 18)
+    Page(html_page([dataclasses.replace(base, spans=(*base.spans[:-1], open_span))]))
+
+
+def test_prompts_are_absent_unless_recorded() -> None:
+    base = trace("plain", PLAIN)
+    assert "secret" not in html_page([base])
+    told = dataclasses.replace(base.spans[0], detail=(("prompt", "secret"),))
+    assert "secret" in html_page([dataclasses.replace(base, spans=(told,))])
+
+
+@pytest.mark.parametrize("total", [3e-6, 0.0042, 0.31, 1.0, 2.16, 59.0, 4000.0])
+def test_ticks_are_round_and_not_too_many(total: float) -> None:
+    found = ticks(total, 10)
+    assert found[0] == 0 and 4 <= len(found) <= 11 and found[-1] <= total * 1.001

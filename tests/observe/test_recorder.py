@@ -1,0 +1,97 @@
+"""The recorder: what it keeps, ignores and leaves out."""
+
+from __future__ import annotations
+
+from teola_plugin.observe import GraphView, TraceRecorder
+
+
+def test_a_query_becomes_a_trace() -> None:
+    recorder = TraceRecorder(wall=lambda: 1e9)
+    view = GraphView((("embed", "EMBEDDING", "minilm", 0, False),), ())
+    recorder.begin("q1", "rag", 1.0)
+    recorder.describe("q1", graph=view, graph_text="e", pgraph_text="p", passes=(("prune", True, 1e-4),))
+    recorder.queued(
+        "q1", "embed", 1.1, kind="EMBEDDING", engine="minilm", scope=("chain",), depth=2, size=4, parents=("chunk",)
+    )
+    recorder.started("q1", "embed", 1.2, instance="minilm-0", batch=9)
+    recorder.first("q1", "embed", 1.25)
+    recorder.first("q1", "embed", 1.28)
+    recorder.done("q1", "embed", 1.3, tokens=40, cached=8)
+    recorder.settle("q1", "embed", "claimed")
+    trace = recorder.finish("q1", 1.5)
+    assert trace is not None and trace is recorder.get("q1")
+    (span,) = trace.spans
+    assert (span.queued, span.started, span.first, span.done) == (1.1, 1.2, 1.25, 1.3)
+    assert (span.instance, span.batch, span.scope, span.depth, span.size) == ("minilm-0", 9, ("chain",), 2, 4)
+    assert (span.tokens, span.cached, span.outcome, span.parents) == (40, 8, "claimed", ("chunk",))
+    assert (span.query_id, span.app, trace.wall, trace.graph) == ("q1", "rag", 1e9, view)
+    assert (trace.graph_text, trace.pgraph_text, trace.passes) == ("e", "p", (("prune", True, 1e-4),))
+
+
+def test_what_is_still_open_counts_as_cancelled() -> None:
+    recorder = TraceRecorder()
+    recorder.begin("q", "", 0.0)
+    recorder.queued("q", "a", 0.0, kind="CALL")
+    trace = recorder.finish("q", 1.0, outcome="failed")
+    assert trace is not None
+    assert (trace.outcome, trace.spans[0].outcome, trace.spans[0].done) == ("failed", "cancelled", None)
+
+
+def test_a_retry_gets_a_span_of_its_own() -> None:
+    recorder = TraceRecorder()
+    recorder.begin("q", "", 0.0)
+    for start, outcome in ((0.0, "failed"), (1.0, "done")):
+        recorder.queued("q", "a", start, kind="CALL")
+        recorder.started("q", "a", start)
+        recorder.done("q", "a", start + 0.5, outcome=outcome)
+    trace = recorder.finish("q", 2.0)
+    assert trace is not None
+    assert [(s.started, s.outcome) for s in trace.spans] == [(0.0, "failed"), (1.0, "done")]
+
+
+def test_several_batches_of_one_primitive_keep_the_first_start() -> None:
+    recorder = TraceRecorder()
+    recorder.begin("q", "", 0.0)
+    recorder.queued("q", "a", 0.0, kind="EMBEDDING")
+    recorder.started("q", "a", 0.1, batch=1)
+    recorder.started("q", "a", 0.4, batch=2)
+    trace = recorder.finish("q", 1.0)
+    assert trace is not None and (trace.spans[0].started, trace.spans[0].batch) == (0.1, 2)
+
+
+def test_late_and_unknown_events_are_ignored() -> None:
+    recorder = TraceRecorder()
+    recorder.begin("q", "", 0.0)
+    recorder.started("q", "never queued", 0.1)
+    trace = recorder.finish("q", 1.0)
+    recorder.queued("q", "late", 2.0, kind="CALL")
+    recorder.done("q", "late", 2.0)
+    recorder.settle("nobody", "x", "wasted")
+    assert trace is not None and trace.spans == ()
+    assert recorder.finish("q", 3.0) is None
+    assert recorder.open_queries == ()
+
+
+def test_details_are_left_out_unless_asked_for() -> None:
+    for asked in (False, True):
+        recorder = TraceRecorder(details=asked)
+        recorder.begin("q", "", 0.0)
+        recorder.queued("q", "a", 0.0, kind="PREFILLING", detail=(("prompt", "secret"),))
+        trace = recorder.finish("q", 1.0)
+        assert trace is not None and trace.spans[0].detail == ((("prompt", "secret"),) if asked else ())
+
+
+def test_only_the_last_traces_are_kept() -> None:
+    recorder = TraceRecorder(keep=2)
+    for i in range(4):
+        recorder.begin(f"q{i}", "", 0.0)
+        recorder.finish(f"q{i}", 1.0)
+    assert [t.query_id for t in recorder.traces] == ["q2", "q3"]
+    assert recorder.get("q0") is None
+
+
+def test_virtual_time_has_no_wall_clock() -> None:
+    recorder = TraceRecorder(wall=None)
+    recorder.begin("q", "", 0.0)
+    trace = recorder.finish("q", 1.0)
+    assert trace is not None and trace.wall == 0.0

@@ -1,0 +1,144 @@
+"""Traces: the critical path, busy and wasted work, the summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teola_plugin.observe import GraphView, QueryTrace, Span
+
+from .sample_traces import FAST, PLAIN, trace
+
+times = st.floats(0.0, 10.0, allow_nan=False)
+
+
+@st.composite
+def any_traces(draw: st.DrawFn) -> QueryTrace:
+    """Spans in any order of time, with any parents (cycles and unknown ids too): what a bug may record."""
+    names = [f"p{i}" for i in range(draw(st.integers(1, 10)))]
+    spans = []
+    for name in names:
+        queued, started, done = sorted(draw(st.tuples(times, times, times)))
+        spans.append(
+            Span(
+                "q",
+                "app",
+                name,
+                draw(st.sampled_from(["EMBEDDING", "DECODING"])),
+                queued,
+                draw(st.sampled_from([started, None])),
+                None,
+                draw(st.sampled_from([done, done, done, None])),
+                engine=draw(st.sampled_from(["", "llm", "minilm"])),
+                outcome=draw(st.sampled_from(["done", "claimed", "wasted"])),
+                parents=tuple(draw(st.lists(st.sampled_from([*names, "unknown"]), max_size=3))),
+            )
+        )
+    return QueryTrace("q", "app", 0.0, 10.0, tuple(spans))
+
+
+@given(any_traces())
+def test_critical_path_is_ordered_and_never_longer_than_the_query(found: QueryTrace) -> None:
+    path = found.critical_path()
+    assert all(a.span.done <= b.span.done for a, b in pairwise(path))
+    assert all(a.span.primitive in b.span.parents for a, b in pairwise(path))
+    assert len({step.span.primitive for step in path}) == len(path)
+    assert all(min(step.idle, step.waited, step.seconds) >= 0 for step in path)
+    assert sum(step.total for step in path) <= found.seconds + 1e-9
+    if path:  # nothing between the start and the end of the last step is left out or counted twice
+        assert sum(step.total for step in path) == pytest.approx(path[-1].span.done)
+
+
+@given(any_traces())
+def test_busy_counts_no_moment_twice(found: QueryTrace) -> None:
+    for engine in ("", "llm", "minilm"):
+        each = [s.seconds for s in found.spans if s.engine == engine]
+        assert max(each, default=0.0) - 1e-9 <= found.busy(engine) <= min(sum(each), found.seconds) + 1e-9
+
+
+def test_critical_path_of_a_chain_is_the_chain() -> None:
+    path = trace("plain", PLAIN).critical_path()
+    assert [step.span.primitive for step in path] == [row[0] for row in PLAIN]
+    assert sum(step.waited for step in path) == pytest.approx(0.05)
+    assert sum(step.idle for step in path) == pytest.approx(0.0)
+
+
+def test_critical_path_follows_the_parent_that_finished_last() -> None:
+    assert [step.span.primitive for step in trace().critical_path()] == [
+        "expand.prefilling",
+        "expand.partial_decoding.1",
+        "expand.partial_decoding.2",
+        "expand.partial_decoding.3",
+        "retrieve.embedding.3",
+        "retrieve.searching.3",
+        "retrieve.aggregate",
+        "rerank",
+        "answer.full_prefilling",
+        "answer.decoding",
+    ]
+
+
+def test_time_before_a_primitive_was_queued_is_idle_and_in_the_queue_is_waited() -> None:
+    rows = (("a", "CALL", "", 0.0, 0.0, 1.0, ()), ("b", "EMBEDDING", "minilm", 1.5, 2.25, 3.0, ("a",)))
+    step = trace("gap", rows, origin=0.0).critical_path()[1]
+    assert (step.idle, step.waited, step.seconds) == (0.5, 0.75, 0.75)
+
+
+def test_a_streaming_parent_that_outlasts_its_child_did_not_hold_it_up() -> None:
+    rows = (
+        ("decode", "DECODING", "llm", 0.0, 0.0, 2.0, ()),
+        ("early", "EMBEDDING", "minilm", 0.5, 0.5, 1.0, ("decode",)),
+        ("last", "CALL", "", 2.0, 2.0, 2.5, ("early", "decode")),
+    )
+    assert [step.span.primitive for step in trace("stream", rows).critical_path()] == ["decode", "last"]
+
+
+def test_unused_work_that_ends_last_is_not_on_the_critical_path() -> None:
+    base = trace("plain", PLAIN)
+    late = dataclasses.replace(base.spans[-1], primitive="guess", outcome="wasted", done=base.ended + 1, parents=())
+    found = dataclasses.replace(base, spans=(*base.spans, late))
+    assert found.critical_path()[-1].span.primitive == "answer.decoding"
+    assert found.wasted() == (1, late.tokens)
+
+
+def test_work_that_never_began_is_not_wasted() -> None:
+    base = trace("plain", PLAIN)
+    dropped = dataclasses.replace(base.spans[0], started=None, done=None, outcome="cancelled")
+    assert dataclasses.replace(base, spans=(dropped,)).wasted() == (0, 0)
+
+
+def test_the_last_try_of_a_retried_primitive_counts() -> None:
+    base = trace("retry", PLAIN[:1], origin=0.0)
+    failed = dataclasses.replace(base.spans[0], outcome="failed")
+    again = dataclasses.replace(base.spans[0], queued=0.05, started=0.05, done=0.2)
+    found = dataclasses.replace(base, spans=(failed, again), ended=0.2)
+    assert found.critical_path()[0].span is again
+    assert found.summary()["primitives"] == 1
+
+
+def test_summary_is_json_and_adds_up() -> None:
+    found = json.loads(json.dumps(trace().summary()))
+    assert found["primitives"] == len(FAST)
+    assert found["seconds"] == pytest.approx(2.16)
+    assert found["critical_seconds"] + found["critical_waited"] == pytest.approx(2.14)
+    assert found["wasted_primitives"] == 2
+    assert found["passes"] == ["prune_dependencies"]
+    assert found["busy"]["cross"] == pytest.approx(0.42)
+
+
+def test_an_empty_trace_has_no_path_and_no_figures() -> None:
+    empty = QueryTrace("q", "app", 5.0, 5.0)
+    assert empty.critical_path() == ()
+    assert empty.summary()["work_seconds"] == 0
+    assert empty.view() == GraphView((), ())
+
+
+def test_view_falls_back_to_what_the_spans_tell() -> None:
+    found = dataclasses.replace(trace("plain", PLAIN), graph=None).view()
+    assert [node[0] for node in found.nodes] == [row[0] for row in PLAIN]
+    assert ("rerank", "answer.prefilling", "data") in found.edges
