@@ -11,6 +11,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
+from pydantic import ConfigDict
 
 from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.active import active_run
@@ -38,6 +39,11 @@ class ChatTeola(EngineModel, BaseChatModel):
     `ignore_eos`, `json_schema` (dict or JSON text) and `response_format` as OpenAI spells it. Others raise
     `RegistrationError`, as do messages that hold more than text. Engine errors pass through as they are.
     """
+
+    streaming: bool = False
+    """Stream also when invoked, so that callbacks get the tokens as they come."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     def _generate(
         self,
@@ -118,8 +124,8 @@ class ChatTeola(EngineModel, BaseChatModel):
     ) -> Runnable[LanguageModelInput, Any]:
         """Answers constrained to `schema` (a pydantic class, a TypedDict or a JSON schema) and parsed by it.
 
-        `method` may be `json_schema`, the only one there is; `strict` changes nothing. With `include_raw` the output
-        is `{"raw", "parsed", "parsing_error"}`.
+        `method` and `strict` change nothing: the engine writes only what the schema allows. With `include_raw` the
+        output is `{"raw", "parsed", "parsing_error"}`.
         """
         return structured_output(self, schema, include_raw=include_raw, **kwargs)
 

@@ -9,6 +9,7 @@ from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation as TextGeneration
 from langchain_core.outputs import GenerationChunk, LLMResult
+from pydantic import ConfigDict
 
 from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.active import active_run
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 class TeolaLLM(EngineModel, BaseLLM):
     """Text in, text out, no chat template. Arguments and errors as for `ChatTeola`."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     def _generate(
         self,

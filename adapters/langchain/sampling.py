@@ -36,7 +36,7 @@ class EngineModel(BaseModel):
     """A JSON schema that every answer follows."""
     ignore_eos: bool = False
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)

@@ -14,6 +14,9 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from teola_plugin.errors import unknown_name
 
+_METHODS = ("json_schema", "function_calling", "json_mode")
+"""All are the same here: the engine can only write what the schema allows."""
+
 
 def structured_output(
     model: BaseChatModel,
@@ -27,11 +30,10 @@ def structured_output(
     """`model` bound to `schema`, then its parser. Raises `RegistrationError` for another method or argument."""
     for name in unknown:
         raise unknown_name("argument of with_structured_output", name, ["include_raw", "method", "strict"])
-    if method != "json_schema":
-        raise unknown_name("method of with_structured_output", method, ["json_schema"])
-    described = json_schema_of(schema)
-    shown = {"kwargs": {"method": method, "strict": strict}, "schema": described}
-    bound = model.bind(json_schema=described, ls_structured_output_format=shown)
+    if method not in _METHODS:
+        raise unknown_name("method of with_structured_output", method, list(_METHODS))
+    shown = {"kwargs": {"method": "json_schema", "strict": strict}, "schema": _shown(schema)}
+    bound = model.bind(json_schema=json_schema_of(schema), ls_structured_output_format=shown)
     parser = _parser(schema)
     return _with_raw(bound, parser) if include_raw else bound | parser
 
@@ -43,6 +45,13 @@ def json_schema_of(schema: dict[str, Any] | type) -> dict[str, Any]:
         return describe()  # type: ignore[no-any-return]
     plain = isinstance(schema, dict) and "parameters" not in schema and "function" not in schema
     return schema if plain else convert_to_json_schema(schema)  # type: ignore[return-value]
+
+
+def _shown(schema: dict[str, Any] | type) -> dict[str, Any]:
+    """The schema as LangChain's tracers expect it; one that has no title cannot be written that way."""
+    return (
+        json_schema_of(schema) if isinstance(schema, dict) and "title" not in schema else convert_to_json_schema(schema)
+    )
 
 
 def _parser(schema: dict[str, Any] | type) -> BaseOutputParser[Any]:
