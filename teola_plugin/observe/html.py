@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib import resources
 
 from teola_plugin.observe.spans import PathStep, QueryTrace
 from teola_plugin.observe.svg import element, facts, family, family_label, words
@@ -54,6 +53,8 @@ def html_page(traces: Iterable[QueryTrace], title: str = "Query trace", *, label
 
 
 def _asset(name: str) -> str:
+    from importlib import resources
+
     return resources.files("teola_plugin.observe").joinpath(name).read_text(encoding="utf-8")
 
 
