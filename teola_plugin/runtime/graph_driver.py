@@ -213,8 +213,7 @@ class GraphDriver:
             self._piece_of(run, run.primitives[name], piece)
 
     def _piece_of(self, run: QueryRun, live: LivePrimitiveRun, piece: Piece) -> None:
-        p = live.primitive
-        if p.id not in run.store:
+        if not live.prefilled:
             self._end_prefilling(run, live)
         if live.items is not None:
             for item in live.items.feed(piece.text):
@@ -223,6 +222,7 @@ class GraphDriver:
     def _end_prefilling(self, run: QueryRun, live: LivePrimitiveRun) -> None:
         """The first piece is there: prefilling is over, decoding begins."""
         p = live.primitive
+        live.prefilled = True
         run.store.put(p.id, True)
         self.recorder.first(run.id, p.id, self.now())
         if live.group:
@@ -280,7 +280,7 @@ class GraphDriver:
             run.store.put(p.id, value)
             self.post(Finished(self.now(), run.id, p.id))
             return
-        if p.id not in run.store:
+        if not live.prefilled:
             self._end_prefilling(run, live)
         for item in live.items.finish() if live.items is not None else ():
             self._close_item(run, live, item)
@@ -288,7 +288,7 @@ class GraphDriver:
 
     def _end_group(self, run: QueryRun, live: LivePrimitiveRun, value: Any) -> None:
         for member in live.group:
-            if member.kind is _K.PARTIAL_DECODING and member.id not in run.store:
+            if member.item is not None and member.item >= live.closed_items:
                 self.post(Unused(self.now(), run.id, member.id))
         for member in live.group:
             if member.kind is _K.DECODING:

@@ -27,6 +27,7 @@ class LivePrimitiveRun:
     group: tuple[Primitive, ...] = ()
     left: int = 0
     began: bool = False
+    prefilled: bool = False
     items: Any = None
     """The `ItemStream` of a splittable group."""
     closed_items: int = 0

@@ -60,7 +60,7 @@ def _searches(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any
 
 
 def _pairs(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
-    return [ScorePair(inputs["query"], text) for text in inputs["documents"]]
+    return [ScorePair(inputs["query"], text) for text in inputs["texts"]]
 
 
 def _generate(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:

@@ -226,15 +226,7 @@ class GraphScheduler:
             return
         reads = p.input("condition") if p.kind is _K.BRANCH else p.input("items")
         assert reads is not None, f"{p.kind.name} {p.id} lacks its input"
-        predicted = self._predictions(query, live) + tuple(live.grown)
-        self._out.append(Expand(query.id, p, reads, predicted))
-
-    def _predictions(self, query: LiveQuery, live: LivePrimitive) -> tuple[Ref, ...]:
-        items = live.primitive.input("items")
-        verify = query.get(items.producer) if items is not None else None
-        if live.primitive.kind is not _K.MAP or verify is None or verify.primitive.kind is not _K.VERIFY:
-            return ()
-        return tuple(ref for key, ref in verify.primitive.inputs if key.startswith("predicted"))
+        self._out.append(Expand(query.id, p, reads, tuple(live.predicted)))
 
     def _expanded(self, query: LiveQuery, event: Expanded) -> None:
         live = query.get(event.primitive)
@@ -362,15 +354,16 @@ class GraphScheduler:
         """A list is still being decoded and an item of it has closed: work on it begins, tentatively."""
         decoding = query.get(event.primitive)
         holder = query.get(decoding.primitive.option("stream_items", "")) if decoding is not None else None
-        if holder is None or holder.status is not Status.WAITING or event.index != len(holder.grown):
+        if holder is None or holder.status is not Status.WAITING or event.index != len(holder.predicted):
             return
         item = Ref(event.value)
-        holder.grown.append(item)
+        holder.predicted.append(item)
         name = f"{holder.id}[{event.index}]"
         body = holder.primitive.fragment
         output = self._instance(query, holder, body, name, {"$item": item}, tentative=True)
         holder.early.append(output)
-        query.hold(holder.id, [item, output])
+        query.keep(holder.id, [item])
+        query.hold(holder.id, [output])
         self._begin_spliced(query)
 
     def _discard_instance(self, query: LiveQuery, name: str) -> None:

@@ -41,8 +41,8 @@ class LivePrimitive:
     depth: int = 0
     outputs: list[Ref] = field(default_factory=list)
     """Holders: outputs of the instances, in item order."""
-    grown: list[Ref] = field(default_factory=list)
-    """MAP: (predicted item) values of instances made while the list was still being decoded."""
+    predicted: list[Ref] = field(default_factory=list)
+    """MAP: the items its early instances work on; kept until they have been compared with the real ones."""
     early: list[Ref] = field(default_factory=list)
     """MAP: outputs of the instances made before the items were known, planned and grown."""
 
@@ -77,8 +77,10 @@ class LiveQuery:
         self._children: dict[str, list[str]] = {}
         self._readers: dict[str, set[str]] = {}
         for p in graph:
-            self._insert(p)
-            self._live[p.id].depth = graph.depths[p.id]
+            live = self._insert(p)
+            live.depth = graph.depths[p.id]
+            if p.early:
+                self._keep_predictions(live)
 
     def __getitem__(self, name: str) -> LivePrimitive:
         return self._live[name]
@@ -111,6 +113,19 @@ class LiveQuery:
         self._live[p.id] = live
         return live
 
+    def _keep_predictions(self, live: LivePrimitive) -> None:
+        """The values that the planned early instances of a MAP were made for: what its VERIFY reads."""
+        items = live.primitive.input("items")
+        verify = self._live.get(items.producer) if items is not None else None
+        if verify is not None and verify.primitive.kind is PrimitiveKind.VERIFY:
+            live.predicted = [ref for key, ref in verify.primitive.inputs if key.startswith("predicted")]
+            self.keep(live.id, live.predicted)
+
+    def keep(self, holder: str, refs: Iterable[Ref]) -> None:
+        """The holder reads these values some time: they are not released before it ends."""
+        for ref in refs:
+            self._readers.setdefault(ref.producer, set()).add(holder)
+
     def splice(self, primitives: Iterable[Primitive]) -> list[LivePrimitive]:
         """Add the primitives of an instance. They may read one another in any order."""
         made = [self._insert(p) for p in primitives]
@@ -121,16 +136,17 @@ class LiveQuery:
 
     def hold(self, holder: str, refs: Iterable[Ref]) -> None:
         """The holder reads these values at its end: they are kept until then and count for depth."""
+        refs = list(refs)
+        self.keep(holder, refs)
         for ref in refs:
             if not ref.external:
-                self._readers.setdefault(ref.producer, set()).add(holder)
                 self._children.setdefault(ref.producer, []).append(holder)
 
     def released_by(self, name: str) -> list[str]:
         """Producers whose last reader was `name`."""
         gone = []
         live = self._live[name]
-        for producer in {ref.producer for ref in (*live.primitive.refs, *live.outputs, *live.grown, *live.early)}:
+        for producer in {ref.producer for ref in (*live.primitive.refs, *live.outputs, *live.predicted, *live.early)}:
             readers = self._readers.get(producer)
             if readers is None:
                 continue

@@ -56,7 +56,7 @@ def advanced_rag() -> tuple[WorkflowTemplate, dict[str, Callable[..., Any]], dic
         Component("queries", Role.CALL, named(text=Ref("expand"))),
         Component("found", Role.MAP, named(items=Ref("queries")), body=search),
         Component("union", Role.OPAQUE, named(found=Ref("found"))),
-        Component("rerank", Role.RERANKING, named(query=QUESTION, documents=Ref("union")), "reranker", batchable=True),
+        Component("rerank", Role.RERANKING, named(query=QUESTION, texts=Ref("union")), "reranker", batchable=True),
         Component("top", Role.CALL, named(documents=Ref("union"), scores=Ref("rerank"))),
     ]
     for i in range(3):

@@ -1,0 +1,107 @@
+"""The demo's app: document QA with advanced RAG (the paper's Figure 2d), written in plain LCEL.
+
+Nothing here knows of `accelerate`: these are ordinary LangChain objects and a user's own lambdas.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.indexing import TeolaIndexer
+from teola_plugin.adapters.langchain.rerank import TeolaRerank
+from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+
+QUERIES, SEARCHED, KEPT = 3, 16, 3
+
+EXPAND = ChatPromptTemplate.from_messages(
+    [
+        (
+            "system",
+            "You help people search reference documentation. You get a question and write other questions that ask "
+            "for the same facts in other words, so that a search finds passages which use other terms than the "
+            "person did. Keep names of functions, statements and types as they are. Each question stands alone, is "
+            f"one sentence long, and differs from the others. Write exactly {QUERIES} questions, as a JSON list of "
+            "strings and nothing else.",
+        ),
+        ("human", "Question: {question}"),
+    ]
+)
+INSTRUCTION = (
+    "You answer questions about a document. You get the question and one passage of the document. Answer in one or "
+    "two sentences, with the words of the passage, and only with what it says. When the passage does not hold the "
+    "answer, say so. Do not add anything of your own, and do not repeat the question."
+)
+ANSWER = ChatPromptTemplate.from_messages(
+    [("system", INSTRUCTION), ("human", "Question: {question}\n\nPassage:\n{context}\n\nAnswer:")]
+)
+REFINE = ChatPromptTemplate.from_messages(
+    [
+        ("system", INSTRUCTION + " You also get an earlier answer: improve it with the passage, or keep it."),
+        ("human", "Question: {question}\n\nPassage:\n{context}\n\nEarlier answer: {previous}\n\nBetter answer:"),
+    ]
+)
+LIST_OF_QUESTIONS = {"type": "array", "items": {"type": "string"}, "minItems": QUERIES, "maxItems": QUERIES}
+
+
+def union(found: list[list[Document]]) -> list[Document]:
+    """Passages of all searches, each once, in the order in which they were found."""
+    return list({document.page_content: document for documents in found for document in documents}.values())
+
+
+def texts(documents: list[Document]) -> list[str]:
+    return [document.page_content for document in documents]
+
+
+def answer_with(context: int, llm: Runnable[Any, Any], previous: str = "") -> Runnable[Any, Any]:
+    """One answer from passage number `context`, refining the `previous` one if there is one."""
+    inputs: dict[str, Any] = {
+        "question": itemgetter("question"),
+        "context": itemgetter("passages") | RunnableLambda(itemgetter(context)),
+    }
+    if previous:
+        inputs["previous"] = itemgetter(previous)
+    return inputs | (REFINE if previous else ANSWER) | llm | StrOutputParser()
+
+
+def search_and_answer(llm: ChatTeola, store: TeolaVectorStore, reranker: TeolaRerank) -> Runnable[Any, Any]:
+    """Expand the question, search for each, rerank, refine an answer. Input: `{"question": str}`."""
+    expand = EXPAND | llm.bind(json_schema=LIST_OF_QUESTIONS, max_tokens=96) | JsonOutputParser()
+    search = store.as_retriever(search_kwargs={"k": SEARCHED})
+    return (
+        RunnablePassthrough.assign(queries=expand)
+        | RunnablePassthrough.assign(found=itemgetter("queries") | search.map())
+        | RunnablePassthrough.assign(candidates=itemgetter("found") | RunnableLambda(union))
+        | RunnablePassthrough.assign(
+            best={"query": itemgetter("question"), "documents": itemgetter("candidates")} | reranker.as_runnable()
+        )
+        | RunnablePassthrough.assign(passages=itemgetter("best") | RunnableLambda(texts))
+        | RunnablePassthrough.assign(first=answer_with(0, llm))
+        | RunnablePassthrough.assign(second=answer_with(1, llm, "first"))
+        | RunnablePassthrough.assign(answer=answer_with(2, llm, "second"))
+        | itemgetter("answer")
+    )
+
+
+def uploaded_document_qa(
+    llm: ChatTeola, store: TeolaVectorStore, reranker: TeolaRerank, indexer: TeolaIndexer
+) -> Runnable[Any, Any]:
+    """The same over a document that comes with the question. Input: `{"question": str, "documents": [...]}`."""
+    return RunnablePassthrough.assign(collection=itemgetter("documents") | indexer) | search_and_answer(
+        llm, store, reranker
+    )
+
+
+def nothing_to_gain(llm: ChatTeola, store: TeolaVectorStore) -> Runnable[Any, Any]:
+    """Retrieve, prompt, answer: every step needs the one before. Input: the question."""
+    retrieve = store.as_retriever(search_kwargs={"k": 1}) | RunnableLambda(
+        lambda documents: "\n\n".join(d.page_content for d in documents)
+    )
+    prompt = ChatPromptTemplate.from_template("Passage:\n{context}\n\nQuestion: {question}\n\nAnswer:")
+    return {"context": retrieve, "question": RunnablePassthrough()} | prompt | llm | StrOutputParser()
