@@ -70,7 +70,7 @@ def _grid(seconds: float, scale: _Scale, bottom: float) -> str:
 def _strip(path: tuple[PathStep, ...], scale: _Scale, top: float, index: int) -> str:
     """The critical path on one line: what ran, and hatched where the query only waited."""
     y = top + _PAD + (_LANE - _BAR) / 2
-    parts = [text(0, y + 11.5, "critical path", "engine accent")]
+    parts = [text(8, y + 11.5, "critical path", "engine accent")]
     at = scale.origin
     for step in path:
         begin = at + step.idle + step.waited
