@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, closing, contextmanager
+from typing import Any, TypeVar
 
 from teola_plugin.errors import unknown_name
 from teola_plugin.runtime.context import current_run
+
+T = TypeVar("T")
+_END = object()
 
 
 def active_run(callbacks: Any = None) -> Any:
@@ -34,6 +37,28 @@ def joined(run: Any) -> Iterator[None]:
     finally:
         if token is not None:
             current_run.reset(token)
+
+
+def streamed_in(run: Any, items: Iterator[T]) -> Iterator[T]:
+    """The items, each made inside `joined(run)`, which never leaks to the reader between two of them."""
+    with closing(items):  # type: ignore[type-var]
+        while True:
+            with joined(run):
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item  # type: ignore[misc]
+
+
+async def astreamed_in(run: Any, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """`streamed_in` in a loop."""
+    async with aclosing(items):  # type: ignore[type-var]
+        while True:
+            with joined(run):
+                item = await anext(items, _END)
+            if item is _END:
+                return
+            yield item  # type: ignore[misc]
 
 
 def _ambient_callbacks() -> Any:

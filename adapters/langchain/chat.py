@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict
 
 from teola_plugin.adapters.langchain import replies
-from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.langchain.active import active_run, astreamed_in, streamed_in
 from teola_plugin.adapters.langchain.messages import to_prompt
 from teola_plugin.adapters.langchain.sampling import EngineModel, list_shape
 from teola_plugin.adapters.langchain.structured import structured_output
@@ -108,6 +109,19 @@ class ChatTeola(EngineModel, BaseChatModel):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        """As LangChain's, which hands no callbacks to `_stream`: the query is looked for here."""
+        yield from streamed_in(_run_of(config), super().stream(input, config, **kwargs))
+
+    async def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[AIMessageChunk]:
+        async with aclosing(astreamed_in(_run_of(config), super().astream(input, config, **kwargs))) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
     def _call(
         self, messages: Sequence[BaseMessage], sampling: Sampling, run_manager: Any, *, stream: bool = False
     ) -> CallHandle:
@@ -153,3 +167,7 @@ class ChatTeola(EngineModel, BaseChatModel):
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return LangSmithParams(**{**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "teola"})
+
+
+def _run_of(config: RunnableConfig | None) -> Any:
+    return active_run(None if config is None else config.get("callbacks"))

@@ -246,7 +246,7 @@ def test_no_leaf_where_a_call_ahead_would_not_be_the_same(pool):
     assert ChatTeola(pool=pool).__teola_leaf__(bound.kwargs) is not None
 
 
-def test_calls_join_the_ambient_query(pool, llm, monkeypatch):
+async def test_calls_join_the_ambient_query(pool, llm, monkeypatch):
     seen = []
     real = pool.call
     monkeypatch.setattr(pool, "call", lambda *a, run=None, **k: seen.append(run) or real(*a, **k))
@@ -263,8 +263,12 @@ def test_calls_join_the_ambient_query(pool, llm, monkeypatch):
     ChatTeola(pool=pool).invoke("x", {"callbacks": [Handler()]})
     chain = ChatPromptTemplate.from_template("{x}") | ChatTeola(pool=pool)
     list(chain.stream({"x": "x"}, {"callbacks": [Handler()]}))
+    for chunk in ChatTeola(pool=pool).bind(max_tokens=3).stream("x", {"callbacks": [Handler()]}):
+        assert chunk is not None and current_run.get() is None  # nothing leaks to the reader
+    async for chunk in ChatTeola(pool=pool).astream("x", {"callbacks": [Handler()]}):
+        assert chunk is not None and current_run.get() is None
     ChatTeola(pool=pool).invoke("x")
-    assert seen == [run, "by handler", "by handler", None]
+    assert seen == [run, *["by handler"] * 4, None]
 
 
 # ------------------------------------------------------------ TeolaLLM
