@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _LOG_LINES = 12
+_KEEP_LOGS = 7 * 86400.0
 
 
 @dataclass(slots=True)
@@ -77,8 +78,16 @@ def private_folder() -> Path:
 
 
 def log_file(name: str) -> Path:
+    """Where the host of this name logs by default; what crashed runs left there a week ago is removed."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "teola-plugin" / "logs" / f"{name}-{os.getpid()}.log"
+    folder = cache / "teola-plugin" / "logs"
+    for old in folder.glob("*.log"):
+        try:
+            if time.time() - old.stat().st_mtime > _KEEP_LOGS:
+                old.unlink()
+        except OSError:  # another process removes it as well
+            continue
+    return folder / f"{name}-{os.getpid()}.log"
 
 
 def kill_group(group: int) -> None:

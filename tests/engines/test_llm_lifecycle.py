@@ -120,10 +120,11 @@ async def test_a_model_that_is_not_there(tmp_path: Path) -> None:
         pytest.param("started", "exits", marks=pytest.mark.long),
     ],
 )
-def test_nothing_outlives_the_interpreter(when: str, how: str) -> None:
+def test_nothing_outlives_the_interpreter(when: str, how: str, tmp_path: Path) -> None:
     """Also the proof that a script without a `__main__` guard works."""
     command = [sys.executable, "-c", SCRIPT, str(tiny_llama.make()), when, how]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as script:
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as script:
         assert script.stdout is not None
         group, folder = script.stdout.readline().split()
         assert script.stdout.readline() == "now\n"

@@ -23,29 +23,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.vllm
 
 _numbers = itertools.count(1)
-WORDS = [
-    "the",
-    "map",
-    "of",
-    "Paris,",
-    "naïve",
-    "façades;",
-    "12",
-    "trees",
-    "don't",
-    "grow",
-    "3.14",
-    "times",
-    "",
-    "",
-    "faster\n\nthan",
-    "東京",
-    "or",
-    "🙂",
-    "houses:",
-    "a_b(c)",
-    "",
-]
+WORDS = (
+    *("the", "map", "of", "Paris,", "naïve", "façades;", "12", "trees", "don't", "grow", "3.14", "times", "", ""),
+    *("faster\n\nthan", "東京", "or", "🙂", "houses:", "a_b(c)"),
+)
 
 
 def chat(text: str) -> Prompt:
