@@ -7,6 +7,7 @@ the shared memory of the dead and leave by themselves.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 
 _LOG_LINES = 12
 _KEEP_LOGS = 7 * 86400.0
+_numbers = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ def log_file(name: str) -> Path:
                 old.unlink()
         except OSError:  # another process removes it as well
             continue
-    return folder / f"{name}-{os.getpid()}.log"
+    return folder / f"{name}-{os.getpid()}-{next(_numbers)}.log"  # instances may share a name
 
 
 def kill_group(group: int) -> None:
