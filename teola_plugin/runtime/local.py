@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -47,8 +48,9 @@ class LocalRuntime:
         self._engines = {name: list(instances) for name, instances in engines.items()}
         self._policy = policy
         self.loop = loop or LoopThread()
-        self.recorder = TraceRecorder(keep_traces, details=details)
-        self._driver = GraphDriver(self.recorder, threads=isinstance(self.loop, LoopThread))
+        threads = isinstance(self.loop, LoopThread)
+        self.recorder = TraceRecorder(keep_traces, details=details, wall=time.time if threads else None)
+        self._driver = GraphDriver(self.recorder, threads=threads)
         self._ports: dict[str, EnginePort] = {}
         self._running = False
 

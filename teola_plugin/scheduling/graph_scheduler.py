@@ -353,18 +353,20 @@ class GraphScheduler:
     def _item_closed(self, query: LiveQuery, event: ItemClosed) -> None:
         """A list is still being decoded and an item of it has closed: work on it begins, tentatively."""
         decoding = query.get(event.primitive)
-        holder = query.get(decoding.primitive.option("stream_items", "")) if decoding is not None else None
-        if holder is None or holder.status is not Status.WAITING or event.index != len(holder.predicted):
-            return
-        item = Ref(event.value)
+        names = [v for key, v in decoding.primitive.options if key == "stream_items"] if decoding is not None else []
+        for name in names:
+            holder = query.get(name)
+            if holder is not None and holder.status is Status.WAITING and event.index == len(holder.predicted):
+                self._grow(query, holder, Ref(event.value))
+        self._begin_spliced(query)
+
+    def _grow(self, query: LiveQuery, holder: LivePrimitive, item: Ref) -> None:
+        name = f"{holder.id}[{len(holder.predicted)}]"
         holder.predicted.append(item)
-        name = f"{holder.id}[{event.index}]"
-        body = holder.primitive.fragment
-        output = self._instance(query, holder, body, name, {"$item": item}, tentative=True)
+        output = self._instance(query, holder, holder.primitive.fragment, name, {"$item": item}, tentative=True)
         holder.early.append(output)
         query.keep(holder.id, [item])
         query.hold(holder.id, [output])
-        self._begin_spliced(query)
 
     def _discard_instance(self, query: LiveQuery, name: str) -> None:
         for live in query:
