@@ -24,6 +24,8 @@ ANSWER_TOKENS = 64
 """Expected output of a decoding, where nothing says more."""
 ITEM_TOKENS = 16
 """Expected output of one item of a splittable decoding."""
+VARIABLE_TOKENS = 64
+"""Expected length of a prompt variable, where nothing says more: a passage, a history, a question."""
 
 
 def ready_times(graph: Graph, context: PassContext) -> dict[str, float]:
@@ -58,8 +60,8 @@ def _on_engine(p: Primitive, context: PassContext) -> float:
 
 
 def tokens(parts: Iterable[PromptPart]) -> int:
-    """Expected tokens of the parts; text of unknown length counts nothing."""
-    return sum(part.tokens for part in parts)
+    """Expected tokens of the parts."""
+    return sum(part.tokens or (VARIABLE_TOKENS if part.variable else 0) for part in parts)
 
 
 def _span(fragment: Fragment, context: PassContext) -> float:

@@ -89,6 +89,10 @@ class Running:
         """Depth of the deepest running primitive of a query; -1 when it has none."""
         return max((r.depth for r in self.by_id.values() if r.query == query), default=-1)
 
+    def prefills_deeper(self, instance: str, depth: int) -> bool:
+        """Whether a prefilling of a deeper primitive is under way on the instance."""
+        return any(r.prefilling and r.depth > depth for r in self.on(instance))
+
     def slots(self, instance: str, profile: EngineProfile) -> Slots:
         here = self.on(instance)
         if profile.batching is Batching.STATIC:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from teola_plugin.graph import EngineProfile
+from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest
 from teola_plugin.scheduling.events import (
     CancelRequests,
@@ -140,6 +140,8 @@ class EngineScheduler:
     def _may_run(
         self, queued: QueuedPrimitive, instance: str, free: dict[str, int], outstanding: dict[str, int]
     ) -> bool:
+        if queued.kind is PrimitiveKind.PARTIAL_PREFILLING and self.running.prefills_deeper(instance, queued.depth):
+            return False  # a warm-up beside it would delay what gates more
         if not queued.session:
             return True
         return self.placement.choose(free, outstanding, queued.session) == instance

@@ -82,7 +82,7 @@ def test_must_not_fire() -> None:
     assert SPLIT.run(graph, without) is graph, "no prefix caching"
     assert SPLIT.run(graph, PassContext()) is graph, "nothing is known of the engine"
     assert SPLIT.run(graph, ONE_DEVICE) is graph, "everything the rest waits for keeps the LLM's device busy"
-    short = graph_of(SHORT, V("question"), V("context"), question=QUESTION, context=Ref("search"))
+    short = graph_of(SHORT, V("question", 8), V("context"), question=QUESTION, context=Ref("search"))
     assert SPLIT.run(short, CONTEXT) is short, "too few tokens, as far as anybody knows"
     ready = graph_of(LITERAL, V("question"), question=QUESTION)
     assert SPLIT.run(ready, CONTEXT) is ready, "the whole prompt is ready at once"

@@ -125,7 +125,9 @@ def test_a_full_prefilling_overtakes_a_warm_up_that_has_not_started() -> None:
 
 
 def test_a_failed_warm_up_is_no_failure() -> None:
-    d = Driver([Primitive("w", K.PARTIAL_PREFILLING, "llm"), Primitive("f", K.FULL_PREFILLING, "llm", after=("w",))], "f")
+    d = Driver(
+        [Primitive("w", K.PARTIAL_PREFILLING, "llm"), Primitive("f", K.FULL_PREFILLING, "llm", after=("w",))], "f"
+    )
     assert d.fail("w") == ["dispatch f@0"]
 
 
@@ -143,7 +145,9 @@ def test_ahead_of_the_plain_object_a_failure_stops_its_branch_only() -> None:
 
 
 def test_user_code_is_awaited_and_may_be_observed_before_its_turn() -> None:
-    d = Driver([embed("a"), Primitive("user", K.OPAQUE, inputs=named(x=Ref("a"))), call("out", "user")], "out", ahead=True)
+    d = Driver(
+        [embed("a"), Primitive("user", K.OPAQUE, inputs=named(x=Ref("a"))), call("out", "user")], "out", ahead=True
+    )
     assert d.done("user") == ["release a", "runcall out"]
     d = Driver([embed("a"), Primitive("user", K.OPAQUE, inputs=named(x=Ref("a"))), call("out", "user")], "out")
     assert d.done("a") == ["await user"]
@@ -162,7 +166,9 @@ BODY = Fragment(Graph([embed("e", "$item"), call("s", "e", "$pre")], Ref("s")), 
 
 
 def test_map_makes_an_instance_per_item_and_collects() -> None:
-    d = Driver([call("list"), Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY)], "m")
+    d = Driver(
+        [call("list"), Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY)], "m"
+    )
     assert d.done("list") == ["expand m"]
     assert d.say(Expanded(1.0, "q", "m", 2)) == ["dispatch m[0]/e@2", "dispatch m[1]/e@2"]
     d.done("m[0]/e")
@@ -172,7 +178,9 @@ def test_map_makes_an_instance_per_item_and_collects() -> None:
 
 
 def test_map_over_nothing_is_an_empty_list() -> None:
-    d = Driver([call("list"), Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY)], "m")
+    d = Driver(
+        [call("list"), Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY)], "m"
+    )
     d.done("list")
     assert d.say(Expanded(1.0, "q", "m", 0))[0] == "collect m"
     assert not d.scheduler.queries
@@ -205,7 +213,9 @@ def test_items_that_close_early_get_tentative_instances_and_right_ones_are_used(
 
 def test_fold_chains_its_instances() -> None:
     body = Fragment(Graph([call("step", "$item", "$carry")], Ref("step")), Ref("step"))
-    d = Driver([call("list"), Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("$input")), fragment=body)], "f")
+    d = Driver(
+        [call("list"), Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("$input")), fragment=body)], "f"
+    )
     d.done("list")
     assert d.say(Expanded(1.0, "q", "f", 2)) == ["runcall f[0]/step"]
     assert d.done("f[0]/step") == ["runcall f[1]/step"]
