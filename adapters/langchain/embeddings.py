@@ -57,4 +57,5 @@ class TeolaEmbeddings(BaseModel, Embeddings):
 
 def to_list(vector: Vector) -> list[float]:
     """Plain floats, whatever sequence an engine gives."""
-    return [float(x) for x in vector]
+    tolist = getattr(vector, "tolist", None)  # a numpy vector does it much faster
+    return tolist() if tolist else [float(x) for x in vector]
