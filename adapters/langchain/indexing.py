@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from langchain_text_splitters import RecursiveCharacterTextSplitter, TextSplitter
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from teola_plugin.adapters.langchain.active import active_run, joined
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
@@ -47,6 +48,8 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
     """Show a progress bar in the terminal."""
     name: str | None = "TeolaIndexer"
 
+    _last: LastChunks = PrivateAttr(default_factory=lambda: LastChunks())
+
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     def invoke(self, input: Documents, config: RunnableConfig | None = None, **kwargs: Any) -> str:
@@ -71,7 +74,10 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
 
     def chunk(self, documents: Documents) -> tuple[Chunk, ...]:
         """The chunks of the documents, in order, each content once. Pure."""
-        pieces = self.splitter.split_documents(_documents(documents))
+        return self._last.of(_documents(documents), self._split)
+
+    def _split(self, documents: list[Document]) -> tuple[Chunk, ...]:
+        pieces = self.splitter.split_documents(documents)
         texts = [piece.page_content for piece in pieces]
         return tuple(latest(to_chunks(texts, [piece.metadata for piece in pieces], None)))
 
@@ -107,6 +113,26 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
             estimate=self.estimate,
             result=lambda _: self.store.collection,
         )
+
+
+class LastChunks:
+    """The chunks of the last documents: in an accelerated chain both the graph and the plain code ask for them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._documents: list[tuple[str, dict[str, Any]]] | None = None
+        self._chunks: tuple[Chunk, ...] = ()
+
+    def of(self, documents: list[Document], split: Callable[[list[Document]], tuple[Chunk, ...]]) -> tuple[Chunk, ...]:
+        snapshot = [(document.page_content, dict(document.metadata)) for document in documents]
+        with self._lock:  # who comes second waits: the same work twice at once would take both longer
+            if snapshot != self._documents:
+                self._documents, self._chunks = None, split(documents)
+                self._documents = snapshot
+            return self._chunks
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LastChunks:
+        return LastChunks()
 
 
 def _documents(given: Any) -> list[Document]:
