@@ -46,7 +46,7 @@ def rtx3090() -> dict[str, EngineProfile]:
             batching=Batching.CONTINUOUS,
             max_batch=1024,
             max_efficient_batch=128,
-            max_requests=16,
+            max_requests=1024,
             device="database",
         ),
     }

