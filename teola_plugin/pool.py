@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.graph import EngineProfile, PrimitiveKind, Shape, WorkflowTemplate
+from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, Shape, WorkflowTemplate
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
+from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import SameLoop
+from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling import POLICIES
 
 Engines = Mapping[str, Engine | Sequence[Engine]] | Iterable[Engine]
@@ -157,6 +160,17 @@ class EnginePool:
         if cache is None:
             cache = self._caches.setdefault(chosen, GraphCache(PassPipeline(chosen)))
         return cache.optimised(template, shape, PassContext(self.profiles, speculate))
+
+    @contextmanager
+    def watching(self, app: str = "plain") -> Iterator[QueryRun]:
+        """Calls that plain objects make in the body are traced as one query: `run.trace` after the body."""
+        run = self.runtime.watch(Query({"input": None}, app=app))
+        token = current_run.set(run)
+        try:
+            yield run
+        finally:
+            current_run.reset(token)
+            run.close()
 
     @property
     def traces(self) -> tuple[QueryTrace, ...]:

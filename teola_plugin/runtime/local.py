@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from teola_plugin.engines.base import Engine
+from teola_plugin.engines.calibration import calibrate
 from teola_plugin.errors import EngineUnavailable, unknown_name
-from teola_plugin.graph import Graph, PrimitiveKind, Query
+from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.runtime.engine_port import EnginePort, PortListener
@@ -68,7 +69,10 @@ class LocalRuntime:
 
     async def astart(self) -> None:
         """`start` for a runtime on the caller's loop."""
-        await asyncio.gather(*(e.start() for instances in self._engines.values() for e in instances))
+        engines = [e for instances in self._engines.values() for e in instances]
+        await asyncio.gather(*(e.start() for e in engines))
+        for engine in engines:  # one after the other: engines that share cores would disturb each other's figures
+            await calibrate(engine)
         listener = PortListener(self._driver.request_started, self._driver.request_piece, self._driver.request_ended)
         for name, instances in self._engines.items():
             named = {str(i): engine for i, engine in enumerate(instances)}
@@ -112,6 +116,13 @@ class LocalRuntime:
         query.check(graph)
         run = QueryRun(self, query, graph, calls, ahead, QueryStore(query.inputs))
         self.loop.post(self._admit, run, graph, pgraph, passes)
+        return run
+
+    def watch(self, query: Query) -> QueryRun:
+        """A query without a graph: calls made under it are traced, and nothing else; for plain objects."""
+        graph = Graph((), Ref("$input"))
+        run = QueryRun(self, query, graph, {}, True, QueryStore(query.inputs), claims=False)
+        self.loop.post(self._admit, run, graph, None, ())
         return run
 
     def _admit(self, run: QueryRun, graph: Graph, pgraph: Graph | None, passes: tuple[PassRun, ...]) -> None:
@@ -184,7 +195,7 @@ class LocalRuntime:
         name = f"{port.name}.call#{run.calls_made}"
         fresh = []
         for payload, future in zip(payloads, futures, strict=True):
-            entry = driver.claim(run, port, payload, plain=True) if live else None
+            entry = driver.claim(run, port, payload, plain=True) if live and run.claims else None
             if entry is None:
                 entry = driver.new_entry(run, name, kind, port, payload)
                 fresh.append(entry)

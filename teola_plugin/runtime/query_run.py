@@ -52,6 +52,8 @@ class QueryRun:
     """The graph's output (queries that are not `ahead`)."""
     trace: Future[QueryTrace | None] = field(default_factory=Future)
     closed: bool = False
+    claims: bool = True
+    """Whether calls of the plain object may be served by what was asked for before; not when it is only watched."""
     calls_made: int = 0
 
     @property

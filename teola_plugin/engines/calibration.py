@@ -1,0 +1,87 @@
+"""Latency profiles: measured when an engine is first used, then read from the user's cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from teola_plugin.engines.base import Engine
+from teola_plugin.engines.model_cache import cache_folder
+from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
+
+log = logging.getLogger("teola_plugin")
+MEASURED = ("curves", "max_efficient_batch", "interference", "min_split_tokens", "warmup_chunk")
+"""What measuring finds out; limits and devices are the running engine's own."""
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """An engine that can find out its latencies. `measure` also adopts what it found."""
+
+    @property
+    def profile(self) -> EngineProfile: ...
+
+    measure: Callable[[], Awaitable[EngineProfile]]
+
+    def adopt(self, profile: EngineProfile) -> None: ...
+
+
+async def calibrate(engine: Engine, *, fresh: bool = False) -> EngineProfile:
+    """Give a started engine its profile, from the cache or measured now. Engines that cannot measure keep theirs."""
+    if not isinstance(engine, Measurable):
+        return engine.profile
+    path = _path(engine)
+    found = None if fresh else _load(path)
+    if found is not None:
+        engine.adopt(dataclasses.replace(engine.profile, **{k: v for k, v in found.items() if k in MEASURED}))
+        return engine.profile
+    try:
+        await engine.measure()
+    except Exception as error:  # a profile is a help, not a condition
+        log.warning("engine %s could not be measured: %s", engine.name, error)
+        return engine.profile
+    _save(path, engine.profile)
+    return engine.profile
+
+
+def _path(engine: Engine) -> Path:
+    facts = [type(engine).__qualname__, engine.profile.device, sorted(engine.versions().items())]
+    name = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
+    return cache_folder() / "profiles" / f"{engine.name}-{name}.json"
+
+
+def _save(path: Path, profile: EngineProfile) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(to_json(profile), indent=1) + "\n")
+    except OSError as error:
+        log.warning("the profile could not be kept in %s: %s", path, error)
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    try:
+        return from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def to_json(profile: EngineProfile) -> dict[str, Any]:
+    """The profile as JSON-ready data."""
+    made = {f.name: getattr(profile, f.name) for f in dataclasses.fields(profile)}
+    made["batching"] = profile.batching.value
+    made["curves"] = {kind.value: [list(point) for point in curve.points] for kind, curve in profile.curves.items()}
+    return made
+
+
+def from_json(data: dict[str, Any]) -> dict[str, Any]:
+    """Fields of an `EngineProfile`. Raises KeyError, TypeError or ValueError for data that `to_json` did not make."""
+    curves = {
+        PrimitiveKind(kind): Curve(tuple((int(size), float(seconds)) for size, seconds in points))
+        for kind, points in data["curves"].items()
+    }
+    return {**data, "batching": Batching(data["batching"]), "curves": curves}
