@@ -59,6 +59,10 @@ def texts(documents: list[Document]) -> list[str]:
     return [document.page_content for document in documents]
 
 
+def together(documents: list[Document]) -> str:
+    return "\n\n".join(texts(documents))
+
+
 def answer_with(context: int, llm: Runnable[Any, Any], previous: str = "") -> Runnable[Any, Any]:
     """One answer from passage number `context`, refining the `previous` one if there is one."""
     inputs: dict[str, Any] = {
@@ -100,8 +104,6 @@ def uploaded_document_qa(
 
 def nothing_to_gain(llm: ChatTeola, store: TeolaVectorStore) -> Runnable[Any, Any]:
     """Retrieve, prompt, answer: every step needs the one before. Input: the question."""
-    retrieve = store.as_retriever(search_kwargs={"k": 1}) | RunnableLambda(
-        lambda documents: "\n\n".join(d.page_content for d in documents)
-    )
+    retrieve = store.as_retriever(search_kwargs={"k": 1}) | RunnableLambda(together)
     prompt = ChatPromptTemplate.from_template("Passage:\n{context}\n\nQuestion: {question}\n\nAnswer:")
     return {"context": retrieve, "question": RunnablePassthrough()} | prompt | llm | StrOutputParser()

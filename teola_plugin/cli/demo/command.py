@@ -1,0 +1,117 @@
+"""`teola demo`: the main job, end to end, on real engines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from teola_plugin.cli.demo.engines import Chains
+    from teola_plugin.cli.demo.measure import Case
+    from teola_plugin.pool import EnginePool
+
+
+def add_demo(commands: Any) -> None:
+    """Add the sub-command to an argparse group."""
+    parser = commands.add_parser(
+        "demo",
+        help="a RAG chain, plain and accelerated, on real engines",
+        description="Document QA with advanced RAG in plain LCEL: run as it is, and accelerated, on the same engines.",
+    )
+    parser.add_argument("--docs", nargs="+", default=[], metavar="PATH", help="text files or folders to upload")
+    parser.add_argument("--question", help="what to ask (default: one about Python's compound statements)")
+    parser.add_argument("--model", help="LLM: a path or hub id (default: a tiny random Llama, made on first use)")
+    parser.add_argument("--embedder", help="sentence-transformers model (default: the packaged MiniLM)")
+    parser.add_argument("--reranker", help="cross-encoder (default: a tiny random one, made on first use)")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each kind after one warm-up (default 5)")
+    parser.add_argument("--trace", metavar="FILE", help="where to write the HTML page (default: a temporary file)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
+    parser.set_defaults(run=run_demo)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    """Exit status 0 when all answers are equal."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from rich.console import Console
+
+    from teola_plugin.cli.demo import documents, show
+    from teola_plugin.cli.demo.engines import Models, make_chains, make_pool
+
+    question = options.question or documents.DEFAULT_QUESTION
+    uploaded = documents.load(options.docs)
+    notes = Console(stderr=True, quiet=options.json)
+    notes.print("Starting vLLM, PostgreSQL, the embedder and the reranker ...")
+    with make_pool(Models(options.model, options.embedder, options.reranker)) as pool:
+        cases = run_cases(pool, make_chains(pool), question, uploaded, options.repeats)
+        facts = summary(cases, pool, _trace_path(options.trace))
+    if options.json:
+        json.dump(facts, sys.stdout)
+        sys.stdout.write("\n")
+    else:
+        show.show(Console(), cases, question, facts)
+    return 0 if facts["answers_equal"] else 1
+
+
+def run_cases(pool: EnginePool, chains: Chains, question: str, uploaded: list[Any], repeats: int) -> dict[str, Case]:
+    """The document comes with the question; the document is there already; a chain with nothing to gain."""
+    from teola_plugin.cli.demo.engines import COLLECTION
+    from teola_plugin.cli.demo.measure import run_case
+
+    def fresh() -> None:
+        pool.admin("store", "delete_collection", COLLECTION).result(60)
+
+    given = {"question": question, "documents": uploaded}
+    cases = {"uploaded": run_case("uploaded document", chains.uploaded, given, pool, fresh, repeats=repeats)}
+    fresh()
+    chains.indexer.invoke(uploaded)
+    for key, name, chain, value in (
+        ("indexed", "document already indexed", chains.indexed, {"question": question}),
+        ("nothing_to_gain", "nothing to gain", chains.nothing_to_gain, question),
+    ):
+        cases[key] = run_case(name, chain, value, pool, lambda: None, repeats=repeats)
+    return cases
+
+
+def summary(cases: dict[str, Case], pool: EnginePool, trace_html: Path) -> dict[str, Any]:
+    """The figures as JSON-ready data; writes the page."""
+    from teola_plugin.cli.demo.bound import uploaded_bound
+    from teola_plugin.observe import html_page
+
+    uploaded = cases["uploaded"]
+    traces = [uploaded.plain[-1].trace, uploaded.accelerated[-1].trace]
+    page = html_page(traces, "teola demo: one question, plain and accelerated", labels=("plain", "accelerated"))
+    trace_html.write_text(page, encoding="utf-8")
+    return {
+        "answers_equal": all(case.answers_equal for case in cases.values()),
+        "answer": uploaded.accelerated[-1].answer,
+        "plain_s": uploaded.plain_s,
+        "accelerated_s": uploaded.accelerated_s,
+        "speedup": uploaded.speedup,
+        "bound_s": uploaded_bound([run.trace for run in uploaded.plain]),
+        "passes_fired": list(uploaded.passes_fired),
+        "cached_prefix_tokens": uploaded.cached_prefix_tokens,
+        "cases": {
+            key: {
+                "plain_s": case.plain_s,
+                "accelerated_s": case.accelerated_s,
+                "speedup": case.speedup,
+                "answers_equal": case.answers_equal,
+                "passes_fired": list(case.passes_fired),
+                "runs": len(case.plain),
+            }
+            for key, case in cases.items()
+        },
+        "engines": pool.versions(),
+        "trace_html": str(trace_html),
+    }
+
+
+def _trace_path(wanted: str | None) -> Path:
+    if wanted:
+        return Path(wanted).resolve()
+    return Path(tempfile.mkdtemp(prefix="teola-demo-")) / "trace.html"

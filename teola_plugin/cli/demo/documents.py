@@ -1,0 +1,50 @@
+"""What the demo answers questions about: Python's own reference text, or the user's files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from langchain_core.documents import Document
+
+from teola_plugin.errors import RegistrationError
+
+DEFAULT_TOPIC = "compound"
+"""The chapter on compound statements: real prose on every machine that has Python."""
+DEFAULT_QUESTION = "When is the else clause of a try statement executed?"
+LARGEST = 20_000_000
+
+
+def load(paths: Sequence[str]) -> list[Document]:
+    """The documents to upload. Raises `RegistrationError` for files that are missing, too large or not text."""
+    if not paths:
+        from pydoc_data.topics import topics
+
+        return [Document(page_content=topics[DEFAULT_TOPIC], metadata={"source": f"pydoc topic {DEFAULT_TOPIC}"})]
+    found = [_read(path) for given in paths for path in _files(Path(given))]
+    if not any(document.page_content.strip() for document in found):
+        raise RegistrationError(
+            f"there is no text in {', '.join(paths)}.", hint="give files that hold text, e.g. --docs README.md"
+        )
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if p.suffix in {".txt", ".md", ".rst", ".html", ".py"})
+    return [path]
+
+
+def _read(path: Path) -> Document:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise RegistrationError(
+                f"{path} is larger than {LARGEST // 1_000_000} MB.", hint="give smaller files to --docs"
+            )
+        return Document(page_content=path.read_text(encoding="utf-8"), metadata={"source": str(path)})
+    except OSError as error:
+        raise RegistrationError(f"cannot read {path}: {error.strerror}.", hint="check the path after --docs") from error
+    except UnicodeDecodeError as error:
+        raise RegistrationError(
+            f"{path} is not UTF-8 text.", hint="convert it to text first; PDF and Office files are not read"
+        ) from error

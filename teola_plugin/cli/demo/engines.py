@@ -1,0 +1,91 @@
+"""The demo's engines: all real, pinned, and the same for the plain and the accelerated runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import Runnable
+from langchain_text_splitters import RecursiveCharacterTextSplitter
+
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.indexing import TeolaIndexer
+from teola_plugin.adapters.langchain.rerank import TeolaRerank
+from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.cli.demo import chain
+from teola_plugin.pool import EnginePool
+
+COLLECTION = "demo"
+CHUNK, OVERLAP = 256, 30
+"""In tokens, as in the paper; a token is taken as four characters."""
+ANSWER_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What the user chose; None for the default."""
+
+    llm: str | None = None
+    embedder: str | None = None
+    reranker: str | None = None
+
+
+def make_pool(models: Models) -> EnginePool:
+    """vLLM, two sentence-transformers engines and an embedded PostgreSQL; not started yet.
+
+    On a machine without CUDA the LLM is pinned to one core and the others to another: two devices.
+    """
+    from teola_plugin.engines import tiny_llama
+    from teola_plugin.engines.embedding import EmbeddingEngine
+    from teola_plugin.engines.llm_vllm import VllmEngine
+    from teola_plugin.engines.reranking import RerankingEngine
+    from teola_plugin.engines.vector_pgvector import PgVectorEngine
+
+    llm_cores, other_cores = _cores()
+    return EnginePool.local(
+        {
+            "llm": VllmEngine("llm", models.llm or str(tiny_llama.make()), cores=llm_cores),
+            "embedder": EmbeddingEngine("embedder", models.embedder, cores=other_cores),
+            "reranker": RerankingEngine("reranker", models.reranker, cores=other_cores),
+            "store": PgVectorEngine("store", cores=other_cores),
+        }
+    )
+
+
+def _cores() -> tuple[str | None, str | None]:
+    """(the LLM's, the others'); None for no pinning, where a GPU or too few cores make it pointless."""
+    import torch
+
+    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if torch.cuda.is_available() or len(available) < 2:
+        return None, None
+    return str(available[0]), str(available[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The plain chains, all on the same objects."""
+
+    uploaded: Runnable[Any, Any]
+    indexed: Runnable[Any, Any]
+    nothing_to_gain: Runnable[Any, Any]
+    indexer: TeolaIndexer
+
+
+def make_chains(pool: EnginePool) -> Chains:
+    llm = ChatTeola(pool=pool, engine="llm", max_tokens=ANSWER_TOKENS)
+    embeddings = TeolaEmbeddings(pool=pool, engine="embedder")
+    store = TeolaVectorStore(pool=pool, engine="store", embedding=embeddings, collection=COLLECTION)
+    reranker = TeolaRerank(pool=pool, engine="reranker", top_n=chain.KEPT)
+    splitter = RecursiveCharacterTextSplitter(
+        chunk_size=CHUNK, chunk_overlap=OVERLAP, length_function=lambda text: (len(text) + 3) // 4
+    )
+    indexer = TeolaIndexer(store=store, splitter=splitter)
+    return Chains(
+        chain.uploaded_document_qa(llm, store, reranker, indexer),
+        chain.search_and_answer(llm, store, reranker),
+        chain.nothing_to_gain(llm, store),
+        indexer,
+    )

@@ -1,0 +1,114 @@
+"""Runs a chain plain and accelerated, in turn, on the same engines and from the same state."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import Runnable
+
+from teola_plugin import accelerate
+from teola_plugin.observe import QueryTrace, progress
+from teola_plugin.pool import EnginePool
+
+LLM_PREFILLS = ("FULL_PREFILLING", "PREFILLING")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    answer: Any
+    seconds: float
+    trace: QueryTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One chain, run both ways `len(plain)` times. Times in seconds."""
+
+    name: str
+    plain: tuple[Run, ...]
+    accelerated: tuple[Run, ...]
+    explanation: str
+    passes_fired: tuple[str, ...]
+
+    @property
+    def answers_equal(self) -> bool:
+        """Whether every run, plain and accelerated, gave one and the same answer."""
+        first = self.plain[0].answer
+        return all(run.answer == first for run in (*self.plain, *self.accelerated))
+
+    @property
+    def plain_s(self) -> float:
+        return statistics.median(run.seconds for run in self.plain)
+
+    @property
+    def accelerated_s(self) -> float:
+        return statistics.median(run.seconds for run in self.accelerated)
+
+    @property
+    def speedup(self) -> float:
+        return self.plain_s / self.accelerated_s
+
+    @property
+    def cached_prefix_tokens(self) -> int:
+        """Prompt tokens that full prefillings found cached because a partial prefilling of the same query ran."""
+        return min((cached_by_warmups(run.trace) for run in self.accelerated), default=0)
+
+
+def cached_by_warmups(trace: QueryTrace) -> int:
+    total = 0
+    for span in trace.spans:
+        if span.kind != "FULL_PREFILLING":
+            continue
+        warmed = [s.tokens for s in trace.spans if s.primitive.startswith(f"{span.primitive}.partial#") and s.done]
+        total += min(span.cached, max(warmed, default=0))
+    return total
+
+
+def run_case(
+    name: str,
+    plain: Runnable[Any, Any],
+    given: Any,
+    pool: EnginePool,
+    prepare: Callable[[], None],
+    *,
+    repeats: int,
+) -> Case:
+    """`prepare` puts collections into their first state; prefix caches are emptied before every run."""
+    fast = accelerate(plain, pool=pool, app="demo")
+    plans = fast.plan(given)
+    runs: dict[str, list[Run]] = {"plain": [], "accelerated": []}
+    with progress((repeats + 1) * 2, f"{name}: plain and accelerated") as bar:
+        for repeat in range(repeats + 1):
+            for which in ("plain", "accelerated") if repeat % 2 else ("accelerated", "plain"):
+                prepare()
+                pool.reset()
+                run = _accelerated(fast, given) if which == "accelerated" else _plain(plain, given, pool)
+                if repeat:  # the first round warms up
+                    runs[which].append(run)
+                bar.advance()
+    return Case(name, tuple(runs["plain"]), tuple(runs["accelerated"]), fast.explain(given), plans.fired)
+
+
+def _plain(chain: Runnable[Any, Any], given: Any, pool: EnginePool) -> Run:
+    with pool.watching() as watched:
+        begun = time.perf_counter()
+        answer = asyncio.run(chain.ainvoke(given))
+        seconds = time.perf_counter() - begun
+    return Run(answer, seconds, _finished(watched.trace.result(10)))
+
+
+def _accelerated(fast: Any, given: Any) -> Run:
+    begun = time.perf_counter()
+    answer = asyncio.run(fast.ainvoke(given))
+    seconds = time.perf_counter() - begun
+    return Run(answer, seconds, _finished(fast.last_trace()))
+
+
+def _finished(trace: QueryTrace | None) -> QueryTrace:
+    assert trace is not None, "the runtime lost the trace of a query that it began"
+    return trace
