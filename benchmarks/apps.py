@@ -5,6 +5,7 @@ Sizes are realistic: 666 chunks of 256 tokens, an expansion prompt of about 184 
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -90,7 +91,8 @@ class Bench:
         return TeolaIndexer(store=self.store(), splitter=splitter)
 
     def fresh(self) -> None:
-        """Empty caches and collections: nothing of an earlier run helps the next."""
+        """Empty caches and collections: nothing of an earlier run helps the next, nor leaves its garbage to it."""
+        gc.collect()
         self.pool.reset()
         self.pool.admin("store", "delete_collection", COLLECTION).result()
         self.observed.clear()
