@@ -49,7 +49,7 @@ def summary(values: Sequence[float], *, digits: int = 4, draws: int = 1000) -> d
     }
 
 
-def arguments(description: str, add: Callable[[argparse.ArgumentParser], None]) -> argparse.Namespace:
+def arguments(description: str, add: Callable[[argparse.ArgumentParser], object]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout, and no table")
     add(parser)
@@ -69,10 +69,11 @@ def print_table(title: str, rows: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(title=title)
-    for name in dict.fromkeys(key for row in rows for key in row):
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    for name in names:
         table.add_column(name, justify="left" if isinstance(rows[0].get(name), str) else "right")
     for row in rows:
-        table.add_row(*(_cell(row.get(column.header, "")) for column in table.columns))
+        table.add_row(*(_cell(row.get(name, "")) for name in names))
     Console(stderr=True, width=120).print(table)
 
 
