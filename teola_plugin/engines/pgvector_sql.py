@@ -1,0 +1,257 @@
+"""The tables of the vector store, and every statement that is sent to them.
+
+Schema `teola`: the catalogue `teola.collections`, and one table per collection, named by a sequence, so that any name
+of a collection will do and a table's name is never used twice. Writers of one collection take turns at its catalogue
+row; readers never wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from teola_plugin.engines.payloads import Chunk, Hit
+from teola_plugin.engines.pgvector_rows import Needle, Row
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+    from psycopg_pool import AsyncConnectionPool
+
+    Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
+
+_SCHEMA = """
+CREATE SCHEMA IF NOT EXISTS teola;
+CREATE SEQUENCE IF NOT EXISTS teola.places;
+CREATE TABLE IF NOT EXISTS teola.collections (
+  name text PRIMARY KEY,
+  place text UNIQUE,                  -- its table; null while it has none
+  dimension int,
+  indexed boolean NOT NULL DEFAULT false,
+  version bigint NOT NULL DEFAULT 0,  -- grows with every change, also across deletions
+  rows bigint NOT NULL DEFAULT 0,
+  created timestamptz NOT NULL DEFAULT now());
+"""
+_STAGING = """
+CREATE TEMP TABLE IF NOT EXISTS teola_rows (n int, id text, body text, metadata text, embedding vector)
+ON COMMIT DELETE ROWS
+"""
+# `metadata` is json, not jsonb: jsonb forgets the order of keys, which shows wherever a document is printed.
+# MAIN keeps vectors in the row as long as they fit: an exact scan must not look up each one elsewhere.
+_TABLE = """
+CREATE TABLE teola.{place} (
+  id text PRIMARY KEY,
+  seq bigint GENERATED ALWAYS AS IDENTITY,
+  body text NOT NULL,
+  metadata json NOT NULL,
+  embedding vector({dimension}) STORAGE MAIN NOT NULL);
+"""
+_INSERT = """
+WITH changed AS (
+  INSERT INTO teola.{place} AS old (id, body, metadata, embedding)
+  SELECT id, body, metadata::json, embedding FROM pg_temp.teola_rows WHERE vector_dims(embedding) = %s ORDER BY n
+  ON CONFLICT (id) DO UPDATE SET body = excluded.body, metadata = excluded.metadata, embedding = excluded.embedding
+  WHERE (old.body, old.metadata::text, old.embedding)
+    IS DISTINCT FROM (excluded.body, excluded.metadata::text, excluded.embedding)
+  RETURNING old.xmax = 0 AS fresh)
+UPDATE teola.collections SET version = version + 1, rows = rows + (SELECT count(*) FROM changed WHERE fresh)
+WHERE name = %s AND EXISTS (SELECT FROM changed)
+"""
+# The distance to a zero vector is NaN; it counts as 1, at right angles to everything.
+_EXACT = """
+SELECT q.n, h.id, h.body, h.metadata, h.distance
+FROM unnest(%b::vector[]) WITH ORDINALITY AS q (v, n) CROSS JOIN LATERAL (
+  SELECT id, body, metadata, seq, coalesce(nullif(embedding <=> q.v, 'NaN'), 1) AS distance
+  FROM teola.{place} WHERE {filter} ORDER BY distance, seq LIMIT %s) h
+ORDER BY q.n, h.distance, h.seq
+"""
+_INDEXED = """
+SELECT q.n, h.id, h.body, h.metadata, coalesce(nullif(h.distance, 'NaN'), 1)
+FROM unnest(%b::vector[]) WITH ORDINALITY AS q (v, n) CROSS JOIN LATERAL (
+  SELECT id, body, metadata, seq, embedding <=> q.v AS distance
+  FROM teola.{place} WHERE {filter} ORDER BY embedding <=> q.v LIMIT %s) h
+ORDER BY q.n, h.distance, h.seq
+"""
+_EQUALS = "coalesce((metadata -> %s)::jsonb, 'null') = %s::jsonb"
+MAX_INDEXED = 2000
+"""Dimensions that pgvector can index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where a collection lies."""
+
+    place: str
+    dimension: int
+    indexed: bool
+
+
+async def prepare(dsn: str, seconds: int) -> dict[str, str]:
+    """Make the extension and the catalogue unless they are there; returns the versions of what runs below."""
+    from psycopg import AsyncConnection
+
+    connection = await AsyncConnection.connect(dsn, autocommit=True, connect_timeout=seconds)
+    async with connection as conn, conn.transaction():
+        await conn.execute("SET LOCAL client_min_messages = warning")
+        await conn.execute("SELECT pg_advisory_xact_lock(hashtext('teola.schema'))")
+        await conn.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        found = await _row(conn, "SELECT to_regclass('teola.collections')")
+        if found[0] is None:  # asked first: who may use the schema need not be allowed to create one
+            await conn.execute(_SCHEMA)
+        versions = await _row(
+            conn, "SELECT current_setting('server_version'), extversion FROM pg_extension WHERE extname = 'vector'"
+        )
+    return {"postgresql": versions[0].split()[0], "pgvector": versions[1]}
+
+
+def make_pool(dsn: str, size: int, seconds: int) -> AsyncConnectionPool:
+    """A pool that is not open yet; `seconds` is how long a caller waits for a connection at most."""
+    from psycopg_pool import AsyncConnectionPool
+
+    options: dict[str, Any] = {"autocommit": True, "connect_timeout": seconds}
+    return AsyncConnectionPool(
+        dsn, min_size=1, max_size=size, timeout=seconds, open=False, configure=configure, kwargs=options, name="teola"
+    )
+
+
+async def configure(conn: Connection) -> None:
+    """Settings of each connection of the pool."""
+    from pgvector.psycopg import register_vector_async
+
+    await register_vector_async(conn)
+    await conn.execute("SET client_min_messages = warning; SET jit = off; SET hnsw.iterative_scan = strict_order")
+
+
+async def find(conn: Connection, collection: str) -> Table | None:
+    wanted = "SELECT place, dimension, indexed FROM teola.collections WHERE name = %s"
+    found = await _first(conn, wanted, collection)
+    return Table(*found) if found is not None and found[0] is not None else None
+
+
+async def ingest(conn: Connection, collection: str, rows: Sequence[Row], dimension: int, index: str | None) -> Table:
+    """Write rows of distinct ids in one transaction; a row whose id is there is replaced, an equal one left alone.
+
+    A new collection gets `dimension`. Rows of other dimensions than the collection's are passed over.
+    """
+    async with conn.transaction():
+        await conn.execute(_STAGING)
+        columns = "pg_temp.teola_rows (n, id, body, metadata, embedding)"
+        async with conn.cursor() as cursor, cursor.copy(f"COPY {columns} FROM STDIN (FORMAT BINARY)") as copy:
+            copy.set_types(["int4", "text", "text", "text", "vector"])
+            for n, row in enumerate(rows):
+                await copy.write_row((n, row.id, row.body, row.metadata, row.vector))
+        table = await _claim(conn, collection, dimension, index)
+        await conn.execute(_INSERT.format(place=table.place), (table.dimension, collection))
+    return table
+
+
+async def _claim(conn: Connection, collection: str, dimension: int, index: str | None) -> Table:
+    """Lock the collection for writing until the transaction ends; make it if it is new."""
+    await conn.execute("INSERT INTO teola.collections (name) VALUES (%s) ON CONFLICT DO NOTHING", (collection,))
+    await conn.execute("SELECT FROM teola.collections WHERE name = %s FOR UPDATE", (collection,))
+    table = await find(conn, collection)
+    if table is not None:
+        return table
+    indexed = index is not None and dimension <= MAX_INDEXED
+    [place] = await _row(
+        conn,
+        "UPDATE teola.collections SET place = 'c' || nextval('teola.places'), dimension = %s, indexed = %s"
+        " WHERE name = %s RETURNING place",
+        dimension,
+        indexed,
+        collection,
+    )
+    await conn.execute(_TABLE.format(place=place, dimension=dimension))
+    if indexed:
+        await conn.execute(f"CREATE INDEX ON teola.{place} USING {index} (embedding vector_cosine_ops)")
+    return Table(place, dimension, indexed)
+
+
+async def search(conn: Connection, table: Table, needles: Sequence[Needle]) -> list[tuple[Hit, ...]]:
+    """The hits of needles of one group, in one round trip; by distance, then in the order of insertion."""
+    from pgvector import Vector
+
+    _, k, wanted = needles[0].group
+    condition = " AND ".join([_EQUALS] * len(wanted)) or "true"
+    statement = (_INDEXED if table.indexed else _EXACT).format(place=table.place, filter=condition)
+    values: list[Any] = [[Vector(needle.vector) for needle in needles]]
+    cursor = await conn.execute(statement, [*values, *(part for pair in wanted for part in pair), k])
+    found: list[list[Hit]] = [[] for _ in needles]
+    async for n, row_id, body, metadata, distance in cursor:
+        found[n - 1].append(Hit(row_id, body, metadata, max(-1.0, min(1.0, 1.0 - distance))))
+    return [tuple(hits) for hits in found]
+
+
+# ------------------------------------------------------------ administration
+
+
+async def version(conn: Connection, collection: str) -> int:
+    found = await _first(conn, "SELECT version FROM teola.collections WHERE name = %s", collection)
+    return int(found[0]) if found is not None else 0
+
+
+async def count(conn: Connection, collection: str) -> int:
+    found = await _first(conn, "SELECT rows FROM teola.collections WHERE name = %s", collection)
+    return int(found[0]) if found is not None else 0
+
+
+async def collections(conn: Connection) -> list[str]:
+    cursor = await conn.execute("SELECT name FROM teola.collections WHERE rows > 0")
+    return sorted([name async for (name,) in cursor])
+
+
+async def get(conn: Connection, collection: str, ids: Sequence[str]) -> list[Chunk]:
+    table = await find(conn, collection)
+    if table is None:
+        return []
+    statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE id = ANY(%s)"
+    found = {row[0]: Chunk(*row) async for row in await conn.execute(statement, (list(ids),))}
+    return [found[i] for i in ids if i in found]
+
+
+async def delete(conn: Connection, collection: str, ids: Sequence[str]) -> int:
+    async with _locked(conn, collection) as table:
+        if table is None:
+            return 0
+        cursor = await conn.execute(f"DELETE FROM teola.{table.place} WHERE id = ANY(%s)", (list(ids),))
+        gone = cursor.rowcount
+        if gone:
+            change = "UPDATE teola.collections SET version = version + 1, rows = rows - %s WHERE name = %s"
+            await conn.execute(change, (gone, collection))
+        return gone
+
+
+async def delete_collection(conn: Connection, collection: str) -> None:
+    async with _locked(conn, collection) as table:
+        if table is not None:
+            await conn.execute(f"DROP TABLE teola.{table.place}")
+            await conn.execute(
+                "UPDATE teola.collections SET version = version + least(rows, 1), rows = 0, place = NULL,"
+                " dimension = NULL WHERE name = %s",
+                (collection,),
+            )
+
+
+async def forget(conn: Connection, collection: str) -> None:
+    """Delete a collection and its version: as if it had never been there."""
+    await delete_collection(conn, collection)
+    await conn.execute("DELETE FROM teola.collections WHERE name = %s AND place IS NULL", (collection,))
+
+
+@asynccontextmanager
+async def _locked(conn: Connection, collection: str) -> AsyncIterator[Table | None]:
+    async with conn.transaction():
+        await conn.execute("SELECT FROM teola.collections WHERE name = %s FOR UPDATE", (collection,))
+        yield await find(conn, collection)
+
+
+async def _row(conn: Connection, statement: str, *values: Any) -> tuple[Any, ...]:
+    found = await _first(conn, statement, *values)
+    assert found is not None
+    return found
+
+
+async def _first(conn: Connection, statement: str, *values: Any) -> tuple[Any, ...] | None:
+    cursor = await conn.execute(cast(Any, statement), values)
+    return await cursor.fetchone()
