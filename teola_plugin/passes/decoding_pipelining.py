@@ -66,11 +66,17 @@ def _consumers(d: Primitive, graph: Graph, context: PassContext) -> list[Primiti
     makers, found = [d.id], dict[str, Primitive]()
     for name in makers:
         for reader in graph.readers(name):
-            if reader.kind in LIST_MAKERS and reader.id not in makers:
+            if reader.kind in LIST_MAKERS and reader.id not in makers and _only_reshapes(reader, makers, d, graph):
                 makers.append(reader.id)
             elif _per_item(reader, name) and _may_run(reader, d, graph, context):
                 found[reader.id] = reader
     return list(found.values())
+
+
+def _only_reshapes(p: Primitive, makers: list[str], d: Primitive, graph: Graph) -> bool:
+    """Whether all that `p` reads of `d`'s making is the list itself, not what became of its items further on."""
+    made = (ref.producer for ref in p.refs if not ref.external)
+    return all(name in makers or d.id not in graph.ancestors[name] for name in made)
 
 
 def _per_item(p: Primitive, maker: str) -> bool:

@@ -33,7 +33,7 @@ class PrefillingSplit:
         for p in found:
             ends = _ends(p, ready, graph, context)
             if ends:
-                _split(edit, p, ends)
+                _split(edit, p, ends, _pauses(p, ready, graph, context))
         return edit.freeze()
 
 
@@ -93,7 +93,16 @@ def _ancestors(p: Primitive, start: int, end: int, graph: Graph) -> frozenset[st
     return frozenset(made).union(*(graph.ancestors[name] for name in made))
 
 
-def _split(edit: GraphEdit, p: Primitive, ends: list[int]) -> None:
+def _pauses(p: Primitive, ready: dict[str, float], graph: Graph, context: PassContext) -> bool:
+    """Whether its engine is expected to pause before `p`, long enough to prefill the prefix at nobody's cost."""
+    above = graph.ancestors[p.id]
+    needed = max((ready[name] for name in above), default=0.0)
+    busy = max((ready[name] for name in above if graph[name].engine == p.engine), default=0.0)
+    profile = context.profiles[p.engine]
+    return needed - busy >= max(MIN_GAP, 0.5 * profile.seconds(_K.PREFILLING, tokens(p.prompt)))
+
+
+def _split(edit: GraphEdit, p: Primitive, ends: list[int], pauses: bool) -> None:
     before: tuple[str, ...] = ()
     for number, end in enumerate(ends):
         prefix = p.prompt[:end]
@@ -105,6 +114,7 @@ def _split(edit: GraphEdit, p: Primitive, ends: list[int]) -> None:
             after=before,
             effects=(),
             prompt=prefix,
+            options=(*p.options, ("when", "idle")) if pauses else p.options,
         )
         edit.add(partial)
         before = (partial.id,)

@@ -149,7 +149,8 @@ class GraphDriver:
     def _ticket(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
         session = f"{run.id}/{p.call}" if p.prompt else ""
         query = run.query
-        return Enqueue(self.now(), run.id, p.id, p.kind, (), depth, query.app, query.weight, session)
+        idle = p.option("when") == "idle"
+        return Enqueue(self.now(), run.id, p.id, p.kind, (), depth, query.app, query.weight, session, idle)
 
     def new_entry(self, run: QueryRun, name: str, kind: PrimitiveKind, port: EnginePort, payload: Any) -> RequestEntry:
         request = Request(

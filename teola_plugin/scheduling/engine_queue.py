@@ -9,6 +9,10 @@ from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.events import Enqueue, QueuedRequest
 
 
+TAKING_TURNS = 0.8
+"""Interference from which prefilling beside a decoding gains nothing."""
+
+
 @dataclass(slots=True)
 class QueuedPrimitive:
     """A primitive whose requests are not all running yet."""
@@ -23,6 +27,7 @@ class QueuedPrimitive:
     app: str = "default"
     weight: float = 1.0
     session: str = ""
+    when_idle: bool = False
     overtaken: int = 0
     """Batches that left since its FIFO turn."""
 
@@ -38,6 +43,7 @@ class QueuedPrimitive:
             event.app,
             event.weight,
             event.session,
+            event.when_idle,
         )
 
 
@@ -89,9 +95,11 @@ class Running:
         """Depth of the deepest running primitive of a query; -1 when it has none."""
         return max((r.depth for r in self.by_id.values() if r.query == query), default=-1)
 
-    def prefills_deeper(self, instance: str, depth: int) -> bool:
-        """Whether a prefilling of a deeper primitive is under way on the instance."""
-        return any(r.prefilling and r.depth > depth for r in self.on(instance))
+    def holds_back(self, warmup: QueuedPrimitive, instance: str, profile: EngineProfile) -> bool:
+        """Whether a warm-up would delay what gates more: a deeper prefilling, or a deeper decoding if the warm-up can
+        wait for a pause, or if the two would only take turns (interference near 1, as on a CPU)."""
+        beside = profile.interference < TAKING_TURNS and not warmup.when_idle
+        return any(r.depth > warmup.depth and (r.prefilling or not beside) for r in self.on(instance))
 
     def slots(self, instance: str, profile: EngineProfile) -> Slots:
         here = self.on(instance)

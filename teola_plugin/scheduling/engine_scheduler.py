@@ -140,8 +140,8 @@ class EngineScheduler:
     def _may_run(
         self, queued: QueuedPrimitive, instance: str, free: dict[str, int], outstanding: dict[str, int]
     ) -> bool:
-        if queued.kind is PrimitiveKind.PARTIAL_PREFILLING and self.running.prefills_deeper(instance, queued.depth):
-            return False  # a warm-up beside it would delay what gates more
+        if queued.kind is PrimitiveKind.PARTIAL_PREFILLING and self.running.holds_back(queued, instance, self.profile):
+            return False
         if not queued.session:
             return True
         return self.placement.choose(free, outstanding, queued.session) == instance

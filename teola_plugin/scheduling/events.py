@@ -210,6 +210,8 @@ class Enqueue(Event):
     weight: float = 1.0
     session: str = ""
     """Requests of one session (a full prefilling and its partial ones) go to one instance."""
+    when_idle: bool = False
+    """A warm-up for which its engine will have time: it waits until nothing deeper runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,3 +125,12 @@ def test_done_once() -> None:
         once = PIPELINE.run(graph, CONTEXT)
         assert once is not graph
         assert PIPELINE.run(once, CONTEXT) is once
+
+
+def test_what_became_of_the_items_is_no_list_of_them() -> None:
+    """A union lambda reads the whole state, the questions too; what it makes of the hits is not predicted."""
+    union = Primitive("union", K.OPAQUE, inputs=named(queries=Ref("list"), hits=Ref("m")), effects=(UNKNOWN_EFFECT,))
+    rerank = Primitive("rerank", K.RERANKING, "reranker", named(texts=Ref("union"), query=QUESTION), batchable=True)
+    after = PIPELINE.run(graph_of(mapped(), union, rerank), CONTEXT)
+    assert after["m"].early
+    assert "rerank.verify" not in after and "rerank[0]" not in after

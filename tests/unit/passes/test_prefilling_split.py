@@ -37,9 +37,26 @@ def test_what_is_ready_goes_ahead(context: PassContext) -> None:
     after = SPLIT.run(graph_of(LITERAL, V("question"), V("context"), question=QUESTION, context=Ref("search")), context)
     partial, full = after["p.partial#0"], after["p"]
     assert partial.prompt == (LITERAL, V("question")) and partial.inputs == named(question=QUESTION)
-    assert (partial.engine, partial.call, partial.options) == ("llm", "p", (("tenant", "t"),))
+    assert (partial.engine, partial.call, partial.option("tenant")) == ("llm", "p", "t")
     assert partial.after == () and full.after == (partial.id,)
     assert full.kind is K.FULL_PREFILLING and len(full.prompt) == 3 and len(full.inputs) == 2
+
+
+def test_a_warm_up_waits_for_a_pause_only_where_one_is_expected() -> None:
+    """Before a retrieval's end the LLM has nothing to do; between two refine calls it never pauses."""
+    after = SPLIT.run(
+        graph_of(LITERAL, V("question"), V("context"), question=QUESTION, context=Ref("search")), UNMEASURED
+    )
+    assert after["p.partial#0"].option("when") == "idle"
+    refine = Primitive(
+        "r",
+        K.PREFILLING,
+        "llm",
+        named(question=QUESTION, answer=Ref("d")),
+        prompt=(LITERAL, V("question"), V("answer")),
+    )
+    after = SPLIT.run(Graph([*graph_of(LITERAL, question=QUESTION), refine], Ref("r")), CONTEXT)
+    assert after["r.partial#0"].option("when") is None
 
 
 def test_a_literal_in_front_is_ready_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -190,3 +191,22 @@ def test_every_request_runs_once_and_slots_are_never_overrun(
         check(scheduler.handle(RequestEnded(1.0, next(iter(scheduler.running.by_id)))))  # type: ignore[arg-type]
     assert len(ran) == len(set(ran)) == expected
     assert not scheduler.queue
+
+
+def warm_up(depth: int = 1, *, when_idle: bool = False) -> Enqueue:
+    return Enqueue(0.0, "q1", "warm", K.PARTIAL_PREFILLING, (QueuedRequest("warm", 100),), depth, when_idle=when_idle)
+
+
+@pytest.mark.parametrize(
+    ("interference", "when_idle", "beside_prefilling", "beside_decoding"),
+    [(0.3, False, False, True), (0.3, True, False, False), (1.0, False, False, False)],
+)
+def test_warm_ups_do_not_delay_what_gates_more(
+    interference: float, when_idle: bool, beside_prefilling: bool, beside_decoding: bool
+) -> None:
+    scheduler = EngineScheduler(replace(LLM, interference=interference))
+    scheduler.handle(enqueue("q1", "deep", 5, size=200))
+    assert bool(batches(scheduler.handle(warm_up(when_idle=when_idle)))) is beside_prefilling
+    assert bool(batches(scheduler.handle(PrefillEnded(1.0, "deep")))) is beside_decoding
+    assert bool(batches(scheduler.handle(RequestEnded(2.0, "deep")))) is not beside_decoding
+    assert "warm" in scheduler.running.by_id
