@@ -103,6 +103,11 @@ class StaticEngine:
             if worker is not None:
                 await worker.close()
 
+    async def restart(self) -> None:
+        """The model loaded anew."""
+        await self.stop()
+        await self.start()
+
     # Requests
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:

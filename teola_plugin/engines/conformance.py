@@ -1,0 +1,346 @@
+"""The contract of `base.Engine` as tests: subclass `EngineConformance` in a test module, and pytest runs them all.
+
+::
+
+    class TestMyEngine(EngineConformance):
+        async def make(self):
+            return MyEngine("mine")
+
+        def payloads(self, kind):
+            return [EmbedText("one"), EmbedText("two")]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import pickle
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from teola_plugin.engines.base import Done, Engine, Failed, Piece, Request, Result
+from teola_plugin.engines.payloads import Generation, Warmed
+from teola_plugin.errors import EngineError
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.graph.kinds import ENGINE_KINDS
+
+_T = TypeVar("_T")
+_ids = itertools.count(1)
+_SECONDS = 60.0
+
+
+class EngineConformance:
+    """Supply `make` and `payloads`; override `bad_payload`, `running` and `run` where the defaults do not fit.
+
+    Each test is a plain function, and runs its coroutine through `run`.
+    """
+
+    async def make(self) -> Engine:
+        """A new engine that is not started."""
+        raise NotImplementedError
+
+    def payloads(self, kind: PrimitiveKind) -> Sequence[Any]:
+        """At least two good payloads of a kind, with values that do not depend on what ran before.
+
+        Empty for a kind that is never sent alone (decodings).
+        """
+        raise NotImplementedError
+
+    def bad_payload(self, kind: PrimitiveKind) -> Any:
+        """A payload that the engine must refuse; by default an object that is no payload at all."""
+        return 42
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Engine]:
+        """A started engine. Override to share one that is slow to start, and set `shared`."""
+        engine = await self.make()
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+    shared = False
+    """Whether `running` gives an engine that others use too: tests that need one of their own are skipped."""
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a test's coroutine; override for an engine that lives on a loop of its own."""
+        return asyncio.run(work)
+
+    # ------------------------------------------------------------ life cycle
+
+    def test_describes_itself(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                assert isinstance(engine, Engine), "a method of the protocol is missing"
+                assert isinstance(engine.name, str) and engine.name
+                assert engine.kinds and engine.kinds <= ENGINE_KINDS
+                profile = engine.profile
+                assert isinstance(profile, EngineProfile)
+                assert profile.max_batch > 0 and profile.max_requests > 0 and profile.max_efficient_batch > 0
+                versions = engine.versions()
+                assert isinstance(versions, Mapping) and versions, "say what runs below"
+                assert all(isinstance(part, str) and part for item in versions.items() for part in item)
+
+        self.run(check())
+
+    def test_starts_and_stops_any_number_of_times(self) -> None:
+        async def check() -> None:
+            engine = await self.make()
+            try:
+                await engine.start()
+                await engine.start()
+                self._values(await collect(engine, self._good(engine)))
+            finally:
+                await engine.stop()
+            await engine.stop()
+            after = self._good(engine)
+            failed = [end for end in ends(await collect(engine, after), after).values() if isinstance(end, Failed)]
+            assert len(failed) == len(after), "a stopped engine must fail what it is asked for"
+
+        self._own()
+        self.run(check())
+
+    def test_stops_before_it_was_started(self) -> None:
+        async def check() -> None:
+            engine = await self.make()
+            await engine.stop()
+
+        self._own()
+        self.run(check())
+
+    def test_leaves_no_process_and_no_thread(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                self._values(await collect(engine, self._good(engine)))
+
+        self._own()
+        before = _children(), set(threading.enumerate())
+        self.run(check())
+        assert _children() <= before[0], "a child process outlived stop()"
+        assert set(threading.enumerate()) <= before[1], "a thread outlived stop()"
+
+    # ------------------------------------------------------------ requests
+
+    def test_every_request_ends_once(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                batch = self._good(engine)
+                self._values(await collect(engine, batch))
+                assert await collect(engine, []) == []
+                for request in batch:  # alone, and with the same ids again: a retried request keeps its id
+                    self._values(await collect(engine, [request]))
+
+        self.run(check())
+
+    def test_pieces_make_up_the_value(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                batch = self._good(engine, stream=True)
+                found = await collect(engine, batch)
+                for request_id, end in ends(found, batch).items():
+                    pieces = [r.text for r in found if isinstance(r, Piece) and r.request_id == request_id]
+                    assert isinstance(end, Done)
+                    if pieces or isinstance(end.value, Generation):
+                        assert "".join(pieces) == end.value.text
+
+        self.run(check())
+
+    def test_a_bad_request_fails_alone(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                for kind in self._kinds(engine):
+                    first, *others = self._good(engine, kind)
+                    bad = _request(kind, self.bad_payload(kind))
+                    self._fails_alone(await collect(engine, [first, bad, *others]), [first, *others], bad)
+
+        self.run(check())
+
+    def test_a_request_of_another_kind_fails_alone(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                foreign = sorted(ENGINE_KINDS - engine.kinds, key=lambda kind: kind.name)[0]
+                good = self._good(engine)
+                bad = _request(foreign, self.bad_payload(foreign))
+                self._fails_alone(await collect(engine, [bad, *good]), good, bad)
+
+        self.run(check())
+
+    def test_results_can_be_pickled(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                bad = [_request(kind, self.bad_payload(kind)) for kind in self._kinds(engine)]
+                for result in await collect(engine, [*self._good(engine), *bad]):
+                    copy = pickle.loads(pickle.dumps(result))
+                    assert type(copy) is type(result) and copy.request_id == result.request_id
+                    if isinstance(result, Failed):
+                        assert type(copy.error) is type(result.error) and str(copy.error) == str(result.error)
+                        assert copy.error.retryable == result.error.retryable
+                    elif isinstance(result, Done):
+                        assert _same(copy.value, result.value)
+
+        self.run(check())
+
+    def test_batches_run_side_by_side(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                if engine.profile.batching is not Batching.CONTINUOUS:
+                    self._skip("only for CONTINUOUS engines")
+                batches = [self._good(engine) for _ in range(4)]
+                found = await asyncio.gather(*(collect(engine, batch) for batch in batches))
+                for results, batch in zip(found, batches, strict=True):
+                    assert all(isinstance(end, Done) for end in ends(results, batch).values())
+
+        self.run(check())
+
+    # ------------------------------------------------------------ cancelling
+
+    def test_cancels_unknown_requests_in_peace(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                [first, *_] = batch = self._good(engine)
+                await engine.cancel("nobody")
+                self._values(await collect(engine, batch))
+                await engine.cancel(first.id)  # it has ended
+                self._values(await collect(engine, batch))
+
+        self.run(check())
+
+    def test_a_cancelled_request_ends_once_and_alone(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                [first, *others] = batch = self._good(engine)
+                work = asyncio.create_task(collect(engine, batch))
+                await asyncio.sleep(0)
+                await engine.cancel(first.id)
+                await engine.cancel(first.id)
+                found = ends(await work, batch)
+                end = found[first.id]
+                assert isinstance(end, Done) or not end.error.retryable, "a cancelled request must not be tried again"
+                assert all(isinstance(found[request.id], Done) for request in others)
+                assert engine.load().requests == 0
+
+        self.run(check())
+
+    def test_a_caller_may_leave_early(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                async with aclosing(engine.execute(self._good(engine))) as results:  # type: ignore[type-var]
+                    async for _ in results:
+                        break
+                assert engine.load().requests == 0, "requests that nobody waits for must not count"
+                self._values(await collect(engine, self._good(engine)))
+
+        self.run(check())
+
+    # ------------------------------------------------------------ load, sizes, reset
+
+    def test_load_and_sizes(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                assert engine.load().requests == 0
+                batch = self._good(engine)
+                assert all(isinstance(engine.size(request), int) and engine.size(request) > 0 for request in batch)
+                await collect(engine, batch)
+                load = engine.load()
+                assert load.requests == 0 and 0.0 <= load.kv_used <= 1.0
+
+        self.run(check())
+
+    def test_reset_changes_no_value(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                batch = self._good(engine)
+                before = self._values(await collect(engine, batch))
+                await engine.reset()
+                await engine.reset()
+                after = self._values(await collect(engine, batch))
+                assert all(_same(after[request.id], before[request.id]) for request in batch)
+
+        self.run(check())
+
+    # ------------------------------------------------------------ helpers
+
+    def _kinds(self, engine: Engine) -> list[PrimitiveKind]:
+        kinds = sorted(engine.kinds, key=lambda kind: kind.name)
+        return [kind for kind in kinds if self.payloads(kind)]
+
+    def _good(self, engine: Engine, kind: PrimitiveKind | None = None, *, stream: bool = False) -> list[Request]:
+        """One request per payload, of all kinds of the engine by default, with new ids."""
+        kinds = self._kinds(engine) if kind is None else [kind]
+        return [_request(each, payload, stream=stream) for each in kinds for payload in self.payloads(each)]
+
+    def _values(self, found: Sequence[Result]) -> dict[str, Any]:
+        """The values by request id; nothing may have failed, and nothing may have ended twice."""
+        failed = [result for result in found if isinstance(result, Failed)]
+        if failed:
+            raise AssertionError(f"{failed[0].request_id} failed") from failed[0].error
+        done = [result for result in found if isinstance(result, Done)]
+        values = {result.request_id: result.value for result in done}
+        assert len(values) == len(done), "a request ended twice"
+        return values
+
+    def _fails_alone(self, found: Sequence[Result], good: Sequence[Request], bad: Request) -> None:
+        by_id = ends(found, [*good, bad])
+        end = by_id[bad.id]
+        assert isinstance(end, Failed) and isinstance(end.error, EngineError), f"{bad.kind} must fail, it gave {end}"
+        assert not end.error.retryable, "doing a bad request again cannot help"
+        wrong = [by_id[request.id] for request in good if not isinstance(by_id[request.id], Done)]
+        assert not wrong, f"good requests failed with the bad one: {wrong}"
+
+    def _own(self) -> None:
+        if self.shared:
+            self._skip("needs an engine of its own")
+
+    def _skip(self, why: str) -> None:
+        import pytest
+
+        pytest.skip(why)
+
+
+async def collect(engine: Engine, batch: Sequence[Request]) -> list[Result]:
+    """All results of a batch. Raises `TimeoutError` when the engine does not end it."""
+    async with asyncio.timeout(_SECONDS):
+        return [result async for result in engine.execute(batch)]
+
+
+def ends(found: Sequence[Result], batch: Sequence[Request]) -> dict[str, Done | Failed]:
+    """The end of each request of the batch; asserts that each has exactly one, with nothing after it."""
+    last: dict[str, Done | Failed] = {}
+    for result in found:
+        assert result.request_id not in last, f"{result.request_id} went on after its end"
+        if isinstance(result, Done | Failed):
+            last[result.request_id] = result
+    assert last.keys() == {request.id for request in batch}, "not every request ended, or others did"
+    return last
+
+
+def _request(kind: PrimitiveKind, payload: Any, *, stream: bool = False) -> Request:
+    return Request(f"conformance-{next(_ids)}", kind, payload, stream=stream)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values mean the same; how much of a prompt was cached does not count."""
+    if isinstance(one, Generation) and isinstance(other, Generation):
+        return (one.text, one.finish_reason) == (other.text, other.finish_reason)
+    if isinstance(one, Warmed) and isinstance(other, Warmed):
+        return True
+    equal = one == other
+    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
+
+
+def _children() -> set[int]:
+    """Living child processes of this one; empty where there is no /proc."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == os.getpid() and state not in "ZX":
+            found.add(int(entry.name))
+    return found
