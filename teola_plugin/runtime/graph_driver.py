@@ -273,9 +273,9 @@ class GraphDriver:
         p = live.primitive
         failed = next((e for e in live.entries if e.failed), None)
         if failed is not None:
-            self._fail(run, p.id, failed.future.exception() or QueryCancelled("cancelled"))
+            self._fail(run, p.id, failed.error or QueryCancelled("cancelled"))
             return
-        value = requests.value(p, [e.future.result() for e in live.entries])
+        value = requests.value(p, [e.value for e in live.entries])
         self._record_ended(run, p.id, live.entries)
         if not p.leads_group:
             run.store.put(p.id, value)
@@ -300,7 +300,7 @@ class GraphDriver:
     def _record_ended(self, run: QueryRun, name: str, entries: list[RequestEntry], *, decoding: bool = False) -> None:
         tokens = cached = 0
         for entry in entries:
-            value = entry.future.result() if entry.ended and not entry.failed else None
+            value = entry.value
             if isinstance(value, Generation):
                 tokens += value.completion_tokens if decoding else value.prompt_tokens
                 cached += 0 if decoding else value.cached_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -90,26 +90,26 @@ class CallHandle:
 
     def __init__(
         self,
-        futures: Sequence[Future[Any]],
+        future: Future[list[Any]],
         *,
         pieces: PieceLog | None = None,
         cancel: Callable[[], None] = lambda: None,
         owner: int = 0,
     ) -> None:
-        self._futures = list(futures)
+        self._future = future
         self.pieces = pieces or PieceLog()
         self._cancel = cancel
         self._owner = owner
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """Values of all requests. Raises their error, or `TimeoutError`; never call it on the pool's own thread."""
-        if threading.get_ident() == self._owner and not all(f.done() for f in self._futures):
+        if threading.get_ident() == self._owner and not self._future.done():
             raise TeolaError(
                 "a blocking engine call was made on the pool's own thread, where it would wait for itself.",
                 hint="use the async form (ainvoke, aembed_query, ...) inside engine callbacks",
             )
         try:
-            return [future.result(timeout) for future in self._futures]
+            return self._future.result(timeout)
         except CancelledError as error:
             raise QueryCancelled("the call was cancelled.", hint="call it again") from error
         except BaseException:
@@ -121,12 +121,12 @@ class CallHandle:
 
     async def _wait(self) -> list[Any]:
         try:
-            return [await asyncio.wrap_future(future) for future in self._futures]
+            return await asyncio.shield(asyncio.wrap_future(self._future))
         except BaseException:
             self.cancel()
             raise
 
     def cancel(self) -> None:
         """Give the results up. Reaches the engine unless another part of the query needs them."""
-        if not all(f.done() for f in self._futures):
+        if not self._future.done():
             self._cancel()

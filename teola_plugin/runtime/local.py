@@ -22,7 +22,7 @@ from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
-from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.request_table import PendingCall, RequestEntry
 from teola_plugin.runtime.requests import Calls
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.events import CancelQuery, Close, Enqueue
@@ -165,16 +165,14 @@ class LocalRuntime:
     ) -> CallHandle:
         """One request per payload; inside a live query, what was asked for already is claimed."""
         port = self.port(engine)
-        futures: list[Future[Any]] = [Future() for _ in payloads]
+        future: Future[list[Any]] = Future()
+        future.set_running_or_notify_cancel()  # given up through the handle, never by itself
         log = PieceLog() if stream else None
         entries: list[RequestEntry] = []
         handle = CallHandle(
-            futures,
-            pieces=log,
-            cancel=lambda: self.loop.post(self._give_up, entries),
-            owner=self.loop.ident,
+            future, pieces=log, cancel=lambda: self.loop.post(self._give_up, entries), owner=self.loop.ident
         )
-        self.loop.post(self._join, run, kind, port, list(payloads), futures, log, entries)
+        self.loop.post(self._join, run, kind, port, list(payloads), future, log, entries)
         return handle
 
     def _join(
@@ -183,7 +181,7 @@ class LocalRuntime:
         kind: PrimitiveKind,
         port: EnginePort,
         payloads: list[Any],
-        futures: list[Future[Any]],
+        future: Future[list[Any]],
         log: PieceLog | None,
         entries: list[RequestEntry],
     ) -> None:
@@ -194,16 +192,16 @@ class LocalRuntime:
         run.calls_made += 1
         name = f"{port.name}.call#{run.calls_made}"
         fresh = []
-        for payload, future in zip(payloads, futures, strict=True):
+        for payload in payloads:
             entry = driver.claim(run, port, payload, plain=True) if live and run.claims else None
             if entry is None:
                 entry = driver.new_entry(run, name, kind, port, payload)
                 fresh.append(entry)
             entry.by_plain += 1
             entries.append(entry)
-            entry.future.add_done_callback(functools.partial(_copy, to=future))
             if log is not None:
                 entry.read_into(log)
+        PendingCall(entries, future)
         if fresh:
             self._enqueue_fresh(run, kind, port, name, fresh, live)
 
@@ -241,16 +239,6 @@ class LocalRuntime:
         for instances in self._engines.values():
             for engine in instances:
                 await engine.reset()
-
-
-def _copy(done: Future[Any], to: Future[Any]) -> None:
-    if not to.set_running_or_notify_cancel():
-        return
-    error = done.exception()
-    if error is not None:
-        to.set_exception(error)
-    else:
-        to.set_result(done.result())
 
 
 @functools.lru_cache(maxsize=64)

@@ -19,6 +19,35 @@ from teola_plugin.runtime.handles import PieceLog
 _numbers = itertools.count(1)
 
 
+class PendingCall:
+    """A call of the plain object: resolved when all of its requests have ended, or one has failed."""
+
+    def __init__(self, entries: list[RequestEntry], future: Future[list[Any]]) -> None:
+        self._entries = entries
+        self._future = future
+        self._left = sum(not entry.ended for entry in entries)
+        for entry in entries:
+            if not entry.ended:
+                entry.waiting.append(self)
+        failed = next((entry for entry in entries if entry.failed), None)
+        if failed is not None:
+            self._future.set_exception(failed.error)
+        elif not self._left:
+            self._finish()
+
+    def one_ended(self, entry: RequestEntry) -> None:
+        self._left -= 1
+        if self._future.done():
+            return
+        if entry.error is not None:
+            self._future.set_exception(entry.error)
+        elif not self._left:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._future.set_result([entry.value for entry in self._entries])
+
+
 @dataclass(slots=True, eq=False)
 class RequestEntry:
     """One request under way: what is asked, who wants it, where the result will be."""
@@ -28,7 +57,11 @@ class RequestEntry:
     key: Hashable | None
     primitive: str
     """The primitive it is queued, run and traced as."""
-    future: Future[Any] = field(default_factory=Future)
+    ended: bool = False
+    value: Any = None
+    error: BaseException | None = None
+    waiting: list[PendingCall] = field(default_factory=list)
+    """Calls of the plain object that wait for it."""
     pieces: list[Piece] = field(default_factory=list)
     """All so far, for readers that come late."""
     logs: list[PieceLog] = field(default_factory=list)
@@ -62,22 +95,17 @@ class RequestEntry:
 
     def resolve(self, value: Any, error: BaseException | None) -> None:
         """It ended: readers and waiters learn of it."""
-        if self.future.done():
+        if self.ended:
             return
-        if error is None:
-            self.future.set_result(value)
-        else:
-            self.future.set_exception(error)
+        self.ended, self.value, self.error = True, value, error
+        for call in self.waiting:
+            call.one_ended(self)
         for log in self.logs:
             log.close()
 
     @property
-    def ended(self) -> bool:
-        return self.future.done()
-
-    @property
     def failed(self) -> bool:
-        return self.ended and (self.future.cancelled() or self.future.exception() is not None)
+        return self.error is not None
 
     @property
     def repeatable(self) -> bool:
