@@ -176,7 +176,7 @@ class EngineConformance:
                 bad = [_request(kind, self.bad_payload(kind)) for kind in self._kinds(engine)]
                 for result in await collect(engine, [*self._good(engine), *bad]):
                     copy = pickle.loads(pickle.dumps(result))
-                    assert type(copy) is type(result) and copy.request_id == result.request_id
+                    assert copy.__class__ is result.__class__ and copy.request_id == result.request_id
                     if isinstance(result, Failed):
                         assert type(copy.error) is type(result.error) and str(copy.error) == str(result.error)
                         assert copy.error.retryable == result.error.retryable

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from teola_plugin.engines.base import Engine
+from teola_plugin.engines.base import Done, Engine, EngineLoad, Failed, Request, Result
 from teola_plugin.engines.conformance import EngineConformance
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
 from teola_plugin.engines.payloads import (
@@ -20,6 +22,7 @@ from teola_plugin.engines.payloads import (
     SearchVector,
     Warmup,
 )
+from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
 
 K = PrimitiveKind
@@ -102,3 +105,78 @@ class TestReranking(Conformance):
         from teola_plugin.engines.reranking import RerankingEngine
 
         return RerankingEngine("reranker")
+
+
+# ------------------------------------------------------------ the suite finds what breaks the contract
+
+
+class Broken(FakeEmbedder):
+    """Breaks one rule of the contract."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__()
+        self.rule = rule
+        self.held: list[threading.Thread] = []
+
+    async def start(self) -> None:
+        await super().start()
+        if self.rule == "leaves a thread":
+            self.over = threading.Event()
+            self.held.append(threading.Thread(target=self.over.wait, daemon=True))
+            self.held[0].start()
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        bad = any(not isinstance(request.payload, EmbedText) for request in batch)
+        async for result in super().execute(batch):
+            if self.rule == "loses an end" and result.request_id == batch[-1].id:
+                continue
+            if self.rule == "fails all" and bad:
+                result = Failed(result.request_id, EngineError("all of it"))
+            if self.rule == "cannot be pickled" and isinstance(result, Done):
+                result = replace(result, value=lambda: None)
+            if self.rule == "asks to retry" and isinstance(result, Failed):
+                result = Failed(result.request_id, EngineError(str(result.error), retryable=True))
+            yield result
+            if self.rule == "ends twice":
+                yield result
+
+    def size(self, request: Request) -> int:
+        return 0 if self.rule == "has no size" else 1
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(1) if self.rule == "always busy" else super().load()
+
+    def versions(self) -> dict[str, str]:
+        return {} if self.rule == "has no versions" else {"engine": "broken"}
+
+
+RULES = {
+    "loses an end": "test_every_request_ends_once",
+    "ends twice": "test_every_request_ends_once",
+    "fails all": "test_a_bad_request_fails_alone",
+    "asks to retry": "test_a_bad_request_fails_alone",
+    "cannot be pickled": "test_results_can_be_pickled",
+    "has no size": "test_load_and_sizes",
+    "always busy": "test_a_caller_may_leave_early",
+    "has no versions": "test_describes_itself",
+    "leaves a thread": "test_leaves_no_process_and_no_thread",
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_suite_finds_an_engine_that(rule: str) -> None:
+    made: list[Broken] = []
+
+    class Suite(Conformance):
+        async def make(self) -> Engine:
+            made.append(Broken(rule))
+            return made[-1]
+
+    try:
+        with pytest.raises(Exception):
+            getattr(Suite(), RULES[rule])()
+    finally:
+        for engine in made:
+            for thread in engine.held:
+                engine.over.set()
+                thread.join()
