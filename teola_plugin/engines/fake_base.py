@@ -168,7 +168,10 @@ class FakeEngine(ABC):
         return 1
 
     def load(self) -> EngineLoad:
-        return EngineLoad(requests=len(self._active))
+        return EngineLoad(requests=self._unfinished())
+
+    def _unfinished(self) -> int:
+        return sum(request_id in run.pending for request_id, run in self._active.items())
 
     async def reset(self) -> None:
         return None

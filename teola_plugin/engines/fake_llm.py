@@ -119,7 +119,7 @@ class FakeLLM(FakeEngine):
 
     def load(self) -> EngineLoad:
         used = sum(job.prompt_tokens for job in self._jobs.values())
-        return EngineLoad(len(self._active), min(1.0, used / max(1, self._cache.limit * BLOCK)))
+        return EngineLoad(self._unfinished(), min(1.0, used / max(1, self._cache.limit * BLOCK)))
 
     async def reset(self) -> None:
         self._cache.clear()
