@@ -47,20 +47,30 @@ async def engine():
     await engine.stop()
 
 
-class TestEmbeddingEngine(EngineConformance):
-    @pytest.fixture(scope="class")
-    def engine(self):
-        with self.started(EmbeddingEngine("minilm", cores="0")) as engine:
-            yield engine
+@pytest.fixture(autouse=True, scope="module")
+def tqdm_thread() -> None:
+    """tqdm keeps one thread per process from its first bar on; it is not the engine's to stop."""
+    from tqdm.auto import tqdm
 
-    def fresh(self):
-        return EmbeddingEngine("again", cores="0")
+    tqdm(disable=True)
+
+
+class TestEmbeddingEngine(EngineConformance):
+    async def make(self):
+        return EmbeddingEngine("minilm", cores="0")
 
     def payloads(self, kind):
         return [EmbedText("short"), EmbedText("long " * 150, "document"), EmbedText(""), EmbedText("Größe 中文")]
 
-    def bad_payloads(self, kind):
-        return [EmbedText(5), EmbedText("x", "answer"), EmbedText("\ud800"), "a bare text", None]
+    def bad_payload(self, kind):
+        return EmbedText("\ud800")  # only the tokenizer finds out, with the whole batch in its hands
+
+
+@pytest.mark.parametrize("bad", [EmbedText(5), EmbedText("x", "answer"), EmbedText("\ud800"), "bare", None], ids=repr)
+async def test_a_bad_text_fails_alone(engine, bad):
+    *good, failed = await embed(engine, [*map(EmbedText, texts(9)), bad])
+    assert all(isinstance(end, Done) for end in good)
+    assert isinstance(failed, Failed) and not failed.error.retryable and failed.error.engine == engine.name
 
 
 async def test_a_large_mixed_batch_is_what_sentence_transformers_gives(engine):

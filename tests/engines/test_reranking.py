@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from teola_plugin.engines import tiny_reranker
-from teola_plugin.engines.base import Request
+from teola_plugin.engines.base import Done, Failed, Request
 from teola_plugin.engines.conformance import EngineConformance
 from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.engines.reranking import RerankingEngine
@@ -33,20 +33,37 @@ async def score(engine: RerankingEngine, given: list[ScorePair]) -> list[float]:
     return [ends[request.id].value for request in batch]
 
 
-class TestRerankingEngine(EngineConformance):
-    @pytest.fixture(scope="class")
-    def engine(self):
-        with self.started(RerankingEngine(cores="0")) as engine:
-            yield engine
+@pytest.fixture(autouse=True, scope="module")
+def tqdm_thread() -> None:
+    """tqdm keeps one thread per process from its first bar on; it is not the engine's to stop."""
+    from tqdm.auto import tqdm
 
-    def fresh(self):
-        return RerankingEngine("again", cores="0")
+    tqdm(disable=True)
+
+
+class TestRerankingEngine(EngineConformance):
+    async def make(self):
+        return RerankingEngine(cores="0")
 
     def payloads(self, kind):
         return [ScorePair("q", "short"), ScorePair("a query", "long " * 400), ScorePair("", ""), ScorePair("ü", "中文")]
 
-    def bad_payloads(self, kind):
-        return [ScorePair("q", 5), ScorePair(None, "text"), ScorePair("\ud800", "text"), ("q", "text"), None]
+    def bad_payload(self, kind):
+        return ScorePair("\ud800", "text")  # only the tokenizer finds out, with the whole batch in its hands
+
+
+@pytest.mark.parametrize(
+    "bad", [ScorePair("q", 5), ScorePair(None, "text"), ScorePair("\ud800", "text"), ("q", "text"), None], ids=repr
+)
+async def test_a_bad_pair_fails_alone(bad):
+    engine = RerankingEngine(cores="0")
+    await engine.start()
+    batch = [Request(f"r{i}", PrimitiveKind.RERANKING, pair) for i, pair in enumerate([*pairs()[:9], bad])]
+    ends = {end.request_id: end async for end in engine.execute(batch)}
+    await engine.stop()
+    failed = ends.pop("r9")
+    assert isinstance(failed, Failed) and not failed.error.retryable
+    assert len(ends) == 9 and all(isinstance(end, Done) for end in ends.values())
 
 
 async def test_scores_are_those_of_the_cross_encoder_and_spread():
