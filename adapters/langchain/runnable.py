@@ -7,6 +7,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.langchain.session import SessionHandler, joined_config, live
@@ -168,6 +169,19 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
 
     # ------------------------------------------------------------ many calls: each input is a query of its own
 
+    def _begin_all(
+        self, inputs: list[Any], config: RunnableConfig | list[RunnableConfig] | None
+    ) -> tuple[list[QueryRun], list[RunnableConfig]] | None:
+        """A live query per input; None when there is nothing to run ahead."""
+        configs = get_config_list(config, len(inputs))
+        begun = [self._begin(given, one) for given, one in zip(inputs, configs, strict=True)]
+        live_ones = [one for one in begun if one is not None]
+        if len(live_ones) < len(inputs):
+            for run, _ in live_ones:
+                run.close()
+            return None
+        return [run for run, _ in live_ones], [joined for _, joined in live_ones]
+
     def batch(
         self,
         inputs: list[Any],
@@ -176,7 +190,13 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        return Runnable.batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+        begun = self._begin_all(inputs, config) if inputs else None
+        if begun is None:
+            return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+        with streaming(*begun[0]):
+            return self.bound.batch(
+                inputs, begun[1], return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
+            )
 
     async def abatch(
         self,
@@ -186,7 +206,13 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        return await Runnable.abatch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+        begun = self._begin_all(inputs, config) if inputs else None
+        if begun is None:
+            return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+        with streaming(*begun[0]):
+            return await self.bound.abatch(
+                inputs, begun[1], return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
+            )
 
     def batch_as_completed(
         self,
@@ -213,19 +239,23 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
 
 
 class streaming:  # noqa: N801 - used as `live` is
-    """`live` for generators: no context variable, which would leak into the reader's context between chunks."""
+    """`live` for generators and batches: no context variable, since one of them is not one query's context.
 
-    def __init__(self, run: QueryRun) -> None:
-        self._run = run
+    Pool-backed objects find their query through the callbacks that the framework hands on.
+    """
+
+    def __init__(self, *runs: QueryRun) -> None:
+        self._runs = runs
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or issubclass(kind, Exception):
-            self._run.close()
-        else:
-            self._run.cancel()
+        for run in self._runs:
+            if kind is None or issubclass(kind, Exception):
+                run.close()
+            else:
+                run.cancel()
 
 
 def _log_fallback() -> None:

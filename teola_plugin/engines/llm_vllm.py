@@ -122,6 +122,8 @@ class VllmEngine:
             max_request_size=frame.max_model_len,
             min_split_tokens=max(self._profile.min_split_tokens, frame.block_size),
             device=frame.device,
+            # A CPU's step lasts as long as all of its tokens; a GPU's decoding leaves it time to prefill beside.
+            interference=1.0 if frame.device.startswith("cpu") else 0.3,
         )
         return link
 
@@ -291,7 +293,6 @@ class VllmEngine:
             curves=profile.curves,
             warmup_chunk=profile.warmup_chunk,
             min_split_tokens=profile.min_split_tokens,
-            interference=profile.interference,
         )
 
     async def measure(self) -> EngineProfile:

@@ -93,9 +93,12 @@ class LocalRuntime:
         stops = (e.stop() for instances in self._engines.values() for e in instances)
         await asyncio.gather(*stops, return_exceptions=True)
 
-    def port(self, engine: str) -> EnginePort:
+    def _need_running(self) -> None:
         if not self._running:
             raise EngineUnavailable("the engine pool is not running.", hint="use it inside `with EnginePool...:`")
+
+    def port(self, engine: str) -> EnginePort:
+        self._need_running()
         if engine not in self._ports:
             raise unknown_name("engine", engine, list(self._ports))
         return self._ports[engine]
@@ -113,6 +116,7 @@ class LocalRuntime:
         passes: tuple[PassRun, ...] = (),
     ) -> QueryRun:
         """Begin to execute `graph` for `query`. With `ahead` the plain object ends the query by `run.close()`."""
+        self._need_running()
         query.check(graph)
         run = QueryRun(self, query, graph, calls, ahead, QueryStore(query.inputs))
         self.loop.post(self._admit, run, graph, pgraph, passes)
