@@ -35,10 +35,10 @@ async def score(engine: RerankingEngine, given: list[ScorePair]) -> list[float]:
 
 @pytest.fixture(autouse=True, scope="module")
 def tqdm_thread() -> None:
-    """tqdm keeps one thread per process from its first bar on; it is not the engine's to stop."""
-    from tqdm.auto import tqdm
+    """tqdm keeps a thread per process from the library's first bar on; it is not the engine's to stop."""
+    from tqdm.autonotebook import trange
 
-    tqdm(disable=True)
+    trange(0, disable=True)
 
 
 class TestRerankingEngine(EngineConformance):
