@@ -94,7 +94,7 @@ class EngineConformance:
             try:
                 await engine.start()
                 await engine.start()
-                self._values(await collect(engine, self._good(engine)))
+                await self._values(engine, self._good(engine))
             finally:
                 await engine.stop()
             await engine.stop()
@@ -116,7 +116,7 @@ class EngineConformance:
     def test_leaves_no_process_and_no_thread(self) -> None:
         async def check() -> None:
             async with self.running() as engine:
-                self._values(await collect(engine, self._good(engine)))
+                await self._values(engine, self._good(engine))
 
         self._own()
         before = _children(), set(threading.enumerate())
@@ -130,10 +130,10 @@ class EngineConformance:
         async def check() -> None:
             async with self.running() as engine:
                 batch = self._good(engine)
-                self._values(await collect(engine, batch))
+                await self._values(engine, batch)
                 assert await collect(engine, []) == []
                 for request in batch:  # alone, and with the same ids again: a retried request keeps its id
-                    self._values(await collect(engine, [request]))
+                    await self._values(engine, [request])
 
         self.run(check())
 
@@ -175,13 +175,7 @@ class EngineConformance:
             async with self.running() as engine:
                 bad = [_request(kind, self.bad_payload(kind)) for kind in self._kinds(engine)]
                 for result in await collect(engine, [*self._good(engine), *bad]):
-                    copy = pickle.loads(pickle.dumps(result))
-                    assert copy.__class__ is result.__class__ and copy.request_id == result.request_id
-                    if isinstance(result, Failed):
-                        assert type(copy.error) is type(result.error) and str(copy.error) == str(result.error)
-                        assert copy.error.retryable == result.error.retryable
-                    elif isinstance(result, Done):
-                        assert _same(copy.value, result.value)
+                    _survives(result, pickle.loads(pickle.dumps(result)))
 
         self.run(check())
 
@@ -204,9 +198,9 @@ class EngineConformance:
             async with self.running() as engine:
                 [first, *_] = batch = self._good(engine)
                 await engine.cancel("nobody")
-                self._values(await collect(engine, batch))
+                await self._values(engine, batch)
                 await engine.cancel(first.id)  # it has ended
-                self._values(await collect(engine, batch))
+                await self._values(engine, batch)
 
         self.run(check())
 
@@ -233,7 +227,7 @@ class EngineConformance:
                     async for _ in results:
                         break
                 assert engine.load().requests == 0, "requests that nobody waits for must not count"
-                self._values(await collect(engine, self._good(engine)))
+                await self._values(engine, self._good(engine))
 
         self.run(check())
 
@@ -255,10 +249,10 @@ class EngineConformance:
         async def check() -> None:
             async with self.running() as engine:
                 batch = self._good(engine)
-                before = self._values(await collect(engine, batch))
+                before = await self._values(engine, batch)
                 await engine.reset()
                 await engine.reset()
-                after = self._values(await collect(engine, batch))
+                after = await self._values(engine, batch)
                 assert all(_same(after[request.id], before[request.id]) for request in batch)
 
         self.run(check())
@@ -274,15 +268,13 @@ class EngineConformance:
         kinds = self._kinds(engine) if kind is None else [kind]
         return [_request(each, payload, stream=stream) for each in kinds for payload in self.payloads(each)]
 
-    def _values(self, found: Sequence[Result]) -> dict[str, Any]:
-        """The values by request id; nothing may have failed, and nothing may have ended twice."""
-        failed = [result for result in found if isinstance(result, Failed)]
-        if failed:
-            raise AssertionError(f"{failed[0].request_id} failed") from failed[0].error
-        done = [result for result in found if isinstance(result, Done)]
-        values = {result.request_id: result.value for result in done}
-        assert len(values) == len(done), "a request ended twice"
-        return values
+    async def _values(self, engine: Engine, batch: Sequence[Request]) -> dict[str, Any]:
+        """Execute a batch; the values by request id. None may fail."""
+        found = ends(await collect(engine, batch), batch)
+        for request_id, end in found.items():
+            if isinstance(end, Failed):
+                raise AssertionError(f"{request_id} failed") from end.error
+        return {request_id: end.value for request_id, end in found.items() if isinstance(end, Done)}
 
     def _fails_alone(self, found: Sequence[Result], good: Sequence[Request], bad: Request) -> None:
         by_id = ends(found, [*good, bad])
@@ -321,6 +313,15 @@ def ends(found: Sequence[Result], batch: Sequence[Request]) -> dict[str, Done | 
 
 def _request(kind: PrimitiveKind, payload: Any, *, stream: bool = False) -> Request:
     return Request(f"conformance-{next(_ids)}", kind, payload, stream=stream)
+
+
+def _survives(result: Result, copy: Any) -> None:
+    assert [type(copy), copy.request_id] == [type(result), result.request_id]
+    if isinstance(result, Failed):
+        before, after = result.error, copy.error
+        assert [type(after), str(after), after.retryable] == [type(before), str(before), before.retryable]
+    elif isinstance(result, Done):
+        assert _same(copy.value, result.value)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -40,10 +40,8 @@ def find_install(version: str = "") -> Path:
 
 
 def _major(folder: Path) -> str:
-    """From its `pg_config.h`-independent files: the catalogue version file name differs, so ask the folder's name."""
-    if not (folder / "bin" / "postgres").exists():
-        return ""
-    return folder.name.removeprefix("pginstall") or "16"
+    """The major version by the folder's name: that without a number is the oldest; empty if there is no server."""
+    return (folder.name.removeprefix("pginstall") or "16") if (folder / "bin" / "postgres").exists() else ""
 
 
 def server_user(pgdata: Path | None) -> User | None:

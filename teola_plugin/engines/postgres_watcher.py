@@ -77,13 +77,14 @@ def _run(job: dict[str, Any], line: Lifeline) -> str:
     if job["cores"]:
         os.sched_setaffinity(0, job["cores"])
     _create(job)
-    order, server = "immediate", None
+    _clear(job["pgdata"])
+    server, order = _start(job), "immediate"
     try:
-        server = _start(job, line)
+        _await_ready(server, job, line)
         order = _serve(server, line)
     finally:
-        if server is not None:
-            _stop(server, signal.SIGINT if order == "fast" else signal.SIGQUIT)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _stop(server, signal.SIGINT if order == "fast" else signal.SIGQUIT)
         _kill_strays(job["pgdata"])
     return order
 
@@ -131,11 +132,10 @@ def _create(job: dict[str, Any]) -> None:
     os.rename(new, job["pgdata"])
 
 
-def _start(job: dict[str, Any], line: Lifeline) -> subprocess.Popen[bytes]:
-    _clear(job["pgdata"])
+def _start(job: dict[str, Any]) -> subprocess.Popen[bytes]:
     die_with_us = _death_signal()
     with open(job["log"], "ab") as log:
-        server = subprocess.Popen(
+        return subprocess.Popen(
             job["postgres"],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -144,13 +144,16 @@ def _start(job: dict[str, Any], line: Lifeline) -> subprocess.Popen[bytes]:
             preexec_fn=die_with_us,
             **_child(job),
         )
+
+
+def _await_ready(server: subprocess.Popen[bytes], job: dict[str, Any], line: Lifeline) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while not _ready(job["pgdata"], server.pid):
-        if server.poll() is not None or line.order(0.01) or time.monotonic() > deadline:
-            _stop(server, signal.SIGQUIT)
+        if server.poll() is not None:
             raise Refused("failed", f"it ended with status {server.returncode}: {_tail(job['log'])}")
+        if line.order(0.01) or time.monotonic() > deadline:
+            raise Refused("failed", f"it was not ready in time: {_tail(job['log'])}")
     _say("ready", str(server.pid))
-    return server
 
 
 def _child(job: dict[str, Any]) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class PgVectorEngine:
         self._versions: Mapping[str, str] = {}
         self._tables: dict[str, sql.Table] = {}
         self._live: dict[str, _Work] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         self._faults = Faults(name)
 
@@ -120,12 +121,10 @@ class PgVectorEngine:
             raise
 
     async def _close(self, why: str) -> None:
-        works = {id(work): work for work in self._live.values()}
         self._fail(list(self._live), self._faults.unavailable(why))
-        tasks = [work.task for work in works.values() if work.task is not None]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         pool, self._pool = self._pool, None
         self._tables.clear()
         if pool is not None:
@@ -140,6 +139,8 @@ class PgVectorEngine:
         try:
             for work in works:
                 work.task = asyncio.create_task(self._run(work))
+                self._tasks.add(work.task)
+                work.task.add_done_callback(self._tasks.discard)
             for _ in batch:
                 yield await inbox.get()
         finally:
@@ -226,6 +227,8 @@ class PgVectorEngine:
 
     async def _search(self, conn: sql.Connection, collection: str, asked: dict[str, Needle]) -> None:
         known = self._tables.get(collection)
+        if known is not None and any(len(needle.vector) != known.dimension for needle in asked.values()):
+            known = None  # it may have been made anew since
         table = known or await sql.find(conn, collection)
         if table is None:
             found: list[Any] = [()] * len(asked)
@@ -237,7 +240,7 @@ class PgVectorEngine:
             except Exception as error:
                 if not is_missing_table(error):
                     raise
-                del self._tables[collection]  # deleted meanwhile, perhaps by another process
+                self._tables.pop(collection, None)  # deleted meanwhile, perhaps by another process
                 found = [()] * len(asked)
                 if known is not None:
                     return await self._search(conn, collection, asked)

@@ -449,7 +449,7 @@ class GraphDriver:
             if entry.by_plain == 0 or error is not None:
                 entry.by_plain = 0
                 self.give_up(entry)
-                if run.ahead and order.outcome == "closed":
+                if run.ahead and order.outcome == "closed" and not entry.cancelled:
                     self.recorder.settle(run.id, entry.primitive, self._fate(run, entry))
         trace = self.recorder.finish(run.id, self.now(), outcome=order.outcome)
         if not run.output.done():
