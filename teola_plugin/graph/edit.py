@@ -18,6 +18,7 @@ class GraphEdit:
         self._by_id: dict[str, Primitive] = {p.id: p for p in graph}
         self._output = graph.output
         self._changed = False
+        self._removed = False
 
     def __getitem__(self, name: str) -> Primitive:
         return self._by_id[name]
@@ -40,7 +41,7 @@ class GraphEdit:
 
     def remove(self, name: str) -> None:
         del self._by_id[name]
-        self._changed = True
+        self._changed = self._removed = True
 
     def reread(self, old: Ref, new: Ref, only: Iterable[str] | None = None) -> None:
         """Readers of `old` (a producer's whole value or below it) read `new` instead."""
@@ -60,4 +61,6 @@ class GraphEdit:
 
     def freeze(self) -> Graph:
         """The new graph; the very same object when nothing was changed."""
-        return Graph(self._by_id.values(), self._output) if self._changed else self._graph
+        if not self._changed:
+            return self._graph
+        return Graph(self._by_id.values(), self._output, base=None if self._removed else self._graph)

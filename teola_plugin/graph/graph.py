@@ -21,7 +21,8 @@ class Graph:
     Iteration is in a stable topological order, so equal graphs print equally.
     """
 
-    def __init__(self, primitives: Iterable[Primitive], output: Ref) -> None:
+    def __init__(self, primitives: Iterable[Primitive], output: Ref, *, base: Graph | None = None) -> None:
+        """`base`: a graph of which this one keeps every id; what both share was checked there (see `GraphEdit`)."""
         self.output = output
         found = list(primitives)
         self._by_id = {p.id: p for p in found}
@@ -29,8 +30,14 @@ class Graph:
             seen: set[str] = set()
             twice = sorted({p.id for p in found if p.id in seen or seen.add(p.id)})  # type: ignore[func-returns-value]
             raise GraphError(f"two primitives share the id {twice[0]!r}.", hint="give each primitive its own id")
-        self._parents = {p.id: self.edges_into(p) for p in found}
-        self._check(found)
+        if base is None:
+            self._parents = {p.id: self.edges_into(p) for p in found}
+            self._check(found)
+        else:
+            old = base._by_id
+            fresh = [p for p in found if old.get(p.id) is not p]
+            self._parents = {p.id: base._parents[p.id] if old.get(p.id) is p else self.edges_into(p) for p in found}
+            self._check(fresh)
         self._order = self._sorted(found)
 
     def _check(self, found: list[Primitive]) -> None:

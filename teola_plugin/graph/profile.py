@@ -67,6 +67,10 @@ class EngineProfile:
     interference: float = 0.0
     """Share by which prefillings and decodings that run side by side slow each other."""
 
+    def measured(self, kind: PrimitiveKind) -> bool:
+        """Whether there is a curve for `kind`."""
+        return kind in self.curves or _SAME_AS.get(kind, kind) in self.curves
+
     def seconds(self, kind: PrimitiveKind, size: float) -> float:
         """Expected seconds of `size` units of `kind` on an idle instance; 0 where nothing was measured."""
         curve = self.curves.get(kind) or self.curves.get(_SAME_AS.get(kind, kind))

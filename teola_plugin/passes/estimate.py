@@ -50,7 +50,10 @@ def seconds(p: Primitive, context: PassContext) -> float:
 
 def measured(p: Primitive, context: PassContext) -> bool:
     """Whether the engine's profile has a curve for `p`; true for what runs at the client."""
-    return p.kind not in ENGINE_KINDS or _on_engine(p, context) > 0.0
+    if p.kind not in ENGINE_KINDS:
+        return True
+    profile = context.profiles.get(p.engine)
+    return profile is not None and profile.measured(p.kind)
 
 
 def _on_engine(p: Primitive, context: PassContext) -> float:

@@ -54,12 +54,20 @@ class _Pruning:
 
     def edges(self, at: int, p: Primitive) -> tuple[str, ...]:
         """The order edges that stay, in their old order, then those drawn directly."""
-        own = [self.index[a] for a in p.after]
-        data = [self.index[ref.producer] for _, ref in p.inputs if not ref.external]
-        self.before.append(_closure(data, self.before) | _closure(own, self.before))
-        waits = _closure(data, self.now)
-        kept: set[int] = set()
+        index, before, waits = self.index, 0, 0
+        for _, ref in p.inputs:
+            i = index.get(ref.producer, -1)
+            if i >= 0:  # otherwise an external value
+                before |= self.before[i] | 1 << i
+                waits |= self.now[i] | 1 << i
         impure = is_impure(p)
+        if not p.after and not impure and at not in self.effects:
+            self.before.append(before)
+            self.now.append(waits)
+            return ()
+        own = [index[a] for a in p.after]
+        self.before.append(before | _closure(own, self.before))
+        kept: set[int] = set()
         for i in own:
             if impure or self.order[i].kind is PrimitiveKind.PARTIAL_PREFILLING:
                 kept.add(i)
@@ -102,4 +110,6 @@ def is_impure(p: Primitive) -> bool:
     """User code, or a holder whose instances run user code."""
     if p.kind in IMPURE_KINDS:
         return True
+    if p.fragment is None:
+        return False
     return any(is_impure(inner) for f in (p.fragment, p.otherwise) if f is not None for inner in f.graph)
