@@ -181,7 +181,7 @@ class EmbeddedPostgres:
             "pgdata": str(pgdata),
             "user": user,
             "cores": self._cores,
-            "initdb": [*initdb, "--no-instructions", *(["--no-sync"] if self.data_dir is None else [])],
+            "initdb": [*initdb, "--no-instructions", *([] if self._settings.get("fsync", True) else ["--no-sync"])],
             "postgres": [str(programs / "postgres"), "-D", str(pgdata), *options],
             "remove": [str(self._folder)],
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from teola_plugin.engines.embedded_postgres import EmbeddedPostgres
 from teola_plugin.engines.payloads import Chunk, IngestRow, SearchVector
 from teola_plugin.engines.pgvector_faults import Faults, is_missing_table
 from teola_plugin.engines.pgvector_rows import Needle, Row, to_needle, to_row
-from teola_plugin.errors import EngineError
+from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class PgVectorEngine:
         self._dsn = dsn or ""
         self._pool: AsyncConnectionPool | None = None
         self._profile = _PROFILE
+        self._died = False
         self._versions: Mapping[str, str] = {}
         self._tables: dict[str, sql.Table] = {}
         self._live: dict[str, _Work] = {}
@@ -112,6 +113,7 @@ class PgVectorEngine:
                 await asyncio.to_thread(self._server.start)
                 self._dsn = self._server.dsn
             self._versions = await sql.prepare(self._dsn, _CONNECT_SECONDS)
+            self._died = False
             self._pool = sql.make_pool(self._dsn, self.pool_size, _CONNECT_SECONDS)
             await self._pool.open(wait=True, timeout=_CONNECT_SECONDS)
         except BaseException as error:
@@ -170,8 +172,8 @@ class PgVectorEngine:
         if not isinstance(payload, _TAKES.get(request.kind, ())):
             got = f"{request.kind.value} of {type(payload).__name__}"
             raise self._faults.bad(f"it does ingestion of IngestRow and searching of SearchVector, not {got}")
-        if self._pool is None:
-            raise self._faults.unavailable("it is not running.")
+        if self._pool is None or self._died:
+            raise self._faults.unavailable("its server has died." if self._died else "it is not running.")
         if request.id in self._live:
             raise self._faults.bad(f"request {request.id!r} is already in flight")
         try:
@@ -196,7 +198,16 @@ class PgVectorEngine:
             self._fail(work.asked, self._faults.bad("the request was cancelled"))
             raise
         except Exception as error:
-            self._fail(work.asked, self._faults.of(error))
+            await self._broken(work.asked, error)
+
+    async def _broken(self, request_ids: Iterable[str], error: Exception) -> None:
+        """Fail requests; with the server dead, all: they need not wait in vain for a connection."""
+        found = self._faults.of(error)
+        self._fail(list(request_ids), found)
+        if isinstance(found, EngineUnavailable) and self._server is not None:
+            self._died = not await asyncio.to_thread(lambda: self._server.alive)  # type: ignore[union-attr]
+            if self._died:
+                self._fail(list(self._live), found)
 
     def _left(self, work: _Work) -> dict[str, Any]:
         """What is asked and has not been cancelled."""
@@ -215,8 +226,7 @@ class PgVectorEngine:
             table = await sql.ingest(conn, collection, list(distinct.values()), dimension, self.index)
         except Exception as error:
             if conn.closed or len(asked) == 1 or not self._faults.may_be_one_row(error):
-                self._fail(asked, self._faults.of(error))
-                return
+                return await self._broken(asked, error)
             ids = list(asked)
             for half in (ids[: len(ids) // 2], ids[len(ids) // 2 :]):
                 await self._ingest(conn, collection, {i: asked[i] for i in half})
@@ -263,7 +273,7 @@ class PgVectorEngine:
         if work is not None:
             work.inbox.put_nowait(result)
 
-    def _fail(self, request_ids: Any, error: EngineError) -> None:
+    def _fail(self, request_ids: Iterable[str], error: EngineError) -> None:
         for request_id in request_ids:
             self._end(Failed(request_id, error))
 
