@@ -10,6 +10,7 @@ Standard library only, so any Python >= 3.8 can run it on a fresh machine. Two f
 Environment: TEOLA_FLAVOUR=cpu|cuda, TEOLA_PYTHON=/path/to/python, TEOLA_TORCH=auto|cpu|pypi|<index url>,
 TEOLA_TORCH_INDEX=<url of a PyTorch CPU index>.
 """
+
 import glob
 import os
 import shutil
@@ -77,9 +78,11 @@ def pick_python(flavour):
     good = [(exe, v) for exe, v in seen if v and OLDEST <= v <= NEWEST]
     if not good:
         listed = ", ".join("%s (%s)" % (e, "%d.%d" % v if v else "no venv module") for e, v in seen) or "none"
-        die("needs Python %d.%d to %d.%d with the venv module; found: %s.\n"
+        die(
+            "needs Python %d.%d to %d.%d with the venv module; found: %s.\n"
             "  Debian or Ubuntu: apt-get install python3.11 python3.11-venv; or set TEOLA_PYTHON=/path/to/python3.11"
-            % (OLDEST + NEWEST + (listed,)))
+            % (OLDEST + NEWEST + (listed,))
+        )
     fitting = [(e, v) for e, v in good if flavour == "cpu" and local_torch(v)]
     return (fitting or good)[0]
 
@@ -109,16 +112,22 @@ def torch_source(version):
     if wanted in ("auto", "cpu") and reachable(CPU_INDEX + "/torch/"):
         return CPU_INDEX, ["--no-deps", "--index", CPU_INDEX, "torch==%s+cpu" % TORCH]
     if wanted == "cpu":
-        die("no CPU build of torch %s for Python %d.%d: %s is unreachable and no wheel lies in %s.\n"
-            "  Put torch-%s+cpu-cp%d%d-*.whl in ./wheels, use a Python that fits a wheel you have, or set TEOLA_TORCH=pypi"
-            % ((TORCH,) + version + (CPU_INDEX, wheel_folders() or "./wheels", TORCH) + version))
+        die(
+            "no CPU build of torch %s for Python %d.%d: %s is unreachable and no wheel lies in %s.\n"
+            "  Put torch-%s+cpu-cp%d%d-*.whl in ./wheels, use a Python that fits a wheel you have, "
+            "or set TEOLA_TORCH=pypi"
+            % ((TORCH,) + version + (CPU_INDEX, wheel_folders() or "./wheels", TORCH) + version)
+        )
     return "the package index (CUDA build, about 2.5 GB more)", ["torch==" + TORCH]
 
 
 def install(venv, flavour, torch_args):
     vpy = os.path.join(venv, "bin", "python")
-    env = {k: v for k, v in os.environ.items()
-           if k not in ("UV_FIND_LINKS", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "PYTHONPATH")}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("UV_FIND_LINKS", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "PYTHONPATH")
+    }
     env.setdefault("UV_HTTP_TIMEOUT", "180")
     env.setdefault("UV_SYSTEM_CERTS", "1")  # trust the machine's CA store (company proxies); harmless elsewhere
     env.setdefault("UV_LINK_MODE", "copy")

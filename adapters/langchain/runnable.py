@@ -19,8 +19,9 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.tracer.lcel import Traced
 
-DEADLINE = "teola_deadline_s"
-"""Key in `config["configurable"]`: seconds after which the query fails with `QueryTimeout`."""
+DEADLINE, TENANT, WEIGHT = "teola_deadline_s", "teola_tenant", "teola_weight"
+"""Keys in `config["configurable"]`: seconds after which the query fails with `QueryTimeout`; whose prefixes it may
+share (a cache salt); its share among the queries of a pool (1.0 is ordinary)."""
 
 
 class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
@@ -100,7 +101,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
             if optimised is None:
                 return None
             merged = self._merge_configs(config)
-            query = Query({"input": input}, app=self._app, deadline=self._deadline(pool, merged))
+            query = self._query(input, merged, pool)
             run = pool.runtime.submit(
                 query,
                 optimised.graph,
@@ -115,10 +116,16 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         self._last = run
         return run, joined_config(merged, SessionHandler(run, self._traced.watched))
 
-    @staticmethod
-    def _deadline(pool: EnginePool, config: RunnableConfig) -> float | None:
-        seconds = (config.get("configurable") or {}).get(DEADLINE)
-        return None if seconds is None else pool.runtime.time() + float(seconds)
+    def _query(self, input: Any, config: RunnableConfig, pool: EnginePool) -> Query:
+        terms = config.get("configurable") or {}
+        seconds = terms.get(DEADLINE)
+        return Query(
+            {"input": input},
+            app=self._app,
+            tenant=str(terms.get(TENANT, "")),
+            deadline=None if seconds is None else pool.runtime.time() + float(seconds),
+            weight=float(terms.get(WEIGHT, 1.0)),
+        )
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         begun = self._begin(input, config)
@@ -194,9 +201,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         if begun is None:
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         with streaming(*begun[0]):
-            return self.bound.batch(
-                inputs, begun[1], return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
-            )
+            return self.bound.batch(inputs, begun[1], return_exceptions=return_exceptions, **{**self.kwargs, **kwargs})
 
     async def abatch(
         self,
@@ -238,7 +243,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
             yield done
 
 
-class streaming:  # noqa: N801 - used as `live` is
+class streaming:
     """`live` for generators and batches: no context variable, since one of them is not one query's context.
 
     Pool-backed objects find their query through the callbacks that the framework hands on.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.events import Enqueue, QueuedRequest
 
-
 TAKING_TURNS = 0.8
 """Interference from which prefilling beside a decoding gains nothing."""
 

@@ -24,7 +24,8 @@ from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.pool import EnginePool
 
-TEXTS = [f"passage {i} about {word} and naïve café — {word} again" for i, word in enumerate("lambda class import with raise".split())]
+WORDS = ("lambda", "class", "import", "with", "raise")
+TEXTS = [f"passage {i} about {word} and naïve café — {word} again" for i, word in enumerate(WORDS)]
 LIST = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
 
 

@@ -50,7 +50,9 @@ def test_same(name: str, way: str, p: Parts, pool: EnginePool) -> None:
     assert accelerated.events == plain.events
 
 
-@pytest.mark.parametrize("options", [{"passes": ()}, {"speculate": "off"}, {"speculate": "all"}, {"passes": ("prune-dependencies",)}])
+@pytest.mark.parametrize(
+    "options", [{"passes": ()}, {"speculate": "off"}, {"speculate": "all"}, {"passes": ("prune-dependencies",)}]
+)
 @pytest.mark.parametrize("name", ["mapped_retrieval", "independent_assigns", "lines_in_a_lambda"])
 def test_same_with_other_options(name: str, options: dict[str, Any], p: Parts) -> None:
     make, given = CHAINS[name]

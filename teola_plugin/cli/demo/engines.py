@@ -15,6 +15,7 @@ from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.cli.demo import chain
+from teola_plugin.engines.base import Engine
 from teola_plugin.pool import EnginePool
 
 COLLECTION = "demo"
@@ -44,14 +45,13 @@ def make_pool(models: Models) -> EnginePool:
     from teola_plugin.engines.vector_pgvector import PgVectorEngine
 
     llm_cores, other_cores = _cores()
-    return EnginePool.local(
-        {
-            "llm": VllmEngine("llm", models.llm or str(tiny_llama.make()), cores=llm_cores),
-            "embedder": EmbeddingEngine("embedder", models.embedder, cores=other_cores),
-            "reranker": RerankingEngine("reranker", models.reranker, cores=other_cores),
-            "store": PgVectorEngine("store", cores=other_cores),
-        }
-    )
+    engines: list[Engine] = [
+        VllmEngine("llm", models.llm or str(tiny_llama.make()), cores=llm_cores),
+        EmbeddingEngine("embedder", models.embedder, cores=other_cores),
+        RerankingEngine("reranker", models.reranker, cores=other_cores),
+        PgVectorEngine("store", cores=other_cores),
+    ]
+    return EnginePool.local(engines)
 
 
 def _cores() -> tuple[str | None, str | None]:
