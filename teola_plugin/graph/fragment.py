@@ -11,7 +11,7 @@ from teola_plugin.graph.refs import Ref
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """`graph` with named inputs: its external refs (`$item`, `$carry`, `$name` for a capture) are bound per instance."""
+    """`graph` with named inputs: external refs (`$item`, `$carry`, `$name` for a capture) are bound per instance."""
 
     graph: Graph
     output: Ref
