@@ -89,6 +89,7 @@ class Outcome:
     result: str
     events: Counter[Any]
     prompts: Counter[str]
+    failed: bool = False
 
 
 Way = Callable[[Runnable[Any, Any], Any, dict[str, Any]], Any]
@@ -120,11 +121,12 @@ def observe(chain: Runnable[Any, Any], way: str, given: Any, **config: Any) -> O
     """The outcome of one call; an exception is a result like any other."""
     recorder = Recorder()
     full = {"callbacks": [recorder], "tags": ["mine"], "metadata": {"user": 7}, **config}
+    failed = False
     try:
         value = WAYS[way](chain, given, full)
         raced = "stream" in way and any(isinstance(chunk, dict) for chunk in value)
         result = str(sorted(map(plain, value))) if raced else plain(value)
     except Exception as error:
-        result = f"{type(error).__name__}: {error}"
+        result, failed = f"{type(error).__name__}: {error}", True
     gc.collect()  # generators that were not read to their end are closed, and say so
-    return Outcome(result, recorder.events, recorder.prompts)
+    return Outcome(result, recorder.events, recorder.prompts, failed)

@@ -46,6 +46,8 @@ def test_same(name: str, way: str, p: Parts, pool: EnginePool) -> None:
     fresh()
     accelerated = observe(fast, way, given)
     assert accelerated.result == plain.result
+    if plain.failed and "batch" in way:
+        return  # how far the other inputs of a failed batch got is a race of the plain object's threads
     assert accelerated.prompts == plain.prompts
     assert accelerated.events == plain.events
 
