@@ -1,0 +1,68 @@
+"""The public surface: complete, sorted, importable; errors that cross processes and say what to do next."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import teola_plugin
+from teola_plugin import errors
+
+ERRORS = {
+    name: one for name, one in vars(errors).items() if isinstance(one, type) and one.__module__ == errors.__name__
+}
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert teola_plugin.__all__ == sorted(teola_plugin.__all__)
+    assert set(teola_plugin.__all__) == {"accelerate", "EnginePool", *ERRORS}
+
+
+@pytest.mark.parametrize("name", teola_plugin.__all__)
+def test_every_name_is_there_and_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(teola_plugin, name))
+    assert name in dir(teola_plugin)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="acelerate"):
+        teola_plugin.acelerate  # noqa: B018
+
+
+def test_star_import() -> None:
+    code = "from teola_plugin import *; accelerate, EnginePool, TeolaError"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def fields(kind: type[errors.TeolaError]) -> dict[str, object]:
+    """A value for every keyword of the error's constructor."""
+    values = {"retryable": True, "story": ("admitted", "failed")}
+    names = [name for name in inspect.signature(kind).parameters if name != "message"]
+    return {name: values.get(name, f"the {name}") for name in names}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_survive_pickling_and_tell_the_next_step(name: str) -> None:
+    given = fields(ERRORS[name])
+    made = ERRORS[name]("something is wrong.", **given)
+    again = pickle.loads(pickle.dumps(made))
+    assert type(again) is type(made) and str(again) == str(made) and again.args == made.args
+    assert {key: getattr(again, key) for key in given} == given
+    assert str(made) == "something is wrong. Next: the hint"
+    assert str(ERRORS[name]("alone.")) == "alone."
+
+
+def test_the_tree_in_the_docstring_names_every_error() -> None:
+    assert errors.__doc__ is not None
+    drawn = {word for word in errors.__doc__.split() if word in ERRORS}
+    assert drawn == set(ERRORS)
+    assert all(issubclass(one, errors.TeolaError) for one in ERRORS.values())
+
+
+def test_unknown_names_are_answered_with_the_nearest() -> None:
+    error = errors.unknown_name("engine", "lm", ["llm", "store"])
+    assert str(error) == "unknown engine 'lm'; known: llm, store. Next: did you mean 'llm'?"
