@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what is made now")
+
+
 class LoopThread:
     """An event loop on its own thread, for engines that outlive a test's loop."""
 

@@ -12,10 +12,6 @@ from teola_plugin.graph import Graph
 GOLDEN = Path(__file__).parents[2] / "golden" / "passes"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what is made now")
-
-
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     """`golden("pass/case", before, after)` compares with `tests/golden/passes/pass/case.txt`."""
