@@ -7,6 +7,7 @@ is decided here.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,6 +49,7 @@ from teola_plugin.scheduling.events import (
 )
 
 _K = PrimitiveKind
+log = logging.getLogger("teola_plugin")
 
 
 class GraphDriver:
@@ -313,6 +315,7 @@ class GraphDriver:
 
     def _fail(self, run: QueryRun, name: str, error: BaseException) -> None:
         run.errors.setdefault(name, error)
+        log.debug("query=%s primitive=%s failed: %r", run.id, name, error)
         self.recorder.done(run.id, name, self.now(), outcome="failed")
         self.post(PrimitiveFailed(self.now(), run.id, name))
 

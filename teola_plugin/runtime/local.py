@@ -52,6 +52,8 @@ class LocalRuntime:
         threads = isinstance(self.loop, LoopThread)
         self.recorder = TraceRecorder(keep_traces, details=details, wall=time.time if threads else None)
         self._driver = GraphDriver(self.recorder, threads=threads)
+        driver = self._driver
+        self._listener = PortListener(driver.request_started, driver.request_piece, driver.request_ended)
         self._ports: dict[str, EnginePort] = {}
         self._running = False
 
@@ -73,10 +75,9 @@ class LocalRuntime:
         await asyncio.gather(*(e.start() for e in engines))
         for engine in engines:  # one after the other: engines that share cores would disturb each other's figures
             await calibrate(engine)
-        listener = PortListener(self._driver.request_started, self._driver.request_piece, self._driver.request_ended)
         for name, instances in self._engines.items():
             named = {str(i): engine for i, engine in enumerate(instances)}
-            self._ports[name] = EnginePort(name, named, listener, policy=self._policy)
+            self._ports[name] = EnginePort(name, named, self._listener, policy=self._policy)
         self._driver.ports = self._ports
         self._running = True
 
@@ -92,6 +93,16 @@ class LocalRuntime:
             await port.close()
         stops = (e.stop() for instances in self._engines.values() for e in instances)
         await asyncio.gather(*stops, return_exceptions=True)
+
+    def attach(self, engine: Engine) -> None:
+        """Add an engine that needs no start and no stop (the client's own objects); once per name."""
+        self._need_running()
+        if engine.name not in self._ports:
+            self.loop.post(self._attach, engine)
+
+    def _attach(self, engine: Engine) -> None:
+        if engine.name not in self._ports:
+            self._ports[engine.name] = EnginePort(engine.name, {"0": engine}, self._listener, policy=self._policy)
 
     def _need_running(self) -> None:
         if not self._running:

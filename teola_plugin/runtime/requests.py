@@ -54,6 +54,8 @@ def _rows(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
 
 
 def _searches(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    if p.option("wrapped"):  # the user's own retriever: one call of the object
+        return [calls[p.call](inputs)]
     vectors = inputs["vectors"] if p.batchable else [inputs["vectors"]]
     collection, k, wanted = p.option("collection", ""), p.option("k", 4), p.option("filter", ())
     return [SearchVector(collection, vector, k, wanted) for vector in vectors]
