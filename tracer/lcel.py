@@ -39,6 +39,7 @@ from teola_plugin.tracer.lcel_classes import (
     silent,
 )
 from teola_plugin.tracer.lcel_leaves import lower_leaf, lower_parser
+from teola_plugin.tracer.leaf import WrappedLeaf
 from teola_plugin.tracer.prompts import bind, understand
 from teola_plugin.tracer.pure import Attributes, understood
 from teola_plugin.tracer.report import Level, TraceNode
@@ -49,15 +50,20 @@ __all__ = ["Traced", "trace"]
 Node = Runnable[Any, Any]
 
 
-def trace(runnable: object) -> Traced:
+Leaves = Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]
+"""(node, bound arguments, path) -> its leaf, for objects that are not pool-backed."""
+
+
+def trace(runnable: object, leaves: Leaves | None = None) -> Traced:
     """The template, callables, sizes, watched paths and report of a Runnable. Runs no user code, changes nothing.
 
+    `leaves` says which of the user's own objects are leaves; without it, or by its None, they run as they always did.
     Raises `TraceError` for an object that is no Runnable.
     """
     check_runnable(runnable, "chain")
     assert isinstance(runnable, Runnable)
     draft = Draft()
-    value, _ = _Walk(draft).visit(runnable, Ref(INPUT), _Place())
+    value, _ = _Walk(draft, leaves).visit(runnable, Ref(INPUT), _Place())
     return draft.finished(draft.real(value, "output", ()), "chain")
 
 
@@ -105,8 +111,9 @@ Lowered = tuple[Value, Span]
 class _Walk:
     """Walks one template's part of the tree; a `.map()` body has a walk of its own."""
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: Draft, leaves: Leaves | None = None) -> None:
         self._draft = draft
+        self._leaves = leaves
         # (class, whether it takes bound arguments, how it is lowered), the first match counts
         self._rules: tuple[tuple[type, bool, Callable[[Any, Value, _Place], Lowered]], ...] = (
             (RunnableSequence, True, self._sequence),
@@ -133,6 +140,8 @@ class _Walk:
         leaf = leaf_of(node, place.kwargs)
         if isinstance(leaf, str):
             raise NotUnderstood(leaf)
+        if leaf is None and self._leaves is not None:
+            leaf = self._leaves(node, place.kwargs, place.path)
         if leaf is not None:
             with_leaf = leaf
             return self._leaf(node, place, lambda: lower_leaf(self._draft, with_leaf, value, place.name, place.tags))

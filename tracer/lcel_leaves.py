@@ -20,7 +20,15 @@ from langchain_core.outputs import ChatGeneration, Generation
 from teola_plugin.graph import Component, PromptPart, Ref, Role, named
 from teola_plugin.tracer.draft import DERIVED, Draft, Names
 from teola_plugin.tracer.lcel_classes import changed
-from teola_plugin.tracer.leaf import EmbeddingLeaf, GenerationLeaf, IndexingLeaf, Leaf, RerankingLeaf, RetrievalLeaf
+from teola_plugin.tracer.leaf import (
+    EmbeddingLeaf,
+    GenerationLeaf,
+    IndexingLeaf,
+    Leaf,
+    RerankingLeaf,
+    RetrievalLeaf,
+    WrappedLeaf,
+)
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value, read_key, simplest
 
 PARSERS: tuple[tuple[type[BaseOutputParser[Any]], str], ...] = (
@@ -42,6 +50,8 @@ def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str
     value = simplest(value)
     if isinstance(leaf, GenerationLeaf):
         return _generation(draft, leaf, value, name("model"), scope)
+    if isinstance(leaf, WrappedLeaf):
+        return _wrapped(draft, leaf, value, name("model" if leaf.kind == "generation" else "retrieve"), scope)
     if isinstance(leaf, RerankingLeaf):
         return _reranking(draft, leaf, value, name("rerank"), scope)
     if not isinstance(value, Ref):
@@ -80,6 +90,22 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
     made = draft.add(component, payload)
     draft.lists[f"{name}.message"] = ""
     return draft.call(f"{name}.message", lambda generation: leaf.message(generation), scope, generation=made)
+
+
+def _wrapped(draft: Draft, leaf: WrappedLeaf, value: Value, wanted: str, scope: Names) -> Ref:
+    """One request; its input is formatted at the client, and whole, so there is no prompt to split."""
+    if isinstance(value, Record) or (leaf.kind == "retrieval" and not isinstance(value, Ref)):
+        raise NotUnderstood("is called with a dictionary or a prompt, which it does not take")
+    name = draft.name(wanted, *DERIVED)
+    if isinstance(value, Prompted):
+        inputs = tuple((key, draft.real(inner, name, scope)) for key, inner in value.inputs)
+        render = value.render
+    else:
+        inputs, render = named(value=value), _bare
+    role = Role.GENERATION if leaf.kind == "generation" else Role.SEARCHING
+    options = (("wrapped", leaf.key),)
+    component = Component(name, role, inputs, leaf.engine, effects=leaf.effects, scope=scope, options=options)
+    return draft.add(component, lambda given: leaf.payload(render(given)))
 
 
 def _bare(given: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from teola_plugin.engines.payloads import Chunk, Generate, Generation, Hit
 from teola_plugin.graph import Effect
@@ -83,7 +83,23 @@ class EmbeddingLeaf:
     result: Callable[[Any], Any] = field(default=lambda vectors: vectors)
 
 
-Leaf = GenerationLeaf | RetrievalLeaf | RerankingLeaf | IndexingLeaf | EmbeddingLeaf
+@dataclass(frozen=True, slots=True)
+class WrappedLeaf:
+    """The user's own model or retriever: called as it is, where the plain object would call it.
+
+    The value of its component is what the object returns (a message, a text, documents).
+    """
+
+    key: str
+    """Where it stands; names the calls made at this place."""
+    kind: Literal["generation", "retrieval"]
+    payload: Callable[[Any], Any]
+    """Framework input -> the engine's payload."""
+    effects: tuple[Effect, ...] = ()
+    engine: str = "wrapped"
+
+
+Leaf = GenerationLeaf | RetrievalLeaf | RerankingLeaf | IndexingLeaf | EmbeddingLeaf | WrappedLeaf
 
 
 @runtime_checkable
