@@ -1,0 +1,87 @@
+"""Every example runs as a script, from another folder, and prints what its docstring says."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))
+
+
+def expected(script: Path) -> str:
+    """What the docstring says it prints: the block behind the last `::`."""
+    said = ast.get_docstring(ast.parse(script.read_text()), clean=True) or ""
+    block = re.split(r"::\n\n", said)[-1]
+    return textwrap.dedent("\n".join(line for line in block.splitlines() if line.startswith("    ") or not line))
+
+
+def measured(text: str) -> str:
+    """`text` with its figures of time, counts of the run and bars made equal."""
+    text = re.sub(r" *\d[\d.]* (s|ms|µs)\b", " # s", text)
+    text = re.sub(r"\d+(\.\d+)? (times|chunks|primitives)", r"# \2", text)
+    text = re.sub(r"\(\d+ on the critical path\)|primitives  \d+", "#", text)
+    return "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
+
+
+def run(script: Path, folder: Path, *arguments: str) -> str:
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TEOLA_DISABLE")}
+    command = [sys.executable, "-W", "error::RuntimeWarning", str(script), *arguments]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def ratio_of_virtual_runs(output: str, folder: Path) -> None:
+    found = re.search(r"same answer, ([\d.]+) times sooner", output)
+    assert found is not None and float(found[1]) > 1.3
+
+
+def written(output: str, folder: Path) -> None:
+    assert "<svg" in (folder / "trace.html").read_text()
+    assert '"traceEvents"' in (folder / "trace.json").read_text()
+
+
+def order_of_policies(output: str, folder: Path) -> None:
+    mean = {name: float(value) for name, value in re.findall(r"(?m)^([a-z-]+) +([\d.]+) s", output)}
+    assert mean["topology-aware"] < mean["throughput-oriented"] < mean["per-invocation"]
+
+
+FURTHER: dict[str, Callable[[str, Path], None]] = {
+    "01_no_gpu": ratio_of_virtual_runs,
+    "05_inspect_a_query": written,
+    "06_compare_policies": order_of_policies,
+}
+
+
+def test_there_are_examples() -> None:
+    assert {script.stem for script in EXAMPLES} >= FURTHER.keys()
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
+def test_prints_what_it_says(script: Path, tmp_path: Path) -> None:
+    output = run(script, tmp_path, *([str(tmp_path)] if script.stem == "05_inspect_a_query" else []))
+    wanted, got = measured(expected(script)), measured(output)
+    assert doctest.OutputChecker().check_output(wanted, got, doctest.ELLIPSIS), f"wanted:\n{wanted}\ngot:\n{got}"
+    FURTHER.get(script.stem, lambda *_: None)(output, tmp_path)
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
+def test_is_short(script: Path) -> None:
+    assert len(script.read_text().splitlines()) <= 80
+
+
+@pytest.mark.long
+@pytest.mark.vllm
+@pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts a vLLM of its own (make test-all)")
+def test_rag_on_real_engines(tmp_path: Path) -> None:
+    script = next(one for one in EXAMPLES if one.stem == "02_langchain_rag")
+    assert "same answer: True" in run(script, tmp_path, "--real")
