@@ -32,27 +32,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "accelerate": "teola_plugin.adapters",
-    "EnginePool": "teola_plugin.pool",
-    **dict.fromkeys(
-        (
-            "EngineError",
-            "EngineOverloaded",
-            "EngineUnavailable",
-            "GraphError",
-            "PassError",
-            "QueryCancelled",
-            "QueryError",
-            "QueryTimeout",
-            "RegistrationError",
-            "RequestTooLarge",
-            "TeolaError",
-            "TraceError",
-        ),
-        "teola_plugin.errors",
-    ),
-}
+_HOMES = {"accelerate": "teola_plugin.adapters", "EnginePool": "teola_plugin.pool"}
+"""Where public names live; errors, the rest, in `teola_plugin.errors`."""
 
 __all__ = [
     "EngineError",
@@ -73,10 +54,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(_HOMES.get(name, "teola_plugin.errors")), name)
 
 
 def __dir__() -> list[str]:

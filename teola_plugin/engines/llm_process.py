@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from teola_plugin.engines.model_cache import cache_folder
+
 _LOG_LINES = 12
 _KEEP_LOGS = 7 * 86400.0
 _numbers = itertools.count(1)
@@ -81,8 +83,7 @@ def private_folder() -> Path:
 
 def log_file(name: str) -> Path:
     """Where the host of this name logs by default; what crashed runs left there a week ago is removed."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "teola-plugin" / "logs"
+    folder = cache_folder() / "logs"
     for old in folder.glob("*.log"):
         try:
             if time.time() - old.stat().st_mtime > _KEEP_LOGS:

@@ -7,13 +7,12 @@ safetensors, all of which vLLM brings along; neither torch nor a network.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from teola_plugin.engines.model_cache import cache_folder, made_once
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,8 +55,7 @@ class Shape:
 
 def default_folder(shape: Shape = Shape()) -> Path:
     """Where `make` keeps the model of this shape: the user's cache folder (`XDG_CACHE_HOME`)."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "teola-plugin" / "-".join(["tiny-llama", f"v{VERSION}", *map(str, asdict(shape).values())])
+    return cache_folder() / "-".join(["tiny-llama", f"v{VERSION}", *map(str, asdict(shape).values())])
 
 
 def make(folder: Path | str | None = None, shape: Shape = Shape()) -> Path:
@@ -66,20 +64,7 @@ def make(folder: Path | str | None = None, shape: Shape = Shape()) -> Path:
     Two processes may call this at once: the folder appears whole or not at all.
     """
     target = Path(folder) if folder is not None else default_folder(shape)
-    if (target / "config.json").exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        _write(building, shape)
-        building.chmod(0o755)
-        building.rename(target)
-    except OSError:
-        if not (target / "config.json").exists():  # otherwise another process was faster, with the same content
-            raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return target
+    return made_once(target, "config.json", lambda building: _write(building, shape))
 
 
 def _write(folder: Path, shape: Shape) -> None:
