@@ -1,0 +1,125 @@
+"""Draws docs/images/timeline.svg: one query of the benchmark's advanced RAG, plain and accelerated, on one scale.
+
+The first case of `benchmarks.single_query`: engines are fakes that take as long as RTX 3090s, in wall-clock time.
+Colours are written out, because not everything that shows an SVG knows style variables.
+
+    python -m benchmarks.timeline_picture docs/images/timeline.svg
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from benchmarks import apps
+from teola_plugin import accelerate
+from teola_plugin.engines import profiles
+from teola_plugin.observe import QueryTrace
+from teola_plugin.observe.svg import element, family, family_label, text
+from teola_plugin.observe.svg_timeline import timeline_svg
+from teola_plugin.observe.text import duration
+
+WIDTH, EDGE, HEAD = 1240, 16, 30
+ANSWER_TOKENS = 10
+SANS, MONO = "system-ui, 'Segoe UI', Arial, sans-serif", "ui-monospace, Menlo, Consolas, monospace"
+STYLE = f"""
+text {{ fill: INK; font: 12px {SANS} }} .title {{ font-weight: 600; font-size: 15px }}
+.tick, .note {{ font-size: 10.5px; fill: DIM }} .engine {{ font-weight: 600 }} .accent {{ fill: ACCENT }}
+.inside, .beside {{ font: 10.5px {MONO} }} .inside {{ fill: ON }}
+.page {{ fill: PANEL }} .band {{ fill: BAND }} .wait {{ fill: LINE }} .gap {{ fill: LINE }}
+.grid {{ stroke: LINE }} .end {{ stroke: DIM; stroke-dasharray: 3 3 }} .first {{ stroke: INK; stroke-width: 1.4 }}
+.critical .run {{ stroke: ACCENT; stroke-width: 1.8 }} .unused .run {{ fill-opacity: .25 }}
+.unused .inside {{ fill: INK }}
+"""
+
+
+def both() -> tuple[QueryTrace, QueryTrace]:
+    """Traces of the plain and of the accelerated chain; their answers are equal."""
+    bench = apps.fake_pool(profiles.rtx3090())
+    given = {"question": apps.QUESTION, "document": apps.document()}
+    with bench.pool as pool:
+        chain = apps.advanced_rag(bench, ANSWER_TOKENS)
+        fast = accelerate(chain, app="accelerated")
+        fast.invoke({**given, "document": apps.document(chunks=16)})  # imports and first-use costs
+        bench.fresh()
+        with pool.watching("plain") as watched:
+            expected = chain.invoke(given)
+        bench.fresh()
+        if fast.invoke(given) != expected:
+            raise SystemExit("the answers differ")
+        plain, sooner = watched.trace.result(10), fast.last_trace()
+    assert plain is not None and sooner is not None
+    return in_order(plain), engines_only(sooner)
+
+
+def in_order(trace: QueryTrace) -> QueryTrace:
+    """The plain chain does one thing after the other: each call waited for all that had ended before it."""
+    spans = [replace(s, parents=ended_before(trace, s.queued)) for s in trace.spans]
+    return replace(trace, spans=tuple(spans))
+
+
+def ended_before(trace: QueryTrace, at: float) -> tuple[str, ...]:
+    return tuple(s.primitive for s in trace.spans if s.done is not None and s.done <= at)
+
+
+def engines_only(trace: QueryTrace) -> QueryTrace:
+    """Without what runs at the client and takes no time; whoever waited for it waited for what it waited for."""
+    parents = {s.primitive: s.parents for s in trace.spans}
+    client = {s.primitive for s in trace.spans if not s.engine}
+
+    def engines(names: tuple[str, ...]) -> tuple[str, ...]:
+        found = [(name,) if name not in client else engines(parents[name]) for name in names]
+        return tuple(dict.fromkeys(name for some in found for name in some))
+
+    kept = [replace(s, parents=engines(s.parents)) for s in trace.spans if s.primitive not in client]
+    return replace(trace, spans=tuple(kept))
+
+
+def colours() -> dict[str, str]:
+    """Those of the HTML page's light theme, by name."""
+    page = resources.files("teola_plugin.observe").joinpath("page.css").read_text()
+    return dict(re.findall(r"--(\w+): (#\w+)", page.split("@media")[0]))
+
+
+def picture(plain: QueryTrace, sooner: QueryTrace) -> str:
+    known = colours()
+    style = re.sub(r"\b[A-Z]{2,}\b", lambda word: known.get(word[0].lower(), word[0]), STYLE)
+    kinds = list(dict.fromkeys(family(s.kind) for t in (plain, sooner) for s in t.spans))
+    style += "".join(f".k-{kind} .run {{ fill: {known[kind]} }}\n" for kind in kinds)
+    ratio = f"{plain.seconds / sooner.seconds:.2f} times sooner, the same answer"
+    titles = (f"plain: {duration(plain.seconds)}", f"accelerated: {duration(sooner.seconds)}, {ratio}")
+    body, top = "", float(EDGE)
+    for index, (trace, title) in enumerate(zip((plain, sooner), titles, strict=True)):
+        drawn, height = placed(timeline_svg(trace, index, plain.seconds), top + HEAD - 8)
+        body += text(8, top + 16, title, "title") + drawn
+        top += HEAD + height
+    body += legend(kinds, top + 6)
+    whole: dict[str, Any] = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH} {top + 30:.0f}"}
+    page = element("rect", width=WIDTH, height=top + 30, cls="page")
+    return element("svg", element("style", style) + page + body, **whole) + "\n"
+
+
+def placed(drawn: str, top: float) -> tuple[str, float]:
+    """A drawing as a part of another one, and its height."""
+    height = float(re.search(r'viewBox="0 0 \d+ (\d+)"', drawn)[1])  # type: ignore[index]
+    drawn = re.sub(r' data-[pk]="[^"]*"', "", drawn)
+    return drawn.replace("<svg ", f'<svg x="0" y="{top:.0f}" width="{WIDTH}" height="{height:.0f}" ', 1), height
+
+
+def legend(kinds: list[str], top: float) -> str:
+    parts, x = "", 140.0
+    for kind in kinds:
+        dot = element("rect", x=x, y=top, width=10, height=10, rx=2.5, cls="run")
+        parts += element("g", dot, cls=f"k-{kind}") + text(x + 15, top + 9.5, family_label(kind), "tick")
+        x += 40 + 6.5 * len(family_label(kind))
+    return parts
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "timeline.svg")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(picture(*both()), encoding="utf-8")
