@@ -22,53 +22,40 @@ Shape = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """A decomposed component: its primitives and the one whose value is the component's."""
+class _Edges:
+    """What a component's primitives are connected to: the values it reads, and what comes before its first one."""
 
-    primitives: tuple[Primitive, ...]
-    value: str
+    inputs: Inputs
+    after: tuple[str, ...] = ()
+
+
+_Primitives = tuple[Primitive, ...]
+"""A decomposed component: only the first primitive reads other components, only the last is read by them."""
+_Decompose = Callable[[Component, _Edges, Shape], _Primitives]
 
 
 def build_pgraph(template: WorkflowTemplate, shape: Shape | None = None) -> Graph:
     """The p-graph of `template` for a query of the given shape. Raises `GraphError`."""
     sizes = shape or {}
-    parts = {c.name: _DECOMPOSE[c.role](c, sizes) for c in template.components}
-    value = {name: found.value for name, found in parts.items()}
-    heads = {name: _heads(found.primitives) for name, found in parts.items()}
-    tails = {name: _tails(found.primitives) for name, found in parts.items()}
-    waits: dict[str, list[str]] = {}
+    value = {c.name: c.name + _VALUE.get(c.role, "") for c in template.components}
+    waits: dict[str, dict[str, None]] = {}
     for earlier, later in template.order:
-        for head in heads[later]:
-            waits.setdefault(head, []).extend(tails[earlier])
-    primitives = [
-        _with_edges(p, own={q.id for q in found.primitives}, value=value, after=waits.get(p.id, []))
-        for found in parts.values()
-        for p in found.primitives
-    ]
+        waits.setdefault(later, {})[value[earlier]] = None
+    primitives: list[Primitive] = []
+    for c in template.components:
+        inputs = tuple([(key, _moved(ref, value)) for key, ref in c.inputs])
+        primitives += _DECOMPOSE[c.role](c, _Edges(inputs, tuple(waits.get(c.name, ()))), sizes)
     return Graph(primitives, _moved(template.output, value))
 
 
-def _with_edges(p: Primitive, *, own: set[str], value: dict[str, str], after: list[str]) -> Primitive:
-    inputs = tuple((key, ref if ref.producer in own else _moved(ref, value)) for key, ref in p.inputs)
-    return p.with_(inputs=inputs, after=tuple(dict.fromkeys([*p.after, *after])))
-
-
 def _moved(ref: Ref, value: dict[str, str]) -> Ref:
-    return Ref(value.get(ref.producer, ref.producer), ref.path)
+    """`ref` to a component, as a ref to the primitive that gives its value."""
+    producer = value.get(ref.producer, ref.producer)
+    return ref if producer == ref.producer else Ref(producer, ref.path)
 
 
-def _heads(primitives: tuple[Primitive, ...]) -> list[str]:
-    own = {p.id for p in primitives}
-    return [p.id for p in primitives if not any(r.producer in own for r in p.refs)]
-
-
-def _tails(primitives: tuple[Primitive, ...]) -> list[str]:
-    read = {r.producer for p in primitives for r in p.refs}
-    return [p.id for p in primitives if p.id not in read]
-
-
-def _need(component: Component, name: str) -> Ref:
-    for key, ref in component.inputs:
+def _need(component: Component, inputs: Inputs, name: str) -> Ref:
+    for key, ref in inputs:
         if key == name:
             return ref
     raise GraphError(
@@ -77,102 +64,104 @@ def _need(component: Component, name: str) -> Ref:
     )
 
 
-def _indexing(c: Component, sizes: Shape) -> _Parts:
+def _indexing(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
     size = sizes.get(c.name, c.expected)
     chunks, vectors = f"{c.name}.chunking", f"{c.name}.embedding"
-    return _Parts(
-        (
-            Primitive(chunks, PrimitiveKind.CHUNKING, inputs=c.inputs, call=c.call or c.name, scope=c.scope, size=1),
-            Primitive(
-                vectors,
-                PrimitiveKind.EMBEDDING,
-                c.embedder,
-                named(texts=Ref(chunks)),
-                scope=c.scope,
-                batchable=True,
-                size=size,
-                options=(("role", "document"),),
-            ),
-            Primitive(
-                f"{c.name}.ingestion",
-                PrimitiveKind.INGESTION,
-                c.engine,
-                named(chunks=Ref(chunks), vectors=Ref(vectors)),
-                scope=c.scope,
-                batchable=True,
-                size=size,
-                effects=c.effects,
-                options=c.options,
-            ),
+    return (
+        Primitive(
+            chunks,
+            PrimitiveKind.CHUNKING,
+            "",
+            edges.inputs,
+            edges.after,
+            scope=c.scope,
+            call=c.call or c.name,
+            size=1,
         ),
-        f"{c.name}.ingestion",
+        Primitive(
+            vectors,
+            PrimitiveKind.EMBEDDING,
+            c.embedder,
+            named(texts=Ref(chunks)),
+            scope=c.scope,
+            batchable=True,
+            size=size,
+            options=(("role", "document"),),
+        ),
+        Primitive(
+            f"{c.name}.ingestion",
+            PrimitiveKind.INGESTION,
+            c.engine,
+            named(chunks=Ref(chunks), vectors=Ref(vectors)),
+            scope=c.scope,
+            batchable=True,
+            size=size,
+            effects=c.effects,
+            options=c.options,
+        ),
     )
 
 
-def _retrieval(c: Component, sizes: Shape) -> _Parts:
+def _retrieval(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
     vector = f"{c.name}.embedding"
     size = (sizes.get(c.name, c.expected)) if c.batchable else 1
-    return _Parts(
-        (
-            Primitive(
-                vector,
-                PrimitiveKind.EMBEDDING,
-                c.embedder,
-                named(texts=_need(c, "query")),
-                scope=c.scope,
-                batchable=c.batchable,
-                size=size,
-                options=(("role", "query"),),
-            ),
-            Primitive(
-                f"{c.name}.searching",
-                PrimitiveKind.SEARCHING,
-                c.engine,
-                named(vectors=Ref(vector)),
-                scope=c.scope,
-                batchable=c.batchable,
-                size=size,
-                effects=c.effects,
-                options=c.options,
-            ),
+    return (
+        Primitive(
+            vector,
+            PrimitiveKind.EMBEDDING,
+            c.embedder,
+            named(texts=_need(c, edges.inputs, "query")),
+            edges.after,
+            scope=c.scope,
+            batchable=c.batchable,
+            size=size,
+            options=(("role", "query"),),
         ),
-        f"{c.name}.searching",
+        Primitive(
+            f"{c.name}.searching",
+            PrimitiveKind.SEARCHING,
+            c.engine,
+            named(vectors=Ref(vector)),
+            scope=c.scope,
+            batchable=c.batchable,
+            size=size,
+            effects=c.effects,
+            options=c.options,
+        ),
     )
 
 
-def _generation(c: Component, sizes: Shape) -> _Parts:
+def _generation(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
     prefilling = f"{c.name}.prefilling"
-    return _Parts(
-        (
-            Primitive(
-                prefilling,
-                PrimitiveKind.PREFILLING,
-                c.engine,
-                c.inputs,
-                scope=c.scope,
-                call=c.call or c.name,
-                prompt=c.prompt,
-                size=1,
-                options=c.options,
-            ),
-            Primitive(
-                f"{c.name}.decoding",
-                PrimitiveKind.DECODING,
-                c.engine,
-                named(prefilling=Ref(prefilling)),
-                scope=c.scope,
-                call=c.call or c.name,
-                splittable=c.splittable,
-                size=sizes.get(c.name, c.expected) if c.splittable else None,
-                options=c.options,
-            ),
+    return (
+        Primitive(
+            prefilling,
+            PrimitiveKind.PREFILLING,
+            c.engine,
+            edges.inputs,
+            edges.after,
+            scope=c.scope,
+            call=c.call or c.name,
+            prompt=c.prompt,
+            size=1,
+            options=c.options,
         ),
-        f"{c.name}.decoding",
+        Primitive(
+            f"{c.name}.decoding",
+            PrimitiveKind.DECODING,
+            c.engine,
+            named(prefilling=Ref(prefilling)),
+            scope=c.scope,
+            call=c.call or c.name,
+            splittable=c.splittable,
+            size=sizes.get(c.name, c.expected) if c.splittable else None,
+            options=c.options,
+        ),
     )
 
 
-def _single(kind: PrimitiveKind) -> Callable[[Component, Shape], _Parts]:
-    def decompose(c: Component, sizes: Shape) -> _Parts:
+def _single(kind: PrimitiveKind) -> _Decompose:
+    def decompose(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
         body, otherwise = _fragment(c.body, sizes), _fragment(c.otherwise, sizes)
         effects = c.effects or _inner_effects(body, otherwise)
         if kind in IMPURE_KINDS:
@@ -181,7 +170,8 @@ def _single(kind: PrimitiveKind) -> Callable[[Component, Shape], _Parts]:
             c.name,
             kind,
             c.engine,
-            c.inputs,
+            edges.inputs,
+            edges.after,
             effects=effects,
             scope=c.scope,
             call=c.call or c.name,
@@ -192,7 +182,7 @@ def _single(kind: PrimitiveKind) -> Callable[[Component, Shape], _Parts]:
             otherwise=otherwise,
             options=c.options,
         )
-        return _Parts((primitive,), c.name)
+        return (primitive,)
 
     return decompose
 
@@ -209,7 +199,10 @@ def _inner_effects(*fragments: Fragment | None) -> tuple[Effect, ...]:
     return tuple(dict.fromkeys(e for f in fragments if f is not None for p in f.graph for e in p.effects))
 
 
-_DECOMPOSE: dict[Role, Callable[[Component, Shape], _Parts]] = {
+_VALUE = {Role.INDEXING: ".ingestion", Role.RETRIEVAL: ".searching", Role.GENERATION: ".decoding"}
+"""What the id of the primitive that gives a component's value ends in, where there are several."""
+
+_DECOMPOSE: dict[Role, _Decompose] = {
     Role.INDEXING: _indexing,
     Role.RETRIEVAL: _retrieval,
     Role.GENERATION: _generation,

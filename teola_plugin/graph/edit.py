@@ -18,7 +18,6 @@ class GraphEdit:
         self._by_id: dict[str, Primitive] = {p.id: p for p in graph}
         self._output = graph.output
         self._changed = False
-        self._removed = False
 
     def __getitem__(self, name: str) -> Primitive:
         return self._by_id[name]
@@ -41,7 +40,7 @@ class GraphEdit:
 
     def remove(self, name: str) -> None:
         del self._by_id[name]
-        self._changed = self._removed = True
+        self._changed = True
 
     def reread(self, old: Ref, new: Ref, only: Iterable[str] | None = None) -> None:
         """Readers of `old` (a producer's whole value or below it) read `new` instead."""
@@ -63,4 +62,4 @@ class GraphEdit:
         """The new graph; the very same object when nothing was changed."""
         if not self._changed:
             return self._graph
-        return Graph(self._by_id.values(), self._output, base=None if self._removed else self._graph)
+        return Graph(self._by_id.values(), self._output, base=self._graph)

@@ -22,7 +22,7 @@ class Graph:
     """
 
     def __init__(self, primitives: Iterable[Primitive], output: Ref, *, base: Graph | None = None) -> None:
-        """`base`: a graph of which this one keeps every id; what both share was checked there (see `GraphEdit`)."""
+        """`base`: the graph it was made from; primitives that both share need not be looked at for edges again."""
         self.output = output
         found = list(primitives)
         self._by_id = {p.id: p for p in found}
@@ -32,24 +32,30 @@ class Graph:
             raise GraphError(f"two primitives share the id {twice[0]!r}.", hint="give each primitive its own id")
         if base is None:
             self._parents = {p.id: self.edges_into(p) for p in found}
-            self._check(found)
         else:
-            old = base._by_id
-            fresh = [p for p in found if old.get(p.id) is not p]
-            self._parents = {p.id: base._parents[p.id] if old.get(p.id) is p else self.edges_into(p) for p in found}
-            self._check(fresh)
-        self._order = self._sorted(found)
+            old, known = base._by_id.get, base._parents
+            self._parents = {p.id: known[p.id] if old(p.id) is p else self.edges_into(p) for p in found}
+        self._children = self._linked()
+        self._check(found)
+        self._order = self._sorted()
+
+    def _linked(self) -> dict[str, list[str]]:
+        """The edges the other way round."""
+        children: dict[str, list[str]] = {name: [] for name in self._by_id}
+        for name, parents in self._parents.items():
+            for parent in parents:
+                if parent not in children:
+                    raise self._fault(self._by_id[name], self._unknown(self._by_id[name]))
+                children[parent].append(name)
+        return children
 
     def _check(self, found: list[Primitive]) -> None:
-        known = self._by_id.keys()
         for p in found:
-            if not known >= set(self._parents[p.id]):
-                raise self._fault(p, self._unknown(p))
             if p.kind in FRAGMENT_KINDS and p.fragment is None:
                 raise self._fault(p, f"is a {p.kind.name} without a fragment")
             if p.kind in LLM_DECODES and not any(self._leads(ref) for ref in p.refs):
                 raise self._fault(p, "decodes without reading a prefilling or an earlier decoding")
-        if not self.output.external and self.output.producer not in known:
+        if not self.output.external and self.output.producer not in self._by_id:
             raise GraphError(f"the output {self.output} is produced by nothing.", hint="set output to a primitive's id")
 
     def _unknown(self, p: Primitive) -> str:
@@ -68,25 +74,17 @@ class Graph:
 
         return GraphError(f"primitive {p.id!r} {what}.\n  {format_primitive(p)}\n", hint="check the edit that made it")
 
-    def _sorted(self, found: list[Primitive]) -> tuple[Primitive, ...]:
-        waiting: dict[str, int] = {}
-        children: dict[str, list[str]] = {p.id: [] for p in found}
-        ready: list[str] = []
-        for name, parents in self._parents.items():
-            waiting[name] = len(parents)
-            if not parents:
-                ready.append(name)
-            for parent in parents:
-                children[parent].append(name)
+    def _sorted(self) -> tuple[Primitive, ...]:
+        waiting = {name: len(parents) for name, parents in self._parents.items()}
+        ready = [name for name, count in waiting.items() if not count]
         for name in ready:  # grows while it is walked
-            for child in children[name]:
+            for child in self._children[name]:
                 waiting[child] -= 1
                 if not waiting[child]:
                     ready.append(child)
-        if len(ready) != len(found):
+        if len(ready) != len(waiting):
             stuck = sorted(name for name, count in waiting.items() if count)
             raise GraphError(f"the graph has a cycle through {', '.join(stuck)}.", hint="remove one of these edges")
-        self._children = children
         return tuple([self._by_id[name] for name in ready])
 
     @staticmethod
@@ -122,9 +120,9 @@ class Graph:
 
     def readers(self, name: str) -> tuple[Primitive, ...]:
         """Primitives that read a value of `name`."""
-        return tuple(
-            self._by_id[c] for c in self._children[name] if any(r.producer == name for r in self._by_id[c].refs)
-        )
+        children = [self._by_id[child] for child in self._children[name]]
+        # Without order edges, a child can only be a reader.
+        return tuple([p for p in children if not p.after or any(ref.producer == name for ref in p.refs)])
 
     @cached_property
     def depths(self) -> Mapping[str, int]:
@@ -137,11 +135,7 @@ class Graph:
     @cached_property
     def ancestors(self) -> Mapping[str, frozenset[str]]:
         """For each primitive, everything it waits for, directly or not."""
-        above: dict[str, frozenset[str]] = {}
-        for p in self._order:
-            into = self._parents[p.id]
-            above[p.id] = frozenset(into).union(*[above[parent] for parent in into])
-        return MappingProxyType(above)
+        return _Ancestors(self._order, self._parents)
 
     @cached_property
     def external_inputs(self) -> frozenset[str]:
@@ -181,3 +175,33 @@ class Graph:
         from teola_plugin.graph.text import format_mermaid
 
         return format_mermaid(self)
+
+
+class _Ancestors(Mapping[str, frozenset[str]]):
+    """Ancestors by id: bit masks over the places in the order, spelled out as sets for those that are asked for."""
+
+    def __init__(self, order: tuple[Primitive, ...], parents: Mapping[str, tuple[str, ...]]) -> None:
+        self._names = [p.id for p in order]
+        self._masks: dict[str, int] = {}
+        self._sets: dict[str, frozenset[str]] = {}
+        upto: dict[str, int] = {}
+        """Ancestors and the primitive itself."""
+        for place, name in enumerate(self._names):
+            mask = 0
+            for parent in parents[name]:
+                mask |= upto[parent]
+            self._masks[name] = mask
+            upto[name] = mask | 1 << place
+
+    def __getitem__(self, name: str) -> frozenset[str]:
+        found = self._sets.get(name)
+        if found is None:
+            mask = self._masks[name]
+            found = self._sets[name] = frozenset([n for place, n in enumerate(self._names) if mask >> place & 1])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
