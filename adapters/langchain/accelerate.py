@@ -7,6 +7,8 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 
+from teola_plugin.adapters.langchain.bind import Bindings, bound
+from teola_plugin.adapters.langchain.routed import routed
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.errors import RegistrationError, TraceError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
@@ -19,7 +21,7 @@ def accelerate_runnable(
     runnable: Any,
     *,
     pool: EnginePool | None,
-    bind: Mapping[Any, str] | None,
+    bind: Bindings | None,
     passes: Iterable[Pass | str] | None,
     speculate: str,
     app: str | None,
@@ -34,7 +36,17 @@ def accelerate_runnable(
         raise unknown_name("value of speculate", speculate, list(SPECULATE))
     chosen = None if passes is None else resolve_passes(passes)
     pool = pool or the_pool_of(runnable)
-    return AcceleratedRunnable.of(runnable, trace(runnable), pool, passes=chosen, speculate=speculate, app=app)
+    chain = bound(runnable, bind, pool)
+    return AcceleratedRunnable.of(
+        runnable,
+        trace(chain),
+        pool,
+        passes=chosen,
+        speculate=speculate,
+        app=app,
+        chain=chain,
+        routed=routed(chain, pool, passes=chosen, speculate=speculate),
+    )
 
 
 def the_pool_of(runnable: Runnable[Any, Any]) -> EnginePool | None:

@@ -22,9 +22,9 @@ def active_run(callbacks: Any = None) -> Any:
     """
     run = current_run.get()
     if run is None:
-        run = _run_of(callbacks)
+        run = run_in(callbacks)
     if run is None:
-        run = _run_of(_ambient_callbacks())
+        run = run_in(_ambient_callbacks())
     return run
 
 
@@ -68,7 +68,8 @@ def _ambient_callbacks() -> Any:
     return None if config is None else config.get("callbacks")
 
 
-def _run_of(callbacks: Any) -> Any:
+def run_in(callbacks: Any) -> Any:
+    """The query run that a handler among `callbacks` stands for."""
     handlers: Sequence[Any] = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
     runs = (getattr(handler, "teola_run", None) for handler in handlers)
     return next((run for run in runs if run is not None), None)

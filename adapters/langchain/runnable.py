@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.config import get_config_list
+from langchain_core.runnables.config import ensure_config, get_config_list
 from pydantic import ConfigDict, PrivateAttr
 
+from teola_plugin.adapters.langchain.begun import Begun, BegunBatch, shape, shared_limit, streaming
+from teola_plugin.adapters.langchain.gates import Gate
+from teola_plugin.adapters.langchain.places import AsyncPlace, Place, SyncPlace, placed
+from teola_plugin.adapters.langchain.routed import Routed
 from teola_plugin.adapters.langchain.session import SessionHandler, joined_config, live
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Query
@@ -29,6 +33,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
 
     The original runs unchanged, so results, prompts, types, events and errors are its own. Its pool-backed parts find
     their work done, or under way, by the e-graph of the same query; early work that is not asked for is dropped.
+    Where models and retrievers of the user's own can start sooner, a routed copy of the original runs (see `routed`).
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -38,7 +43,11 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     _passes: tuple[Pass | str, ...] | None = PrivateAttr(default=None)
     _speculate: str = PrivateAttr(default="auto")
     _app: str = PrivateAttr(default="default")
-    _last: QueryRun | None = PrivateAttr(default=None)
+    _last: list[QueryRun] = PrivateAttr(default_factory=list)
+    _chain: RunnableBinding[Any, Any] = PrivateAttr()
+    """The original, with what the user bound to engines in its place."""
+    _routed: Routed | None = PrivateAttr(default=None)
+    _limit: Gate | None = PrivateAttr(default=None)
 
     @classmethod
     def of(
@@ -50,8 +59,12 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         passes: Iterable[Pass | str] | None,
         speculate: str,
         app: str | None,
+        chain: Runnable[Any, Any] | None = None,
+        routed: Routed | None = None,
     ) -> AcceleratedRunnable:
+        """`chain`: what runs instead of the original, traced as `traced`; `routed`: what runs where that is sooner."""
         made = cls(bound=bound)
+        made._chain, made._routed = RunnableBinding(bound=chain or bound), routed
         made._traced, made._pool = traced, pool
         made._passes = None if passes is None else tuple(passes)
         made._speculate = speculate
@@ -61,60 +74,90 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     # ------------------------------------------------------------ seeing it
 
     @property
+    def _understood(self) -> Traced:
+        return self._traced if self._routed is None else self._routed.traced
+
+    @property
+    def _engines(self) -> EnginePool | None:
+        return self._pool if self._routed is None else self._routed.pool
+
+    @property
     def report(self) -> Any:
         """The `TraceReport`: what is lowered, joined or called as it always was, and why."""
-        return self._traced.report
+        return self._understood.report
 
     def plan(self, input: Any = None) -> Optimised | None:
-        """The e-graph for a query with this input, and the passes that made it; None without a pool."""
-        if self._pool is None:
-            return None
-        return self._pool.plan(
-            self._traced.template, self._shape(input), passes=self._passes, speculate=self._speculate
-        )
+        """The e-graph for a query with this input, and the passes that made it; None where the original just runs."""
+        return None if self._engines is None else self._plan(self._understood, self._engines, input)
+
+    def _plan(self, traced: Traced, pool: EnginePool, input: Any) -> Optimised:
+        return pool.plan(traced.template, shape(traced, input), passes=self._passes, speculate=self._speculate)
 
     def explain(self, input: Any = None) -> str:
         """What was understood, the p-graph, the e-graph, the passes that fired and what to expect, as text."""
         from teola_plugin.adapters.explain import explain
 
-        return explain(self._traced, self.plan(input), self._pool)
+        return explain(self._understood, self.plan(input), self._engines)
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""
-        return None if self._last is None else self._last.trace.result(timeout)
+        return self._last[0].trace.result(timeout) if self._last else None
 
     # ------------------------------------------------------------ one call
 
-    def _shape(self, input: Any) -> dict[str, int]:
-        try:
-            return self._traced.sizes(input)
-        except Exception:  # an input that the estimate cannot read: plan without expectations
-            return {}
+    def _begin(
+        self,
+        input: Any,
+        config: RunnableConfig | None,
+        kwargs: Mapping[str, Any] | None = None,
+        kind: type[Place] | None = None,
+        limit: Gate | None = None,
+    ) -> Begun | None:
+        """Start the live query; None when there is nothing to run ahead, or planning failed (then: the original).
 
-    def _begin(self, input: Any, config: RunnableConfig | None) -> tuple[QueryRun, RunnableConfig] | None:
-        """Start the live query; None when there is nothing to run ahead, or planning failed (then: the original)."""
-        pool = self._pool
+        `kind`: where the user's own models and retrievers are called, for entries that may call them ahead.
+        """
+        routed = None if kind is None or kwargs else self._routed
+        if self._pool is None and routed is None:
+            return None
+        merged = ensure_config(self._merge_configs(config))
+        place = routed.place(kind, merged, limit or self._limit) if routed is not None and kind is not None else None
+        pool, traced, chain = self._pool, self._traced, self._chain.bound
+        if place is not None and routed is not None:
+            pool, traced, chain = routed.pool, routed.traced, routed.chain
         if pool is None:
             return None
         try:
-            optimised = self.plan(input)
-            if optimised is None:
-                return None
-            merged = self._merge_configs(config)
-            query = self._query(input, merged, pool)
+            run = self._submit(input, merged, pool, traced, place)
+        except TeolaError:
+            _log_fallback()
+            return None
+        self._last[:] = [run]
+        return Begun(run, joined_config(merged, SessionHandler(run, traced.watched)), chain, place)
+
+    def _submit(
+        self, input: Any, config: RunnableConfig, pool: EnginePool, traced: Traced, place: Place | None
+    ) -> QueryRun:
+        optimised = self._plan(traced, pool, input)
+        query = self._query(input, config, pool)
+        if place is not None:
+            place.open(query.id, pool)
+        try:
             run = pool.runtime.submit(
                 query,
                 optimised.graph,
-                self._traced.calls,
+                traced.calls,
                 ahead=True,
                 pgraph=optimised.source,
                 passes=tuple((r.pass_name, r.fired, r.seconds) for r in optimised.reports),
             )
-        except TeolaError:
-            _log_fallback()
-            return None
-        self._last = run
-        return run, joined_config(merged, SessionHandler(run, self._traced.watched))
+        except BaseException:
+            if place is not None:
+                place.close()
+            raise
+        if place is not None:
+            place.begin(run)
+        return run
 
     def _query(self, input: Any, config: RunnableConfig, pool: EnginePool) -> Query:
         terms = config.get("configurable") or {}
@@ -128,66 +171,65 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         )
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        begun = self._begin(input, config)
+        begun = self._begin(input, config, kwargs, SyncPlace)
         if begun is None:
-            return super().invoke(input, config, **kwargs)
-        run, joined = begun
-        with live(run):
-            return self.bound.invoke(input, joined, **{**self.kwargs, **kwargs})
+            return self._chain.invoke(input, config, **kwargs)
+        with placed(begun.place), live(begun.run):
+            return begun.chain.invoke(input, begun.config, **{**self.kwargs, **kwargs})
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        begun = self._begin(input, config)
+        begun = self._begin(input, config, kwargs, AsyncPlace)
         if begun is None:
-            return await super().ainvoke(input, config, **kwargs)
-        run, joined = begun
-        with live(run):
-            return await self.bound.ainvoke(input, joined, **{**self.kwargs, **kwargs})
+            return await self._chain.ainvoke(input, config, **kwargs)
+        with placed(begun.place), live(begun.run):
+            return await begun.chain.ainvoke(input, begun.config, **{**self.kwargs, **kwargs})
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         begun = self._begin(input, config)
         if begun is None:
-            yield from super().stream(input, config, **kwargs)
+            yield from self._chain.stream(input, config, **kwargs)
             return
-        run, joined = begun
-        with streaming(run):
-            yield from self.bound.stream(input, joined, **{**self.kwargs, **kwargs})
+        with streaming(begun.run):
+            yield from begun.chain.stream(input, begun.config, **{**self.kwargs, **kwargs})
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         begun = self._begin(input, config)
         if begun is None:
-            async for chunk in super().astream(input, config, **kwargs):
+            async for chunk in self._chain.astream(input, config, **kwargs):
                 yield chunk
             return
-        run, joined = begun
-        with streaming(run):
-            async for chunk in self.bound.astream(input, joined, **{**self.kwargs, **kwargs}):
+        with streaming(begun.run):
+            async for chunk in begun.chain.astream(input, begun.config, **{**self.kwargs, **kwargs}):
                 yield chunk
 
     def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         begun = None if kwargs.get("version") == "v3" else self._begin(input, config)
         if begun is None:
-            return super().astream_events(input, config, **kwargs)
-        return self._events(input, *begun, **kwargs)
+            return self._chain.astream_events(input, config, **kwargs)
+        return self._events(input, begun, **kwargs)
 
-    async def _events(self, input: Any, run: QueryRun, joined: RunnableConfig, **kwargs: Any) -> AsyncIterator[Any]:
-        with streaming(run):
-            async for event in self.bound.astream_events(input, joined, **{**self.kwargs, **kwargs}):
+    async def _events(self, input: Any, begun: Begun, **kwargs: Any) -> AsyncIterator[Any]:
+        with streaming(begun.run):
+            async for event in begun.chain.astream_events(input, begun.config, **{**self.kwargs, **kwargs}):
                 yield event
 
     # ------------------------------------------------------------ many calls: each input is a query of its own
 
     def _begin_all(
-        self, inputs: list[Any], config: RunnableConfig | list[RunnableConfig] | None
-    ) -> tuple[list[QueryRun], list[RunnableConfig]] | None:
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None,
+        kwargs: Mapping[str, Any],
+        kind: type[Place],
+    ) -> BegunBatch | None:
         """A live query per input; None when there is nothing to run ahead."""
-        configs = get_config_list(config, len(inputs))
-        begun = [self._begin(given, one) for given, one in zip(inputs, configs, strict=True)]
-        live_ones = [one for one in begun if one is not None]
-        if len(live_ones) < len(inputs):
-            for run, _ in live_ones:
-                run.close()
+        way = kind if self._routed is not None and self._routed.batches else None
+        if not inputs or (self._pool is None and way is None):
             return None
-        return [run for run, _ in live_ones], [joined for _, joined in live_ones]
+        configs = get_config_list(config, len(inputs))
+        limit = shared_limit(configs)
+        pairs = zip(inputs, configs, strict=True)
+        return BegunBatch.of([self._begin(given, one, kwargs, way, limit) for given, one in pairs])
 
     def batch(
         self,
@@ -197,11 +239,13 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        begun = self._begin_all(inputs, config) if inputs else None
+        begun = self._begin_all(inputs, config, kwargs, SyncPlace)
         if begun is None:
-            return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-        with streaming(*begun[0]):
-            return self.bound.batch(inputs, begun[1], return_exceptions=return_exceptions, **{**self.kwargs, **kwargs})
+            return self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+        with placed(*begun.places), streaming(*begun.runs):
+            return begun.chain.batch(
+                inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
+            )
 
     async def abatch(
         self,
@@ -211,12 +255,12 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        begun = self._begin_all(inputs, config) if inputs else None
+        begun = self._begin_all(inputs, config, kwargs, AsyncPlace)
         if begun is None:
-            return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-        with streaming(*begun[0]):
-            return await self.bound.abatch(
-                inputs, begun[1], return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
+            return await self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+        with placed(*begun.places), streaming(*begun.runs):
+            return await begun.chain.abatch(
+                inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
             )
 
     def batch_as_completed(
@@ -227,7 +271,8 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> Iterator[tuple[int, Any]]:
-        return Runnable.batch_as_completed(self, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, call-overload, no-any-return]
+        one = self._limited(config, len(inputs))
+        return Runnable.batch_as_completed(one, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, call-overload, no-any-return]
 
     async def abatch_as_completed(
         self,
@@ -238,29 +283,18 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         **kwargs: Any,
     ) -> AsyncIterator[tuple[int, Any]]:
         async for done in Runnable.abatch_as_completed(  # type: ignore[call-overload]
-            self, inputs, config, return_exceptions=return_exceptions, **kwargs
+            self._limited(config, len(inputs)), inputs, config, return_exceptions=return_exceptions, **kwargs
         ):
             yield done
 
-
-class streaming:
-    """`live` for generators and batches: no context variable, since one of them is not one query's context.
-
-    Pool-backed objects find their query through the callbacks that the framework hands on.
-    """
-
-    def __init__(self, *runs: QueryRun) -> None:
-        self._runs = runs
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for run in self._runs:
-            if kind is None or issubclass(kind, Exception):
-                run.close()
-            else:
-                run.cancel()
+    def _limited(self, config: Any, inputs: int) -> AcceleratedRunnable:
+        """This object for one batch, whose `max_concurrency` bounds the early work of all its inputs together."""
+        limit = shared_limit(get_config_list(config, inputs))
+        if limit is None or self._routed is None:
+            return self
+        made = self.model_copy()
+        made._limit = limit
+        return made
 
 
 def _log_fallback() -> None:

@@ -1,0 +1,192 @@
+"""Callback events of a call made ahead: kept back, and delivered when the plain object makes that very call.
+
+An early call sees one handler, an `EventLog`. When it is claimed, the log's events go to the handlers that the plain
+call would have had, with its parent, tags and metadata. An unclaimed call leaves no trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import Context
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
+from langchain_core.callbacks.manager import ahandle_event, handle_event
+from langchain_core.globals import get_debug, get_llm_cache
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import merge_configs, var_child_runnable_config
+from langchain_core.tracers._streaming import _StreamingCallbackHandler, _V2StreamingCallbackHandler
+
+from teola_plugin.adapters.langchain.gates import inside_early
+from teola_plugin.runtime.context import current_run
+
+_IGNORED_BY = {
+    "on_llm_start": "ignore_llm",
+    "on_chat_model_start": "ignore_chat_model",
+    "on_llm_new_token": "ignore_llm",
+    "on_stream_event": "ignore_llm",
+    "on_llm_end": "ignore_llm",
+    "on_llm_error": "ignore_llm",
+    "on_chain_start": "ignore_chain",
+    "on_chain_end": "ignore_chain",
+    "on_chain_error": "ignore_chain",
+    "on_tool_start": "ignore_agent",
+    "on_tool_end": "ignore_agent",
+    "on_tool_error": "ignore_agent",
+    "on_agent_action": "ignore_agent",
+    "on_agent_finish": "ignore_agent",
+    "on_retriever_start": "ignore_retriever",
+    "on_retriever_end": "ignore_retriever",
+    "on_retriever_error": "ignore_retriever",
+    "on_retry": "ignore_retry",
+    "on_text": None,
+    "on_custom_event": "ignore_custom_event",
+}
+"""Events, and the attribute of a handler that makes the framework skip them."""
+
+
+class Event(NamedTuple):
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class EventLog(BaseCallbackHandler):
+    """The only handler of an early call. Filled where that call runs, drained where it is claimed."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._lock = threading.Lock()
+        self.parent = uuid4()
+        """Stands for the run that the plain call will be a child of."""
+        self._parents: dict[UUID, UUID | None] = {}
+
+    def record(self, event: Event) -> None:
+        with self._lock:
+            self._events.append(event)
+
+    def drain(self) -> list[Event]:
+        """The events since the last time, in order."""
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+    def moved(self, event: Event, leaf_tags: list[str], real: Any) -> tuple[list[BaseCallbackHandler], Event]:
+        """The event as the plain call would have emitted it, and to whom; `real` manages the plain call's callbacks."""
+        kwargs = dict(event.kwargs)
+        run_id: UUID = kwargs.get("run_id") or self.parent
+        if event.name.endswith("_start"):
+            self._parents[run_id] = kwargs.get("parent_run_id")
+        nested = self._parents.get(run_id, self.parent) != self.parent
+        first = run_id == next(iter(self._parents), None)
+        for key in ("run_id", "parent_run_id"):
+            if kwargs.get(key) == self.parent:
+                kwargs[key] = real.parent_run_id
+        if not nested and kwargs.get("tags") is not None:
+            own = leaf_tags if first else [t for t in kwargs["tags"] if t not in real.tags]
+            kwargs["tags"] = [*(t for t in real.tags if t not in own), *own]
+        if kwargs.get("metadata") is not None:
+            kwargs["metadata"] = {**(real.inheritable_metadata if nested else real.metadata), **kwargs["metadata"]}
+        return (real.inheritable_handlers if nested else real.handlers), Event(event.name, event.args, kwargs)
+
+
+def _recorder(name: str) -> Callable[..., None]:
+    def record(self: EventLog, *args: Any, **kwargs: Any) -> None:
+        self.record(Event(name, args, kwargs))
+
+    record.__name__ = name
+    return record
+
+
+for _name in _IGNORED_BY:
+    setattr(EventLog, _name, _recorder(_name))
+
+
+def deliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> None:
+    """What the log has gathered goes to the handlers of `config`. Raises what a handler with `raise_error` raises."""
+    events = log.drain()
+    if not events:
+        return
+    real = CallbackManager.configure(
+        config.get("callbacks"),
+        inheritable_tags=config.get("tags"),
+        inheritable_metadata=config.get("metadata"),
+    )
+    for event in events:
+        handlers, moved = log.moved(event, leaf_tags, real)
+        handle_event(handlers, moved.name, _IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
+
+
+async def adeliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> None:
+    """`deliver` in a loop, where async handlers are awaited."""
+    events = log.drain()
+    if not events:
+        return
+    real = AsyncCallbackManager.configure(
+        config.get("callbacks"),
+        inheritable_tags=config.get("tags"),
+        inheritable_metadata=config.get("metadata"),
+    )
+    for event in events:
+        handlers, moved = log.moved(event, leaf_tags, real)
+        await ahandle_event(handlers, moved.name, _IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
+
+
+def may_be_kept_back(config: RunnableConfig, *, models: bool) -> bool:
+    """Whether a call made ahead would be the plain call: not where a listener streams or prints, or a cache answers.
+
+    A model streams when a streaming listener is attached; with a cache, of two equal calls the second is free.
+    """
+    from langchain_core.tracers.context import _configure_hooks
+    from langchain_core.utils.env import env_var_is_set
+
+    callbacks = config.get("callbacks")
+    handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
+    if any(isinstance(h, _StreamingCallbackHandler | _V2StreamingCallbackHandler) for h in handlers):
+        return False
+    if get_debug() or (models and get_llm_cache() is not None):
+        return False
+    return not any(hook[3] is not None and env_var_is_set(hook[3]) for hook in _configure_hooks)
+
+
+def prepare(context: Context, config: RunnableConfig, run: Any) -> None:
+    """Make `context` one in which nothing but the config's callbacks hears of a call."""
+    from langchain_core.tracers.context import _configure_hooks, tracing_v2_callback_var
+
+    def setup() -> None:
+        current_run.set(run)
+        inside_early.set(True)
+        var_child_runnable_config.set(config)
+        tracing_v2_callback_var.set(None)
+        for variable, *_ in _configure_hooks:
+            if variable.get() is not None:
+                variable.set(None)
+
+    context.run(setup)
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """LangSmith's own tracer is kept away too: it gets the events when they are delivered."""
+    from langsmith.run_helpers import get_tracing_context, tracing_context
+    from langsmith.utils import tracing_is_enabled
+
+    if not tracing_is_enabled() and get_tracing_context()["parent"] is None:
+        yield
+        return
+    with tracing_context(enabled=False, parent=False):
+        yield
+
+
+def early_config(base: RunnableConfig, bound: RunnableConfig, log: EventLog, *, sync: bool) -> RunnableConfig:
+    """The config of an early call: the plain child config, with the log in place of its callbacks."""
+    child: RunnableConfig = {k: v for k, v in base.items() if k not in ("callbacks", "run_name", "run_id")}  # type: ignore[assignment]
+    merged = merge_configs(bound, child)
+    manager = CallbackManager if sync else AsyncCallbackManager
+    merged["callbacks"] = manager([log], [log], parent_run_id=log.parent)
+    return merged

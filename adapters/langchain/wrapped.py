@@ -1,0 +1,144 @@
+"""The engine of the user's own models and retrievers: it executes nothing itself, it asks the query's place."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.adapters.langchain.places import open_places
+from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
+from teola_plugin.errors import EngineError
+from teola_plugin.graph import IMPURE_KINDS, Batching, EngineProfile, Graph, PrimitiveKind
+from teola_plugin.passes import Optimised
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.local import LocalRuntime
+
+WRAPPED = "wrapped"
+"""Name of the engine."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallLeaf:
+    """Payload: call the leaf that stands at `site` with this input of the framework. Value: what the leaf returns."""
+
+    site: str
+    input: Any
+
+
+class WrappedEngine:
+    """Calls the user's own objects through `places`: on the caller's loop, or on a thread beside the caller's.
+
+    It has no latencies to know and no limit of its own; passes leave its primitives where they are, but for the order
+    edges that nothing asks for. What a call raises is the plain object's to show: here the request just failed.
+    """
+
+    name = WRAPPED
+    kinds = frozenset({PrimitiveKind.PREFILLING, PrimitiveKind.DECODING, PrimitiveKind.SEARCHING})
+    profile = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1 << 30, max_requests=1 << 30)
+
+    def __init__(self) -> None:
+        self._stopped: dict[str, asyncio.Future[None]] = {}
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def reset(self) -> None: ...
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        for ended in asyncio.as_completed([self._one(request) for request in batch]):
+            yield await ended
+
+    async def _one(self, request: Request) -> Result:
+        place = open_places.get(request.query)
+        if place is None:
+            return self._failed(request, "its query is over")
+        stopped = self._stopped[request.id] = asyncio.get_running_loop().create_future()
+        try:
+            outcome = asyncio.wrap_future(place.ahead(request.payload.site, request.payload.input))
+            await asyncio.wait([outcome, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._stopped[request.id]
+        if not outcome.done():
+            return self._failed(request, "it was cancelled")
+        if outcome.result().error is not None:
+            return self._failed(request, f"it raised {outcome.result().error!r}")
+        return Done(request.id, outcome.result().value)
+
+    def _failed(self, request: Request, why: str) -> Failed:
+        return Failed(request.id, EngineError(f"the call ahead of its place gave nothing: {why}.", engine=self.name))
+
+    async def cancel(self, request_id: str) -> None:
+        stopped = self._stopped.get(request_id)
+        if stopped is not None and not stopped.done():
+            stopped.set_result(None)
+
+    def size(self, request: Request) -> int:
+        return 1
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(requests=len(self._stopped))
+
+    def versions(self) -> Mapping[str, str]:
+        return {}
+
+
+class WrappedPool(EnginePool):
+    """Nothing but the user's own objects. One serves all chains of the process that have no pool."""
+
+    @property
+    def profiles(self) -> Mapping[str, EngineProfile]:
+        """None: what is not known is left alone."""
+        return {}
+
+
+_shared: list[WrappedPool] = []
+_lock = threading.Lock()
+
+
+def shared_pool() -> WrappedPool:
+    """The process's pool of wrapped objects; its loop runs from the first query on, until the process ends."""
+    with _lock:
+        if not _shared:
+            engine = WrappedEngine()
+            _shared.append(WrappedPool(LocalRuntime({WRAPPED: [engine]}), {WRAPPED: [engine]}, ("prune-dependencies",)))
+        return _shared[0]
+
+
+def started(pool: EnginePool) -> None:
+    """Make sure that the pool's runtime has the engine of wrapped objects. Raises `EngineUnavailable`."""
+    if isinstance(pool, WrappedPool):
+        with _lock:
+            if not pool._started:
+                pool.start()
+                atexit.register(pool.close)
+    else:
+        pool.runtime.attach(WrappedEngine())
+
+
+_CALLS = (PrimitiveKind.PREFILLING, PrimitiveKind.SEARCHING)
+
+
+def gained(optimised: Optimised) -> frozenset[str]:
+    """Sites of wrapped leaves that no longer stand behind something they do not need, and that takes time."""
+    source, graph = optimised.source, optimised.graph
+    if source is None or source is graph:
+        return frozenset()
+    return frozenset(
+        p.option("wrapped")
+        for p in graph
+        if p.engine == WRAPPED and p.kind in _CALLS and p.id in source and _costly(source, _freed(p.id, source, graph))
+    )
+
+
+def _freed(name: str, source: Graph, graph: Graph) -> frozenset[str]:
+    return source.ancestors[name] - graph.ancestors[name]
+
+
+def _costly(graph: Graph, names: frozenset[str]) -> bool:
+    found = (graph[name] for name in names)
+    return any(p.on_engine or p.kind in IMPURE_KINDS or p.holds_fragment for p in found)
