@@ -276,7 +276,9 @@ def test_the_load_shows_the_cache_in_use(session_llm: SessionLlm) -> None:
             most = max(most, session_llm.engine.load().kv_used)
         return most
 
-    assert 0.0 < session_llm.run(busiest()) <= 1.0
+    # A caller that got no processor meanwhile hears only of the end, when the cache is free again.
+    seen = [session_llm.run(busiest()) for _ in range(5)]
+    assert 0.0 < max(seen) <= 1.0
 
 
 def test_measuring_gives_rising_curves(session_llm: SessionLlm) -> None:
