@@ -20,7 +20,7 @@ def accelerate(
     obj: Any,
     *,
     pool: EnginePool | None = None,
-    bind: Mapping[Any, str] | None = None,
+    bind: Mapping[Any, str] | Iterable[tuple[Any, str]] | None = None,
     passes: Iterable[Pass | str] | None = None,
     speculate: str = "auto",
     app: str | None = None,
@@ -30,7 +30,8 @@ def accelerate(
     Args:
         obj: a LangChain Runnable (or what LCEL coerces to one inside a chain).
         pool: the engines; by default the pool of the pool-backed objects found in `obj`.
-        bind: your own model, embeddings or store objects, and the pool engine that serves each of them.
+        bind: your own models or embeddings, and the pool engine that serves each of them; a list of pairs where an
+            object cannot be a key.
         passes: passes to use instead of the pool's; `()` for none.
         speculate: `auto` (work on predictions on pool engines), `all` (also on your own models), `off`.
         app: a name under which queries are scheduled and traced.

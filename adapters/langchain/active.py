@@ -22,9 +22,9 @@ def active_run(callbacks: Any = None) -> Any:
     """
     run = current_run.get()
     if run is None:
-        run = run_in(callbacks)
+        run = _run_of(callbacks)
     if run is None:
-        run = run_in(_ambient_callbacks())
+        run = _run_of(_ambient_callbacks())
     return run
 
 
@@ -68,11 +68,15 @@ def _ambient_callbacks() -> Any:
     return None if config is None else config.get("callbacks")
 
 
-def run_in(callbacks: Any) -> Any:
-    """The query run that a handler among `callbacks` stands for."""
+def _run_of(callbacks: Any) -> Any:
+    return next(iter(runs_in(callbacks)), None)
+
+
+def runs_in(callbacks: Any) -> list[Any]:
+    """The query runs that handlers among `callbacks` stand for, outermost first."""
     handlers: Sequence[Any] = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
     runs = (getattr(handler, "teola_run", None) for handler in handlers)
-    return next((run for run in runs if run is not None), None)
+    return [run for run in runs if run is not None]
 
 
 def check_engine(pool: Any, engine: str) -> None:

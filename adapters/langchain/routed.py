@@ -29,7 +29,7 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import PrivateAttr
 
-from teola_plugin.adapters.langchain.active import run_in
+from teola_plugin.adapters.langchain.active import runs_in
 from teola_plugin.adapters.langchain.gates import Gate, gate_of
 from teola_plugin.adapters.langchain.places import AsyncPlace, Place, Site, SyncPlace, open_places
 from teola_plugin.adapters.langchain.replay import may_be_kept_back
@@ -57,9 +57,12 @@ class ClaimingLeaf(RunnableBindingBase[Any, Any]):
     _site: Site = PrivateAttr()
 
     def _place(self, config: RunnableConfig | None, kwargs: Mapping[str, Any], kind: type[Place]) -> Any:
-        run = run_in(None if config is None else config.get("callbacks"))
-        place = open_places.get(run.id) if run is not None else None
-        return place if isinstance(place, kind) and kwargs == self._site.kwargs else None
+        callbacks = None if config is None else config.get("callbacks")
+        for run in reversed(runs_in(callbacks)):  # the innermost query that has this leaf
+            place = open_places.get(run.id)
+            if place is not None and place.sites.get(self._site.key) is self._site:
+                return place if isinstance(place, kind) and kwargs == self._site.kwargs else None
+        return None
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         place = self._place(config, kwargs, SyncPlace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, get_config_list
 from pydantic import ConfigDict, PrivateAttr
@@ -44,7 +44,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     _speculate: str = PrivateAttr(default="auto")
     _app: str = PrivateAttr(default="default")
     _last: list[QueryRun] = PrivateAttr(default_factory=list)
-    _chain: RunnableBinding[Any, Any] = PrivateAttr()
+    _chain: Runnable[Any, Any] = PrivateAttr()
     """The original, with what the user bound to engines in its place."""
     _routed: Routed | None = PrivateAttr(default=None)
     _limit: Gate | None = PrivateAttr(default=None)
@@ -64,7 +64,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     ) -> AcceleratedRunnable:
         """`chain`: what runs instead of the original, traced as `traced`; `routed`: what runs where that is sooner."""
         made = cls(bound=bound)
-        made._chain, made._routed = RunnableBinding(bound=chain or bound), routed
+        made._chain, made._routed = chain or bound, routed
         made._traced, made._pool = traced, pool
         made._passes = None if passes is None else tuple(passes)
         made._speculate = speculate
@@ -120,9 +120,9 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         routed = None if kind is None or kwargs else self._routed
         if self._pool is None and routed is None:
             return None
-        merged = ensure_config(self._merge_configs(config))
+        merged = ensure_config(self._merge_configs(config) if self.config else config)
         place = routed.place(kind, merged, limit or self._limit) if routed is not None and kind is not None else None
-        pool, traced, chain = self._pool, self._traced, self._chain.bound
+        pool, traced, chain = self._pool, self._traced, self._chain
         if place is not None and routed is not None:
             pool, traced, chain = routed.pool, routed.traced, routed.chain
         if pool is None:

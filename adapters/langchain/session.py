@@ -81,7 +81,10 @@ class SessionHandler(BaseCallbackHandler):
 
 def joined_config(config: RunnableConfig | None, handler: SessionHandler) -> RunnableConfig:
     """`config` (or the ambient one) with the session's handler added to its callbacks."""
-    return merge_configs(ensure_config(config), {"callbacks": [handler]})
+    full = ensure_config(config)
+    merged = merge_configs({"callbacks": full.get("callbacks")}, {"callbacks": [handler]})
+    full["callbacks"] = merged["callbacks"]  # alone: merging whole configs would sort the tags
+    return full
 
 
 @contextlib.contextmanager

@@ -1,0 +1,234 @@
+"""`bind={object: engine}`: the user's own objects, served by engines of the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from differential.recording import Recorder
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.vectorstores import InMemoryVectorStore
+from pydantic import Field
+from support.own_leaves import Chat, Ledger, Notes, Text
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.llm import TeolaLLM
+from teola_plugin.engines.fake import embed_words, fake_engines
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+
+Chain = Runnable[Any, Any]
+QUESTION = {"question": "what is a primitive?"}
+
+
+@pytest.fixture(scope="module")
+def fakes() -> Iterator[EnginePool]:
+    with EnginePool.local(fake_engines()) as pool:
+        yield pool
+
+
+class Provider(Chat):
+    """A model as providers write them."""
+
+    temperature: float | None = None
+    max_completion_tokens: int | None = 8
+    top_p: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = Field(default=None, alias="stop_sequences")
+    frequency_penalty: float | None = None
+    n: int = 1
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    model_config = {"populate_by_name": True}
+
+
+class Words(Embeddings):
+    """The fake embedder's vectors, made at home."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [list(embed_words(text, "document")) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        self.asked.append(text)
+        return list(embed_words(text))
+
+
+def ask(text: str, model: Chain) -> Chain:
+    return ChatPromptTemplate.from_template(text) | model
+
+
+def call(chain: Chain, way: str, given: Any = QUESTION) -> Any:
+    return chain.invoke(given) if way == "invoke" else asyncio.run(chain.ainvoke(given))
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_model_is_served_by_the_engine(fakes: EnginePool, way: str) -> None:
+    model = Provider(ledger=Ledger())
+    chain = ask("{question}", model) | StrOutputParser()
+    fast = accelerate(chain, pool=fakes, bind=[(model, "llm")])
+    same = ask("{question}", ChatTeola(pool=fakes, max_tokens=8)) | StrOutputParser()
+    assert call(fast, way) == call(same, way)
+    assert not model.ledger.calls
+    assert fast.bound is chain and chain.steps[1] is model
+    trace = fast.last_trace()
+    assert trace is not None and "llm" in {span.engine for span in trace.spans}
+
+
+def replaced(chain: Chain, obj: Any, fakes: EnginePool) -> Any:
+    """What stands in the place of the chain's last step."""
+    return accelerate(chain, pool=fakes, bind=[(obj, "llm")])._chain.steps[-1]
+
+
+def test_sampling_parameters_are_carried_over(fakes: EnginePool) -> None:
+    model = Provider(
+        temperature=0.5,
+        max_completion_tokens=9,
+        top_p=0.9,
+        stop=["END"],
+        model_kwargs={"top_k": 7, "seed": 3},
+        tags=["t"],
+        metadata={"k": 1},
+    )
+    made = replaced(ask("{question}", model), model, fakes)
+    assert isinstance(made, ChatTeola)
+    sampling = made.sampling()
+    assert (sampling.temperature, sampling.max_tokens, sampling.top_p) == (0.5, 9, 0.9)
+    assert (sampling.stop, sampling.top_k, sampling.seed) == (("END",), 7, 3)
+    assert (made.tags, made.metadata["k"], made.get_name()) == (["t"], 1, "Provider")
+
+
+def test_a_text_model_stays_one(fakes: EnginePool) -> None:
+    model = Text()
+    chain = ask("{question}", model)
+    assert isinstance(replaced(chain, model, fakes), TeolaLLM)
+    assert isinstance(accelerate(chain, pool=fakes, bind=[(model, "llm")]).invoke(QUESTION), str)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"frequency_penalty": 0.5}, "frequency_penalty=0.5"),
+        ({"n": 2}, "n=2"),
+        ({"model_kwargs": {"mirostat": 1}}, "mirostat"),
+    ],
+)
+def test_what_cannot_be_carried_over_is_refused(fakes: EnginePool, options: dict[str, Any], said: str) -> None:
+    model = Provider(**options)
+    with pytest.raises(RegistrationError, match=said):
+        accelerate(ask("{question}", model), pool=fakes, bind=[(model, "llm")])
+
+
+def test_bound_arguments_are_checked_and_kept(fakes: EnginePool) -> None:
+    model = Provider()
+    with pytest.raises(RegistrationError, match="tools"):
+        accelerate(ask("{question}", model.bind(tools=[])), pool=fakes, bind=[(model, "llm")])
+    fast = accelerate(ask("{question}", model.bind(max_tokens=2)), pool=fakes, bind=[(model, "llm")])
+    assert fast.invoke(QUESTION).usage_metadata["output_tokens"] == 2
+
+
+def test_every_place_of_the_object_and_no_other(fakes: EnginePool) -> None:
+    mine, other = Provider(ledger=Ledger(), says="mine"), Provider(ledger=Ledger(), says="other")
+    chain = RunnablePassthrough.assign(a=ask("1 {question}", mine), b=ask("2 {question}", other)).assign(
+        c=ask("3 {question}", mine.with_config(tags=["x"]))
+    )
+    fast = accelerate(chain, pool=fakes, bind=[(mine, "llm")])
+    result = fast.invoke(QUESTION)
+    assert not mine.ledger.calls and other.ledger.calls == {"other: 2 what is a primitive?": 1}
+    assert all(isinstance(result[key], AIMessage) for key in "abc")
+
+
+def test_names_tags_and_parents_of_the_runs_stay(fakes: EnginePool) -> None:
+    model = Provider(tags=["t"])
+    chain = RunnablePassthrough.assign(a=ask("{question}", model))
+
+    def runs(one: Chain) -> list[Any]:
+        recorder = Recorder()
+        one.invoke(QUESTION, {"callbacks": [recorder]})
+        return sorted((e[0], e[1], e[2]) for e in recorder.events if e[0].endswith("start"))
+
+    assert runs(accelerate(chain, pool=fakes, bind=[(model, "llm")])) == runs(chain)
+
+
+async def test_streaming_entries_use_the_engine_too(fakes: EnginePool) -> None:
+    model = Provider(ledger=Ledger())
+    fast = accelerate(ask("{question}", model) | StrOutputParser(), pool=fakes, bind=[(model, "llm")])
+    chunks = [chunk async for chunk in fast.astream(QUESTION)]
+    assert len(chunks) > 1 and "".join(chunks) == fast.invoke(QUESTION)
+    assert fast.batch([QUESTION, QUESTION]) == [fast.invoke(QUESTION)] * 2
+    assert not model.ledger.calls
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_embeddings_inside_a_retriever(fakes: EnginePool, way: str) -> None:
+    words = Words()
+    store = InMemoryVectorStore(words)
+    store.add_documents(
+        [Document(text, id=text) for text in ("a primitive is a unit", "an engine", "a pool of engines")]
+    )
+    retriever = store.as_retriever(search_kwargs={"k": 2}, tags=["r"])
+    chain = RunnableLambda(lambda x: x["question"]) | retriever
+    expected = call(chain, way)
+    words.asked.clear()
+    fast = accelerate(chain, pool=fakes, bind={words: "embedder"})
+    assert call(fast, way) == expected and len(expected) == 2
+    assert not words.asked
+    assert retriever.vectorstore is store and store.embedding is words
+    trace = fast.last_trace()
+    assert trace is not None and [span.engine for span in trace.spans if span.engine] == ["embedder"]
+
+
+def test_embeddings_where_they_cannot_be_served(fakes: EnginePool) -> None:
+    words = Words()
+
+    class Other(InMemoryVectorStore):
+        def similarity_search(self, *args: Any, **kwargs: Any) -> Any:
+            return []
+
+    for retriever, said in (
+        (Other(words).as_retriever(), "Other"),
+        (InMemoryVectorStore(words).as_retriever(search_type="mmr"), "mmr"),
+    ):
+        with pytest.raises(RegistrationError, match=said):
+            accelerate(retriever | RunnableLambda(len), pool=fakes, bind={words: "embedder"})
+
+
+def test_what_is_not_there(fakes: EnginePool) -> None:
+    model = Provider()
+    chain = ask("{question}", model)
+    with pytest.raises(RegistrationError, match=r"unknown engine 'lm'.*known: embedder, llm"):
+        accelerate(chain, pool=fakes, bind=[(model, "lm")])
+    with pytest.raises(RegistrationError, match="does not occur in the chain"):
+        accelerate(chain, pool=fakes, bind=[(Provider(), "llm")])
+    with pytest.raises(RegistrationError, match="there is no pool"):
+        accelerate(chain, bind=[(model, "llm")])
+    notes = Notes()
+    with pytest.raises(RegistrationError, match="cannot be bound to an engine"):
+        accelerate(RunnableLambda(lambda x: "q") | notes, pool=fakes, bind=[(notes, "llm")])
+
+
+def test_a_reranker_is_out_of_scope(fakes: EnginePool) -> None:
+    class Scorer:
+        def score(self, pairs: Any) -> list[float]:
+            return []
+
+    with pytest.raises(RegistrationError, match=r"reranker.*TeolaRerank"):
+        accelerate(ask("{question}", Provider()), pool=fakes, bind={Scorer(): "reranker"})
+
+
+def test_disabled_by_the_environment(fakes: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEOLA_DISABLE", "1")
+    model: BaseChatModel = Provider()
+    chain = ask("{question}", model)
+    assert accelerate(chain, pool=fakes, bind=[(model, "llm")]) is chain

@@ -1,0 +1,409 @@
+"""Chains of the user's own models and retrievers, without any pool: plain and accelerated must be the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from differential.recording import WAYS, observe
+from langchain_core.callbacks import AsyncCallbackHandler
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
+from support.own_leaves import Chat, Ledger, Notes, SyncChat, Text
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.routed import ClaimingLeaf
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.pool import EnginePool
+
+Chain = Runnable[Any, Any]
+QUESTION = {"question": "why"}
+
+
+def ask(text: str, model: Chain) -> Chain:
+    return ChatPromptTemplate.from_messages([("system", "be short"), ("human", text)]) | model | StrOutputParser()
+
+
+def three_assigns(ledger: Ledger) -> Chain:
+    """Independent, but written one after the other."""
+    return (
+        RunnablePassthrough.assign(a=ask("{question}?", Chat(ledger=ledger, says="a")))
+        .assign(b=ask("{question}!", Chat(ledger=ledger, says="b", tags=["own"], metadata={"k": 1})))
+        .assign(c=ask("{question}.", Chat(ledger=ledger, says="c", name="Cee").bind(stop=["x"])))
+    )
+
+
+def rewritten(ledger: Ledger) -> Chain:
+    """A branch that depends on an earlier answer, and one that does not; a retriever; user code at the end."""
+    short = ask("shorter: {question}", Chat(ledger=ledger, says="short").with_config(tags=["t"], run_name="Short"))
+    return (
+        RunnablePassthrough.assign(short=short)
+        .assign(docs=itemgetter("question") | Notes(ledger=ledger, tags=["r"]))
+        .assign(found=itemgetter("short") | Notes(ledger=ledger))
+        .assign(idea=ask("idea for {question}", Text(ledger=ledger)))
+        | (lambda x: {**x, "n": len(x["docs"]) + len(x["found"])})
+        | ask("{n} {idea} {short}", Chat(ledger=ledger, says="end"))
+    )
+
+
+def with_user_code(ledger: Ledger) -> Chain:
+    def shout(x: Any) -> Chain:
+        return ask("inner {question}", Chat(ledger=ledger, says="inner"))
+
+    return (
+        RunnablePassthrough.assign(a=RunnableLambda(lambda x: x["question"].upper()))
+        .assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
+        .assign(c=RunnableLambda(shout))
+        .assign(d=ask("{question} {a}", Chat(ledger=ledger, says="d")))
+    )
+
+
+def local_models(ledger: Ledger) -> Chain:
+    """Sync code only, two of the steps on the same object."""
+    same = SyncChat(ledger=ledger, says="same")
+    return (
+        RunnablePassthrough.assign(a=ask("{question}?", same))
+        .assign(b=ask("{question}!", SyncChat(ledger=ledger, says="other")))
+        .assign(c=ask("{question}.", same))
+    )
+
+
+def branches(ledger: Ledger) -> Chain:
+    """A parallel in front of a sequence of assigns, named and configured."""
+    first = RunnableParallel(
+        q=itemgetter("question"), x=ask("x {question}", Chat(ledger=ledger, says="x")).with_config(run_name="Ex")
+    )
+    late = ask("y {q}", Chat(ledger=ledger, says="y")).with_config(metadata={"late": True})
+    return (first | RunnablePassthrough.assign(y=late)).with_config(tags=["whole"], run_name="Whole")
+
+
+def early_failure(ledger: Ledger) -> Chain:
+    return RunnablePassthrough.assign(a=ask("{question}", Chat(ledger=ledger, says="a", error="a is down"))).assign(
+        b=ask("{question}", Chat(ledger=ledger, says="b"))
+    )
+
+
+def late_failure(ledger: Ledger) -> Chain:
+    return RunnablePassthrough.assign(a=ask("{question}", Chat(ledger=ledger, says="a"))).assign(
+        b=ask("{question}", Chat(ledger=ledger, says="b", error="b is down")) | RunnableLambda(len)
+    )
+
+
+def retriever_failure(ledger: Ledger) -> Chain:
+    return RunnablePassthrough.assign(a=ask("{question}", Chat(ledger=ledger, says="a"))).assign(
+        b=itemgetter("question") | Notes(ledger=ledger, error="no notes")
+    )
+
+
+CHAINS: dict[str, Callable[[Ledger], Chain]] = {
+    make.__name__: make
+    for make in (three_assigns, rewritten, with_user_code, local_models, branches, late_failure, retriever_failure)
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", CHAINS)
+def test_same(name: str, way: str) -> None:
+    plain_ledger, fast_ledger = Ledger(), Ledger()
+    chain, fast = CHAINS[name](plain_ledger), accelerate(CHAINS[name](fast_ledger))
+    assert fast._routed is not None
+    plain, accelerated = observe(chain, way, QUESTION), observe(fast, way, QUESTION)
+    assert accelerated.result == plain.result
+    if "failure" in name and "batch" in way:  # which siblings began, and were heard, is a race in the plain object, too
+        assert max(fast_ledger.calls.values()) <= 3
+    else:
+        assert fast_ledger.calls == plain_ledger.calls
+        assert accelerated.events == plain.events
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("make", [three_assigns, rewritten, with_user_code, local_models])
+def test_no_call_is_made_twice_whoever_comes_first(make: Callable[[Ledger], Chain], way: str) -> None:
+    plain_ledger, ledger = Ledger(), Ledger(jitter=0.004)
+    expected = observe(make(plain_ledger), way, QUESTION)
+    fast = accelerate(make(ledger))
+    for _ in range(25):
+        ledger.calls.clear()
+        outcome = observe(fast, way, QUESTION)
+        assert (outcome.result, outcome.events) == (expected.result, expected.events)
+        assert ledger.calls == plain_ledger.calls
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch", "abatch"])
+def test_independent_steps_overlap(way: str) -> None:
+    inputs = 3 if "batch" in way else 1
+    alone, ledger = Ledger(), Ledger(meet=3 * inputs)
+    plain = observe(three_assigns(alone), way, QUESTION)
+    accelerated = observe(accelerate(three_assigns(ledger)), way, QUESTION)
+    assert alone.most <= inputs
+    assert ledger.most == 3 * inputs
+    assert accelerated == plain
+    assert ledger.calls == alone.calls
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_local_model_takes_one_call_at_a_time(way: str) -> None:
+    ledger = Ledger(jitter=0.004)
+    same = SyncChat(ledger=ledger, says="same")
+    chain = RunnablePassthrough.assign(a=ask("1 {question}", same)).assign(b=ask("2 {question}", same))
+    fast = accelerate(chain)
+    for _ in range(10):
+        assert observe(fast, way, QUESTION).result == observe(chain, way, QUESTION).result
+    assert ledger.most == 1
+
+
+@pytest.mark.parametrize(("most", "seen"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch", "abatch"])
+def test_max_concurrency_bounds_early_calls(way: str, most: int, seen: int) -> None:
+    ledger = Ledger(jitter=0.004)
+    fast = accelerate(three_assigns(ledger))
+    for _ in range(5):
+        observe(fast, way, QUESTION, max_concurrency=most)
+    assert ledger.most <= seen
+
+
+def test_max_concurrency_of_a_batch_as_it_completes() -> None:
+    ledger = Ledger(jitter=0.004)
+    fast = accelerate(three_assigns(ledger))
+    done = dict(fast.batch_as_completed([QUESTION] * 4, {"max_concurrency": 2}))
+    assert sorted(done) == [0, 1, 2, 3]
+    assert ledger.most <= 2
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_an_earlier_failure_comes_first(way: str) -> None:
+    """Both fail; the later one, made ahead, must not be seen. The one documented extra is its call."""
+    ledger = Ledger()
+    failing = Chat(ledger=ledger, says="b", error="b is down")
+    chain = RunnablePassthrough.assign(a=ask("{question}", Chat(ledger=ledger, says="a", error="a is down")))
+    chain = chain.assign(b=ask("{question}", failing))
+    plain, accelerated = observe(chain, way, QUESTION), observe(accelerate(chain), way, QUESTION)
+    assert plain.result == "ValueError: a is down"
+    assert accelerated == plain
+    assert ledger.calls["a: why"] == 2
+    assert ledger.calls["b: why"] <= 1
+
+
+def test_the_users_exception_is_the_very_same_object() -> None:
+    class Broken(Exception):
+        pass
+
+    raised = Broken("mine")
+
+    class Failing(Chat):
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            raise raised
+
+    chain = RunnablePassthrough.assign(a=ask("{question}", Chat())).assign(b=ask("{question}", Failing()))
+    with pytest.raises(Broken) as caught:
+        asyncio.run(accelerate(chain).ainvoke(QUESTION))
+    assert caught.value is raised
+
+
+user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_early_calls_see_the_callers_context(way: str) -> None:
+    ledger = Ledger(meet=3)
+    ledger.look = user.get
+    token = user.set("ann")
+    try:
+        observe(accelerate(three_assigns(ledger)), way, QUESTION)
+    finally:
+        user.reset(token)
+    assert ledger.variables == ["ann"] * 3
+
+
+async def test_async_handlers_get_the_events_too() -> None:
+    class Handler(AsyncCallbackHandler):
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        async def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
+            self.seen.append(f"start {kwargs['tags']}")
+
+        async def on_llm_end(self, *args: Any, **kwargs: Any) -> None:
+            self.seen.append("end")
+
+    async def events(chain: Chain) -> list[str]:
+        handler = Handler()
+        await chain.ainvoke(QUESTION, {"callbacks": [handler], "tags": ["mine"]})
+        return handler.seen
+
+    chain = three_assigns(Ledger())
+    assert await events(accelerate(chain)) == await events(chain)
+
+
+async def test_cancelling_the_caller_cancels_early_calls() -> None:
+    ledger = Ledger()
+    ledger.meet = 99  # every call takes a second
+    fast = accelerate(three_assigns(ledger))
+    task = asyncio.create_task(fast.ainvoke(QUESTION))
+    while ledger.now < 3:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert ledger.now == 0
+
+
+async def test_astream_events_and_streaming_listeners_make_nothing_early() -> None:
+    ledger = Ledger(jitter=0.004)
+    chain, fast = three_assigns(Ledger()), accelerate(three_assigns(ledger))
+
+    async def events(one: Chain) -> list[str]:
+        return sorted([f"{e['event']} {e['name']} {e['tags']}" async for e in one.astream_events(QUESTION)])
+
+    assert await events(fast) == await events(chain)
+    assert ledger.most == 1
+    outer = RunnableLambda(lambda x: x) | fast
+    assert len([e async for e in outer.astream_events(QUESTION)]) > len(await events(chain))
+    assert ledger.most == 1
+
+
+def untouched(chain: Chain, **options: Any) -> bool:
+    fast = accelerate(chain, **options)
+    return fast._routed is None and fast.plan(QUESTION) is None
+
+
+def test_nothing_to_gain_leaves_the_original_alone() -> None:
+    ledger = Ledger()
+    notes = {"context": itemgetter("question") | Notes(), "question": itemgetter("question")}
+    rag = RunnableParallel(notes) | ask("{context} {question}", Chat(ledger=ledger))
+    assert untouched(rag)
+    assert untouched(Chat())
+    assert untouched(RunnablePassthrough.assign(a=ask("{question}", Chat())).assign(b=ask("{a}", Chat())))
+    fast = accelerate(rag)
+    assert fast.invoke(QUESTION) == rag.invoke(QUESTION)
+    assert fast.last_trace() is None
+
+
+def test_options_that_keep_the_original() -> None:
+    assert untouched(three_assigns(Ledger()), speculate="off")
+    assert untouched(three_assigns(Ledger()), passes=())
+    stateful = FakeListChatModel(responses=["1", "2"])
+    assert untouched(RunnablePassthrough.assign(a=ask("{question}", stateful)).assign(b=ask("{question}", stateful)))
+
+
+def test_disabled_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEOLA_DISABLE", "1")
+    chain = three_assigns(Ledger())
+    assert accelerate(chain) is chain
+
+
+def test_nothing_ahead_inside_map_or_behind_code_that_decides() -> None:
+    """What runs is known only when the code has run; a mapped model may never be called at all."""
+    ledger = Ledger()
+    chain = (
+        RunnablePassthrough.assign(a=ask("{question}", Chat(ledger=ledger, says="a")))
+        | RunnableLambda(lambda x: [x["question"]] * 2)
+        | ask("{q}", Chat(ledger=ledger, says="m")).map()
+    )
+    assert untouched(chain)
+
+
+def test_a_retriever_never_overtakes_user_code_that_might_write() -> None:
+    order: list[str] = []
+
+    class Watched(Notes):
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
+            order.append("read")
+            return super()._get_relevant_documents(query, run_manager=run_manager)
+
+    def write(x: Any) -> str:
+        time.sleep(0.02)
+        order.append("write")
+        return "done"
+
+    chain = (
+        RunnablePassthrough.assign(w=RunnableLambda(write))
+        .assign(docs=itemgetter("question") | Watched())
+        .assign(b=ask("{question}", Chat()))
+    )
+    fast = accelerate(chain)
+    for _ in range(5):
+        order.clear()
+        fast.invoke(QUESTION)
+        assert order == ["write", "read"]
+
+
+def test_the_users_objects_are_neither_changed_nor_copied() -> None:
+    model = Chat()
+    first = RunnablePassthrough.assign(a=ask("{question}", model))
+    chain = first.assign(b=ask("{question}!", model))
+    before = repr(chain)
+    fast = accelerate(chain)
+    assert fast.bound is chain and repr(chain) == before
+    leaves = [node for node in _walk(fast._routed.chain) if isinstance(node, ClaimingLeaf)]
+    assert len(leaves) == 2 and all(leaf.bound is model for leaf in leaves)
+
+
+def _walk(node: Any) -> Any:
+    from teola_plugin.adapters.langchain.routed import parts
+
+    yield node
+    for _, part in parts(node):
+        yield from _walk(part)
+
+
+def test_text_prompts_and_a_trace() -> None:
+    chain = RunnablePassthrough.assign(a=PromptTemplate.from_template("{question}?") | Text()).assign(
+        b=PromptTemplate.from_template("{question}!") | Text()
+    )
+    fast = accelerate(chain)
+    assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
+    trace = fast.last_trace()
+    assert trace is not None and {s.engine for s in trace.spans} >= {"wrapped"}
+    assert "wrapped" in fast.explain(QUESTION)
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_own_models_beside_a_pool(way: str) -> None:
+    with EnginePool.local(fake_engines()) as pool:
+
+        def chain(ledger: Ledger) -> Chain:
+            pooled = ChatTeola(pool=pool, max_tokens=4)
+            return (
+                RunnablePassthrough.assign(a=ask("{question}?", Chat(ledger=ledger, says="a")))
+                .assign(p=ask("{question}", pooled))
+                .assign(b=ask("{question} {p}", Chat(ledger=ledger, says="b")))
+                .assign(c=ask("{question}.", Chat(ledger=ledger, says="c")))
+            )
+
+        alone, ledger = Ledger(), Ledger(meet=3)
+        plain = observe(chain(alone), way, QUESTION)
+        fast = accelerate(chain(ledger))
+        assert fast._routed.pool is pool
+        assert observe(fast, way, QUESTION) == plain
+        assert ledger.calls == alone.calls and ledger.most == 3
+        trace = fast.last_trace()
+        assert trace is not None and {s.engine for s in trace.spans} >= {"wrapped", "llm"}
+
+
+async def test_many_queries_at_once() -> None:
+    plain, ledger = three_assigns(Ledger()), Ledger(jitter=0.01)
+    fast = accelerate(three_assigns(ledger))
+    given = [{"question": f"q{i}"} for i in range(40)]
+    results = await asyncio.gather(*(fast.ainvoke(x) for x in given))
+    assert results == [plain.invoke(x) for x in given]
+    assert set(ledger.calls.values()) == {1}
+
+
+def test_an_accelerated_chain_inside_another() -> None:
+    ledger, other = Ledger(), Ledger()
+    inner = accelerate(three_assigns(ledger))
+    chain = RunnablePassthrough.assign(x=inner).assign(y=ask("{question}", Chat(ledger=ledger, says="y")))
+    plain = RunnablePassthrough.assign(x=three_assigns(other)).assign(y=ask("{question}", Chat(ledger=other, says="y")))
+    assert accelerate(chain).invoke(QUESTION) == plain.invoke(QUESTION)
+    assert ledger.calls == other.calls
