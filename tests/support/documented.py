@@ -1,0 +1,260 @@
+"""The texts that ARCHITECTURE.md shows, made from the code: a test compares them, so they cannot grow old."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnablePassthrough
+
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.graph import (
+    INPUT,
+    ITEM,
+    Effect,
+    Fragment,
+    Graph,
+    Primitive,
+    PrimitiveKind,
+    PromptPart,
+    Ref,
+    named,
+)
+from teola_plugin.observe import QueryTrace, timeline_text
+from teola_plugin.passes import (
+    DecodingPipelining,
+    Pass,
+    PassContext,
+    PrefillingSplit,
+    PruneDependencies,
+    StageDecomposition,
+)
+from teola_plugin.runtime.virtual_time import run_virtual
+from teola_plugin.scheduling import events, graph_scheduler
+
+K = PrimitiveKind
+TWO = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
+QUESTION = {"question": "what do lambs eat?"}
+
+
+def chain(pool: EnginePool) -> Runnable[Any, str]:
+    """The chain of the section about the life of a query."""
+    llm = ChatTeola(pool=pool, max_tokens=16)
+    store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="farm")
+    expand = ChatPromptTemplate.from_template("Two questions like {question}, as JSON")
+    answer = ChatPromptTemplate.from_template("Answer from the passages. " * 10 + "{question} {found}")
+    return (
+        RunnablePassthrough.assign(queries=expand | llm.bind(json_schema=TWO) | JsonOutputParser())
+        | RunnablePassthrough.assign(found=itemgetter("queries") | store.as_retriever().map())
+        | answer
+        | llm
+        | StrOutputParser()
+    )
+
+
+async def _query() -> tuple[Any, Any, QueryTrace]:
+    async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
+        fast = accelerate(chain(pool))
+        await fast.ainvoke(QUESTION)
+        return fast.report, fast.plan(QUESTION), fast.last_trace()
+
+
+@functools.cache
+def life() -> dict[str, str]:
+    """One query, moment by moment, in virtual time."""
+    report, plan, trace = run_virtual(_query())
+    timeline = timeline_text(trace, width=96).splitlines()
+    timeline[0] = f"the query: {trace.outcome} in {timeline[0].rpartition(' in ')[2]}"  # ids depend on what ran before
+    return {
+        "report": str(report),
+        "p-graph": str(plan.source),
+        "e-graph": str(plan.graph),
+        "timeline": "\n".join(line.rstrip() for line in timeline),
+    }
+
+
+# ------------------------------------------------------------ passes
+
+
+def titles() -> Graph:
+    title = Primitive("title", K.EMBEDDING, "embedder", named(texts=Ref(INPUT, ("title",))), size=1)
+    body = Primitive("body", K.EMBEDDING, "embedder", named(texts=Ref(INPUT, ("body",))), after=("title",), size=1)
+    return Graph([title, body, Primitive("pair", K.CALL, inputs=named(a=Ref("title"), b=Ref("body")))], Ref("pair"))
+
+
+def upload() -> Graph:
+    chunks = Primitive("chunks", K.CHUNKING, inputs=named(documents=Ref(INPUT)))
+    vectors = Primitive("vectors", K.EMBEDDING, "embedder", named(texts=Ref("chunks")), batchable=True, size=200)
+    write = (Effect("collection:docs", writes=True),)
+    inputs = named(chunks=Ref("chunks"), vectors=Ref("vectors"))
+    rows = Primitive("rows", K.INGESTION, "store", inputs, batchable=True, size=200, effects=write)
+    return Graph([chunks, vectors, rows], Ref("rows"))
+
+
+def answer() -> Graph:
+    vector = Primitive("vector", K.EMBEDDING, "embedder", named(texts=Ref(INPUT)), size=1)
+    hits = Primitive("hits", K.SEARCHING, "store", named(vectors=Ref("vector")), size=1)
+    prompt = (PromptPart("...", tokens=60), PromptPart.var("question", 12), PromptPart.var("passages"))
+    inputs = named(question=Ref(INPUT), passages=Ref("hits"))
+    return Graph([vector, hits, Primitive("answer", K.PREFILLING, "llm", inputs, prompt=prompt)], Ref("answer"))
+
+
+def questions() -> Graph:
+    embedding = Primitive("vector", K.EMBEDDING, "embedder", named(texts=Ref(ITEM)), size=1)
+    body = Fragment(Graph([embedding], Ref("vector")), Ref("vector"))
+    lead = Primitive("lead", K.PREFILLING, "llm", named(question=Ref(INPUT)))
+    text = Primitive("text", K.DECODING, "llm", named(lead=Ref("lead")), splittable=True, size=2)
+    items = Primitive("list", K.CALL, inputs=named(text=Ref("text")))
+    return Graph(
+        [lead, text, items, Primitive("each", K.MAP, inputs=named(items=Ref("list")), fragment=body)], Ref("each")
+    )
+
+
+def rewrite(one: Pass, graph: Graph) -> str:
+    after = one.run(graph, PassContext(rtx3090()))
+    assert after is not graph, f"{one.name} has nothing to do in its own example"
+    return f"before\n{_indented(graph)}\nafter\n{_indented(after)}"
+
+
+def _indented(graph: Graph) -> str:
+    return "\n".join(f"  {line}" for line in str(graph).splitlines())
+
+
+# ------------------------------------------------------------ schedulers
+
+E = events
+
+UNSAID = {
+    "DepthChanged": "Depths of queued primitives that have changed.",
+    "InstanceUp": "The instance can take work, again or for the first time.",
+    "CancelRunning": "Stop these requests at the instance.",
+}
+
+
+def table(*kinds: type) -> str:
+    """A Markdown table of events or instructions: name, fields, what its docstring says."""
+    rows = ["| name | carries | meaning |", "|---|---|---|"]
+    for kind in kinds:
+        common = ("at", "query") if issubclass(kind, (E.QueryEvent, E.QueryInstruction)) else ()
+        common = ("at",) if issubclass(kind, E.Event) and not common else common
+        fields = ", ".join(f"`{name}`" for name in inspect.signature(kind).parameters if name not in common)
+        said = (kind.__doc__ or "").split("\n")[0]
+        meaning = UNSAID[kind.__name__] if said.startswith(kind.__name__ + "(") else said
+        rows.append(f"| `{kind.__name__}` | {fields} | {meaning} |")
+    return "\n".join(rows)
+
+
+def states() -> str:
+    drawn = (graph_scheduler.__doc__ or "").split("::\n\n")[1]
+    return "\n".join(line.removeprefix("    ") for line in drawn.rstrip().splitlines())
+
+
+# ------------------------------------------------------------ README
+
+ROOT = Path(__file__).parents[2]
+_APPS = {
+    "advanced/sequential": "upload, expand, search, rerank, refine: steps one after the other",
+    "advanced/parallel": "the same, upload and expansion written in parallel",
+    "naive": "upload, three passages, an answer for each, combined",
+}
+
+
+def results() -> str:
+    """The table of the committed run of benchmarks.single_query."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "single_query.json").read_text())
+    rows = ["| app | answer tokens | runs | plain | accelerated | speed-up | possible |", "|---|" + "--:|" * 6]
+    for case in found["cases"]:
+        times = [f"{case[key]['median']:.2f}" for key in ("plain_s", "accelerated_s")]
+        ratios = [f"{case[key]:.2f}" for key in ("speedup", "possible")]
+        rows.append(
+            "| "
+            + " | ".join([_APPS[case["app"]], str(case["answer_tokens"]), str(case["plain_s"]["n"]), *times, *ratios])
+            + " |"
+        )
+    idle = found["nothing_to_gain"]
+    plain = idle["plain_ms"]["median"] / 1000
+    sooner = plain + idle["behind_ms"]["median"] / 1000
+    last = [
+        "retrieve, prompt, answer: nothing to gain",
+        "10",
+        str(idle["plain_ms"]["n"]),
+        f"{plain:.2f}",
+        f"{sooner:.2f}",
+        f"{plain / sooner:.2f}",
+    ]
+    return "\n".join([*rows, "| " + " | ".join([*last, "none"]) + " |"])
+
+
+def overhead() -> str:
+    """The table of the committed run of benchmarks.overhead."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "overhead.json").read_text())
+    per, planned = found["per_primitive_ms"], found["planning"]
+    figures = {
+        "per primitive, a chain": (per["chain"], "ms"),
+        "per primitive, a fan-out": (per["fan_out"], "ms"),
+        "per primitive, 16 queries at once": (per["queries"], "ms"),
+        "tracing a chain, once": (planned["trace_ms"], "ms"),
+        "planning, all passes": (planned["optimise_ms"], "ms"),
+        "planning, cached": (planned["optimise_cached_ms"], "ms"),
+        "`import teola_plugin`": (found["import"], "s"),
+    }
+    rows = ["| figure | median | 95 % interval of the median |", "|---|--:|--:|"]
+    rows += [
+        f"| {name} | {one['median']:.3f} {unit} | {one['interval'][0]:.3f} to {one['interval'][1]:.3f} {unit} |"
+        for name, (one, unit) in figures.items()
+    ]
+    return "\n".join(rows)
+
+
+def example(script: str, name: str) -> str:
+    """The source of a class of an example; with `Class.method`, up to the end of that method."""
+    text = (ROOT / "examples" / f"{script}.py").read_text()
+    wanted, _, last = name.partition(".")
+    found = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == wanted)
+    first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
+    ends = {getattr(node, "name", ""): node.end_lineno for node in found.body}
+    return "\n".join(text.splitlines()[first - 1 : ends.get(last, found.end_lineno)])
+
+
+def fenced(text: str, language: str = "text") -> str:
+    return f"```{language}\n{text}\n```"
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    **{name: (lambda name=name: fenced(life()[name])) for name in ("report", "p-graph", "e-graph", "timeline")},  # type: ignore[misc]
+    "prune-dependencies": lambda: fenced(rewrite(PruneDependencies(), titles())),
+    "stage-decomposition": lambda: fenced(rewrite(StageDecomposition(), upload())),
+    "prefilling-split": lambda: fenced(rewrite(PrefillingSplit(), answer())),
+    "decoding-pipelining": lambda: fenced(rewrite(DecodingPipelining(), questions())),
+    "graph events": lambda: table(
+        E.Admit, E.Started, E.Finished, E.Unused, E.PrimitiveFailed, E.Expanded, E.ItemClosed, E.CancelQuery, E.Close
+    ),
+    "graph instructions": lambda: table(
+        E.Dispatch, E.RunCall, E.Await, E.Expand, E.Collect, E.Release, E.Cancel, E.Reprioritise, E.End, E.WakeAt
+    ),
+    "engine events": lambda: table(
+        E.Enqueue, E.PrefillEnded, E.RequestEnded, E.CancelRequests, E.DepthChanged, E.InstanceUp, E.InstanceDown
+    ),
+    "engine instructions": lambda: table(E.RunBatch, E.CancelRunning, E.Dropped, E.Reject),
+    "states": lambda: fenced(states()),
+    "results": results,
+    "overhead": overhead,
+    **{
+        f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
+        for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))
+    },
+}
+"""Block name -> its text. In a document it stands between `<!-- generated: NAME -->` and `<!-- end -->`."""

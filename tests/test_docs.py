@@ -1,0 +1,132 @@
+"""The documents tell the truth: made texts are made again, code blocks run, links and names lead somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from support.documented import GENERATED
+
+from teola_plugin import EnginePool
+from teola_plugin import pool as pools
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.engines.fake import FakeEngine, fake_engines
+from teola_plugin.engines.profiles import rtx3090
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+MADE = re.compile(r"(<!-- generated: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NAME = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAME)
+def test_made_texts_are_up_to_date(document: Path, request: pytest.FixtureRequest) -> None:
+    text = document.read_text()
+    fresh = MADE.sub(lambda found: f"{found[1]}{GENERATED[found[2]]()}\n{found[4]}", text)
+    if request.config.getoption("--update-golden", default=False):
+        document.write_text(fresh)
+        return
+    assert text.count("<!-- generated:") == len(MADE.findall(text))
+    assert text == fresh, "run pytest --update-golden tests/test_docs.py, and review the change"
+
+
+def test_every_made_text_stands_somewhere() -> None:
+    used = {found[2] for document in DOCUMENTS for found in MADE.finditer(document.read_text())}
+    assert used == set(GENERATED)
+
+
+def fakes(name: str, given: str) -> FakeEngine:
+    """In the place of the models that the documents name."""
+    return next(engine for engine in fake_engines(rtx3090()) if engine.name == name)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What the code blocks take for granted."""
+    monkeypatch.setattr(pools, "_make", fakes)
+    prompt = ChatPromptTemplate.from_template("{question}")
+    with EnginePool.local(fake_engines(rtx3090())) as pool:
+        mine = FakeListChatModel(responses=["oats"])
+        yield {
+            "pool": pool,
+            "prompt": prompt,
+            "StrOutputParser": StrOutputParser,
+            "chain": prompt | ChatTeola(pool=pool, max_tokens=8) | StrOutputParser(),
+            "my_model": mine,
+            "my_chain": prompt | mine | StrOutputParser(),
+        }
+
+
+def code(document: Path) -> list[str]:
+    """The Python blocks of a document, except those taken from the examples, which are run there."""
+    return PYTHON.findall(MADE.sub("", document.read_text()))
+
+
+WITH_CODE = [path for path in DOCUMENTS if code(path)]
+
+
+@pytest.mark.parametrize("document", WITH_CODE, ids=lambda path: path.name)
+def test_code_blocks_run(
+    document: Path, names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = names["pool"]
+    try:
+        for number, block in enumerate(code(document)):
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(block, f"{document.name}, Python block {number}", "exec"), names)
+    finally:
+        if names["pool"] is not given:
+            names["pool"].close()
+
+
+def anchors(document: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    titles = re.findall(r"(?m)^#+ (.+)$", document.read_text())
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAME)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (document.parent / path).resolve() if path else document
+        assert found.exists(), f"{document.name} links to {target}, which is not there"
+        assert not anchor or anchor in anchors(found), f"{document.name} links to {target}; no such heading"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAME)
+def test_named_tests_and_targets_exist(document: Path) -> None:
+    text = document.read_text()
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
+        assert re.search(rf"(?m)^(async )?def {name}\(", (ROOT / path).read_text()), f"{path} has no {name}"
+    targets = set(re.findall(r"(?m)^([a-z-]+):.*## ", (ROOT / "Makefile").read_text()))
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
+    for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+
+
+def test_every_setting_of_the_environment_that_is_named_is_read() -> None:
+    named = {name for document in DOCUMENTS for name in re.findall(r"\bTEOLA_[A-Z_]+", document.read_text())}
+    for name in named:
+        found = subprocess.run(
+            ["grep", "-rlq", name, "teola_plugin", "adapters", "tools", "tests", "Makefile"], cwd=ROOT
+        )
+        assert found.returncode == 0, name
+
+
+def test_the_first_screen_is_short() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert lines.index("## What gets faster, and what does not") <= 40
