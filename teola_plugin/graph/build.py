@@ -196,7 +196,8 @@ def _fragment(body: WorkflowTemplate | None, sizes: Shape) -> Fragment | None:
 
 def _inner_effects(*fragments: Fragment | None) -> tuple[Effect, ...]:
     """What the instances of a holder may touch, hence what the holder itself is ordered by."""
-    return tuple(dict.fromkeys(e for f in fragments if f is not None for p in f.graph for e in p.effects))
+    held = [f.graph for f in fragments if f is not None]
+    return tuple(dict.fromkeys([e for graph in held for p in graph for e in p.effects])) if held else ()
 
 
 _VALUE = {Role.INDEXING: ".ingestion", Role.RETRIEVAL: ".searching", Role.GENERATION: ".decoding"}

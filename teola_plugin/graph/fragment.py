@@ -22,9 +22,8 @@ class Fragment:
         `bind` gives the ref for every external producer the fragment reads.
         """
         names = {primitive.id: f"{name}/{primitive.id}" for primitive in self.graph}
-        made = [p.rename(names, bind) for p in self.graph]
-        if tentative:
-            made = [p.with_(tentative=True) for p in made]
+        changes = {"tentative": True} if tentative else {}
+        made = [p.rename(names, bind, **changes) for p in self.graph]
         if self.output.producer in bind:
             base = bind[self.output.producer]
             return made, Ref(base.producer, base.path + self.output.path)

@@ -43,10 +43,11 @@ class Graph:
         """The edges the other way round."""
         children: dict[str, list[str]] = {name: [] for name in self._by_id}
         for name, parents in self._parents.items():
-            for parent in parents:
-                if parent not in children:
-                    raise self._fault(self._by_id[name], self._unknown(self._by_id[name]))
-                children[parent].append(name)
+            try:
+                for parent in parents:
+                    children[parent].append(name)
+            except KeyError:
+                raise self._fault(self._by_id[name], self._unknown(self._by_id[name])) from None
         return children
 
     def _check(self, found: list[Primitive]) -> None:
@@ -135,7 +136,23 @@ class Graph:
     @cached_property
     def ancestors(self) -> Mapping[str, frozenset[str]]:
         """For each primitive, everything it waits for, directly or not."""
-        return _Ancestors(self._order, self._parents)
+        return _Spelled(self.bits, self.above)
+
+    @cached_property
+    def bits(self) -> Mapping[str, int]:
+        """For each primitive, the bit that stands for it where a set of primitives is an integer."""
+        return {p.id: 1 << place for place, p in enumerate(self._order)}
+
+    @cached_property
+    def above(self) -> Mapping[str, int]:
+        """`ancestors` as integers, which are quicker to make and to compare."""
+        above: dict[str, int] = {}
+        for name in self.bits:
+            mask = 0
+            for parent in self._parents[name]:
+                mask |= above[parent] | self.bits[parent]
+            above[name] = mask
+        return above
 
     @cached_property
     def external_inputs(self) -> frozenset[str]:
@@ -177,31 +194,23 @@ class Graph:
         return format_mermaid(self)
 
 
-class _Ancestors(Mapping[str, frozenset[str]]):
-    """Ancestors by id: bit masks over the places in the order, spelled out as sets for those that are asked for."""
+class _Spelled(Mapping[str, frozenset[str]]):
+    """Integers as sets of ids, made for those that are asked for."""
 
-    def __init__(self, order: tuple[Primitive, ...], parents: Mapping[str, tuple[str, ...]]) -> None:
-        self._names = [p.id for p in order]
-        self._masks: dict[str, int] = {}
+    def __init__(self, bits: Mapping[str, int], masks: Mapping[str, int]) -> None:
+        self._bits = bits
+        self._masks = masks
         self._sets: dict[str, frozenset[str]] = {}
-        upto: dict[str, int] = {}
-        """Ancestors and the primitive itself."""
-        for place, name in enumerate(self._names):
-            mask = 0
-            for parent in parents[name]:
-                mask |= upto[parent]
-            self._masks[name] = mask
-            upto[name] = mask | 1 << place
 
     def __getitem__(self, name: str) -> frozenset[str]:
         found = self._sets.get(name)
         if found is None:
             mask = self._masks[name]
-            found = self._sets[name] = frozenset([n for place, n in enumerate(self._names) if mask >> place & 1])
+            found = self._sets[name] = frozenset([other for other, bit in self._bits.items() if mask & bit])
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._masks)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._masks)

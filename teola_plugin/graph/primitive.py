@@ -57,7 +57,7 @@ class Primitive:
 
     @property
     def refs(self) -> tuple[Ref, ...]:
-        return tuple(ref for _, ref in self.inputs) + self.early
+        return (*[ref for _, ref in self.inputs], *self.early)
 
     def input(self, name: str) -> Ref | None:
         return next((ref for key, ref in self.inputs if key == name), None)
@@ -93,8 +93,8 @@ class Primitive:
             values[_PLACES[name]] = value
         return Primitive(*values)
 
-    def rename(self, names: dict[str, str], refs: dict[str, Ref]) -> Primitive:
-        """A copy whose id and edges follow `names`, and whose external refs follow `refs`."""
+    def rename(self, names: dict[str, str], refs: dict[str, Ref], **changes: Any) -> Primitive:
+        """A copy whose id and edges follow `names`, and whose external refs follow `refs`; `changes` as in `with_`."""
 
         def moved(ref: Ref) -> Ref:
             if ref.producer in refs:
@@ -104,9 +104,10 @@ class Primitive:
 
         return self.with_(
             id=names.get(self.id, self.id),
-            inputs=tuple((key, moved(ref)) for key, ref in self.inputs),
-            early=tuple(moved(ref) for ref in self.early),
-            after=tuple(names.get(a, a) for a in self.after),
+            inputs=tuple([(key, moved(ref)) for key, ref in self.inputs]),
+            early=tuple([moved(ref) for ref in self.early]),
+            after=tuple([names.get(a, a) for a in self.after]),
+            **changes,
         )
 
 

@@ -76,7 +76,7 @@ def _consumers(d: Primitive, graph: Graph, context: PassContext) -> list[Primiti
 def _only_reshapes(p: Primitive, makers: list[str], d: Primitive, graph: Graph) -> bool:
     """Whether all that `p` reads of `d`'s making is the list itself, not what became of its items further on."""
     made = (ref.producer for ref in p.refs if not ref.external)
-    return all(name in makers or d.id not in graph.ancestors[name] for name in made)
+    return all(name in makers or not graph.above[name] & graph.bits[d.id] for name in made)
 
 
 def _per_item(p: Primitive, maker: str) -> bool:
@@ -111,10 +111,10 @@ def _overtaken(effects: tuple[Effect, ...], p: Primitive, d: Primitive, graph: G
     if not effects:
         return ()
     lists = ("items",) if p.kind is _K.MAP else list_inputs(p)
-    awaited = {d.id, *p.after, *(r.producer for key, r in p.inputs if key not in lists and not r.external)}
-    awaited = awaited.union(*(graph.ancestors[name] for name in awaited))
-    above = graph.ancestors[p.id] - awaited
-    return tuple(q.id for q in graph if q.id in above and conflict(effects, q.effects))
+    above = graph.above[p.id]
+    for name in (d.id, *p.after, *(r.producer for key, r in p.inputs if key not in lists and not r.external)):
+        above &= ~(graph.above[name] | graph.bits[name])
+    return tuple([q.id for q in graph if q.effects and above & graph.bits[q.id] and conflict(effects, q.effects)])
 
 
 def _grown(edit: GraphEdit, d: Primitive, maps: list[Primitive]) -> None:

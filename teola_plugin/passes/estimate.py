@@ -32,7 +32,7 @@ def ready_times(graph: Graph, context: PassContext) -> dict[str, float]:
     """Seconds after the query's start at which each primitive's value is expected; order edges count too."""
     ready: dict[str, float] = {}
     for p in graph:
-        start = max([ready[parent] for parent in graph.parents(p.id)], default=0.0)
+        start = max(map(ready.__getitem__, graph.parents(p.id)), default=0.0)
         ready[p.id] = start + seconds(p, context)
     return ready
 
@@ -64,7 +64,7 @@ def _on_engine(p: Primitive, context: PassContext) -> float:
 
 def tokens(parts: Iterable[PromptPart]) -> int:
     """Expected tokens of the parts."""
-    return sum(part.tokens or (VARIABLE_TOKENS if part.variable else 0) for part in parts)
+    return sum([part.tokens or (VARIABLE_TOKENS if part.variable else 0) for part in parts])
 
 
 def _span(fragment: Fragment, context: PassContext) -> float:

@@ -28,13 +28,40 @@ class PrefillingSplit:
         found = [p for p in graph if p.kind is _K.PREFILLING and _candidate(p, context)]
         if not found:
             return graph
-        ready = ready_times(graph, context)
+        sight = _Sight(graph, context)
         edit = GraphEdit(graph)
         for p in found:
-            ends = _ends(p, ready, graph, context)
+            ends = _ends(p, sight)
             if ends:
-                _split(edit, p, ends, _pauses(p, ready, graph, context))
+                _split(edit, p, ends, _pauses(p, sight))
         return edit.freeze()
+
+
+class _Sight:
+    """What the cuts depend on, for one graph. Sets of primitives are bit masks over their places in it."""
+
+    def __init__(self, graph: Graph, context: PassContext) -> None:
+        self.graph = graph
+        self.context = context
+        self.ready = ready_times(graph, context)
+        self.engines: dict[str, int] = {}
+        """What runs on each engine."""
+        self.unmeasured = 0
+        for p in graph:
+            if p.on_engine:
+                bit = graph.bits[p.id]
+                self.engines[p.engine] = self.engines.get(p.engine, 0) | bit
+                if not measured(p, context):
+                    self.unmeasured |= bit
+
+    def above(self, p: Primitive, start: int, end: int) -> int:
+        """What parts `start` to `end` of the prompt wait for."""
+        variables = {part.variable for part in p.prompt[start:end]}
+        mask = 0
+        for key, ref in p.inputs:
+            if key in variables and not ref.external:
+                mask |= self.graph.above[ref.producer] | self.graph.bits[ref.producer]
+        return mask
 
 
 def _candidate(p: Primitive, context: PassContext) -> bool:
@@ -45,15 +72,15 @@ def _candidate(p: Primitive, context: PassContext) -> bool:
     return any(not ref.external for _, ref in p.inputs)
 
 
-def _ends(p: Primitive, ready: dict[str, float], graph: Graph, context: PassContext) -> list[int]:
+def _ends(p: Primitive, sight: _Sight) -> list[int]:
     """Where in the prompt the partial prefillings end, ascending."""
-    profile = context.profiles[p.engine]
-    times = list(_times(p, ready))
+    profile = sight.context.profiles[p.engine]
+    times = list(_times(p, sight.ready))
     ends: list[int] = []
     for end in range(1, len(times)):
         # A run ends where the next part is ready noticeably later; what is too short joins the next run.
         early = times[end] - times[end - 1] > MIN_GAP
-        if early and _enough(p, ends[-1] if ends else 0, end, profile) and _gains(p, end, graph, context):
+        if early and _enough(p, ends[-1] if ends else 0, end, profile) and _gains(p, end, sight):
             ends.append(end)
     return ends
 
@@ -77,28 +104,23 @@ def _enough(p: Primitive, start: int, end: int, profile: EngineProfile) -> bool:
     return start > 0 and any(part.variable and not part.tokens for part in run)
 
 
-def _gains(p: Primitive, end: int, graph: Graph, context: PassContext) -> bool:
+def _gains(p: Primitive, end: int, sight: _Sight) -> bool:
     """Whether the engine has time for the prefix while the rest is made."""
-    run, rest = _ancestors(p, 0, end, graph), _ancestors(p, end, len(p.prompt), graph)
-    waited = [q for name in rest - run if (q := graph[name]).on_engine]
-    if waited and all(q.engine != p.engine and not context.overlap(q.engine, p.engine) for q in waited):
+    run, rest = sight.above(p, 0, end), sight.above(p, end, len(p.prompt))
+    waited = [engine for engine, mask in sight.engines.items() if mask & rest & ~run]
+    if waited and not any(engine == p.engine or sight.context.overlap(engine, p.engine) for engine in waited):
         return False
     # Without measurements only the structure counts: the rest must wait for all of the run's makers, and more.
-    return run < rest or all(measured(graph[name], context) for name in rest | run)
+    return (run != rest and run & rest == run) or not (run | rest) & sight.unmeasured
 
 
-def _ancestors(p: Primitive, start: int, end: int, graph: Graph) -> frozenset[str]:
-    variables = {part.variable for part in p.prompt[start:end] if part.variable}
-    made = {ref.producer for key, ref in p.inputs if key in variables and not ref.external}
-    return frozenset(made).union(*(graph.ancestors[name] for name in made))
-
-
-def _pauses(p: Primitive, ready: dict[str, float], graph: Graph, context: PassContext) -> bool:
+def _pauses(p: Primitive, sight: _Sight) -> bool:
     """Whether its engine is expected to pause before `p`, long enough to prefill the prefix at nobody's cost."""
-    above = graph.ancestors[p.id]
-    needed = max((ready[name] for name in above), default=0.0)
-    busy = max((ready[name] for name in above if graph[name].engine == p.engine), default=0.0)
-    profile = context.profiles[p.engine]
+    graph, ready = sight.graph, sight.ready
+    needed = max([ready[name] for name in graph.parents(p.id)], default=0.0)
+    above = graph.above[p.id]
+    busy = max([ready[q.id] for q in graph if q.engine == p.engine and above & graph.bits[q.id]], default=0.0)
+    profile = sight.context.profiles[p.engine]
     return needed - busy >= max(MIN_GAP, 0.5 * profile.seconds(_K.PREFILLING, tokens(p.prompt)))
 
 
@@ -110,7 +132,7 @@ def _split(edit: GraphEdit, p: Primitive, ends: list[int], pauses: bool) -> None
         partial = p.with_(
             id=f"{p.id}.partial#{number}",
             kind=_K.PARTIAL_PREFILLING,
-            inputs=tuple((key, ref) for key, ref in p.inputs if key in variables),
+            inputs=tuple([(key, ref) for key, ref in p.inputs if key in variables]),
             after=before,
             effects=(),
             prompt=prefix,

@@ -26,8 +26,8 @@ class PruneDependencies:
             return graph
         edit = GraphEdit(graph)
         pruning = _Pruning(graph)
-        for index, p in enumerate(pruning.order):
-            after = pruning.edges(index, p)
+        for p in graph:
+            after = pruning.edges(p)
             if after != p.after:
                 edit.replace(p.with_(after=after))
         return edit.freeze()
@@ -37,68 +37,59 @@ class _Pruning:
     """Walks a graph in order; sets of primitives are bit masks over their places in it."""
 
     def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self.order = tuple(graph)
         self.index = {p.id: i for i, p in enumerate(self.order)}
         self.before: list[int] = []
-        """What each primitive waited for, directly or not, before this pass."""
+        """Each primitive walked so far, with what it waited for, directly or not, before this pass."""
         self.now: list[int] = []
-        """What it waits for with the edges kept so far."""
-        self.effects = {i: found for i, p in enumerate(self.order) if (found := self._effects(p, graph))}
+        """Each with what it waits for by the edges kept so far."""
+        self.effects: dict[int, tuple[Effect, ...]] = {}
 
-    @staticmethod
-    def _effects(p: Primitive, graph: Graph) -> tuple[Effect, ...]:
+    def edges(self, p: Primitive) -> tuple[str, ...]:
+        """The order edges that stay, in their old order, then those drawn directly."""
+        at, before, waits = len(self.before), 0, 0
+        for _, ref in p.inputs:
+            i = self.index.get(ref.producer)
+            if i is not None:  # otherwise an external value
+                before |= self.before[i]
+                waits |= self.now[i]
+        kept: tuple[str, ...] = ()
+        impure, effects = is_impure(p), self._effects(p)
+        if p.after or impure or effects:
+            own = [self.index[a] for a in p.after]
+            for i in own:
+                before |= self.before[i]
+            always = own if impure else [i for i in own if self.order[i].kind is PrimitiveKind.PARTIAL_PREFILLING]
+            for i in always:
+                waits |= self.now[i]
+            needed, waits = self._needed(before, waits, None if impure else effects)
+            kept = tuple([a for a, i in zip(p.after, own, strict=True) if i in always or i in needed])
+            kept += tuple([self.order[i].id for i in reversed(needed) if i not in own])
+        self.before.append(before | 1 << at)
+        self.now.append(waits | 1 << at)
+        if effects:
+            self.effects[at] = effects
+        return kept
+
+    def _effects(self, p: Primitive) -> tuple[Effect, ...]:
         if p.kind is PrimitiveKind.AGGREGATE and p.call == CONCAT:
             # The end of staged primitives stands for all of them.
-            return p.effects + tuple(e for r in p.refs if not r.external for e in graph[r.producer].effects)
+            return p.effects + tuple(e for r in p.refs if not r.external for e in self.graph[r.producer].effects)
         return p.effects
 
-    def edges(self, at: int, p: Primitive) -> tuple[str, ...]:
-        """The order edges that stay, in their old order, then those drawn directly."""
-        index, before, waits = self.index, 0, 0
-        for _, ref in p.inputs:
-            i = index.get(ref.producer, -1)
-            if i >= 0:  # otherwise an external value
-                before |= self.before[i] | 1 << i
-                waits |= self.now[i] | 1 << i
-        impure = is_impure(p)
-        if not p.after and not impure and at not in self.effects:
-            self.before.append(before)
-            self.now.append(waits)
-            return ()
-        own = [index[a] for a in p.after]
-        self.before.append(before | _closure(own, self.before))
-        kept: set[int] = set()
-        for i in own:
-            if impure or self.order[i].kind is PrimitiveKind.PARTIAL_PREFILLING:
-                kept.add(i)
-                waits |= self.now[i] | 1 << i
-        for i in self._needed(at, impure):
+    def _needed(self, before: int, waits: int, effects: tuple[Effect, ...] | None) -> tuple[list[int], int]:
+        """What of `before` must be waited for beyond `waits`, latest first; and all that is waited for then.
+
+        Without `effects`, everything must.
+        """
+        needed: list[int] = []
+        for i in range(before.bit_length() - 1, -1, -1) if effects is None else reversed(self.effects):
             # Latest first: whatever a later one waits for is implied by it.
-            if not waits >> i & 1:
-                kept.add(i)
-                waits |= self.now[i] | 1 << i
-        self.now.append(waits)
-        if not kept:
-            return ()
-        direct = sorted(kept.difference(own))
-        return (*(a for a, i in zip(p.after, own, strict=True) if i in kept), *(self.order[i].id for i in direct))
-
-    def _needed(self, at: int, impure: bool) -> list[int]:
-        before = self.before[at]
-        if impure:
-            return [i for i in range(at - 1, -1, -1) if before >> i & 1]
-        mine = self.effects.get(at)
-        if not mine:
-            return []
-        others = [i for i in self.effects if i < at and before >> i & 1]
-        return [i for i in reversed(others) if conflict(mine, self.effects[i])]
-
-
-def _closure(direct: list[int], above: list[int]) -> int:
-    mask = 0
-    for i in direct:
-        mask |= above[i] | 1 << i
-    return mask
+            if before >> i & 1 and not waits >> i & 1 and (effects is None or conflict(effects, self.effects[i])):
+                needed.append(i)
+                waits |= self.now[i]
+        return needed, waits
 
 
 def conflict(mine: tuple[Effect, ...], others: tuple[Effect, ...]) -> bool:

@@ -85,11 +85,9 @@ def _gains(p: Primitive, graph: Graph, context: PassContext) -> bool:
 def _staged(graph: Graph, plan: dict[str, _Cuts]) -> Graph:
     edit = GraphEdit(graph)
     stages = {name: _stages(graph[name], cuts, plan) for name, cuts in plan.items()}
-    rest = [p for p in graph if p.id not in plan]
     wanted = {graph.output.producer}
-    for p in [*rest, *(stage for made in stages.values() for stage in made)]:
-        wanted.update(ref.producer for ref in p.refs)
-        wanted.update(p.after)
+    wanted.update(*(graph.parents(p.id) for p in graph if p.id not in plan))
+    wanted.update(*(Graph.edges_into(stage) for made in stages.values() for stage in made))
     for name, made in stages.items():
         edit.remove(name)
         edit.add(*made)
@@ -110,6 +108,6 @@ def _stages(p: Primitive, cuts: _Cuts, plan: dict[str, _Cuts]) -> list[Primitive
         return ref.at(cuts[i].items)
 
     return [
-        p.with_(id=f"{p.id}#{i}", inputs=tuple((key, read(key, ref, i)) for key, ref in p.inputs), size=cut.size)
+        p.with_(id=f"{p.id}#{i}", inputs=tuple([(key, read(key, ref, i)) for key, ref in p.inputs]), size=cut.size)
         for i, cut in enumerate(cuts)
     ]
