@@ -9,82 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import copy_context
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 
 from teola_plugin.adapters.langchain import replay
 from teola_plugin.adapters.langchain.gates import Gate, Pass
-from teola_plugin.adapters.langchain.replay import EventLog
+from teola_plugin.adapters.langchain.leaf_calls import LeafCall, Outcome, Site, State, aoutcome_of, outcome_of, same
 
 if TYPE_CHECKING:
     from teola_plugin.pool import EnginePool
 
 open_places: dict[str, Place] = {}
 """By query id."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Site:
-    """A leaf of the user's own at its place in the chain."""
-
-    key: str
-    leaf: Runnable[Any, Any]
-    kwargs: Mapping[str, Any]
-    """Arguments bound to it there."""
-    config: RunnableConfig
-    """What the bindings around it add to its config."""
-    gate: Gate | None
-    """Of the object: one call at a time, unless it is known to be safe."""
-
-    @property
-    def tags(self) -> list[str]:
-        return list(getattr(self.leaf, "tags", None) or [])
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a call gave; the user's own exception is a value here."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-    def get(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
-class State(Enum):
-    WAITING = "waiting"
-    """The graph wants it; nobody has made it yet."""
-    EARLY = "early"
-    PLAIN = "plain"
-    DROPPED = "dropped"
-
-
-@dataclass(slots=True, eq=False)
-class LeafCall:
-    """One call of a leaf, made or to be made."""
-
-    site: Site
-    input: Any
-    state: State
-    for_graph: bool = False
-    for_plain: bool = False
-    outcome: Future[Outcome] = field(default_factory=Future)
-    log: EventLog = field(default_factory=EventLog)
-    stop: Callable[[], object] = bool
-    """Gives an early call up, where that is possible."""
-
-    def end(self, outcome: Outcome) -> None:
-        with contextlib.suppress(Exception):  # given up before
-            self.outcome.set_result(outcome)
 
 
 class Place:
@@ -193,7 +133,7 @@ class Place:
 
     def _find(self, key: str, input: Any, free: Callable[[LeafCall], bool]) -> LeafCall | None:
         calls = self._calls.get(key, ())
-        return next((c for c in calls if c.state is not State.DROPPED and free(c) and _same(c.input, input)), None)
+        return next((c for c in calls if c.state is not State.DROPPED and free(c) and same(c.input, input)), None)
 
 
 @contextlib.contextmanager
@@ -205,15 +145,6 @@ def placed(*places: Place | None) -> Iterator[None]:
         for place in places:
             if place is not None:
                 place.close()
-
-
-def _same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # values that cannot be compared are not known to be the same
-        return False
 
 
 class SyncPlace(Place):
@@ -232,14 +163,14 @@ class SyncPlace(Place):
             if not self._take_up(call):
                 return
             with replay.untraced():
-                call.end(_outcome(lambda: call.site.leaf.invoke(call.input, config, **call.site.kwargs)))
+                call.end(outcome_of(lambda: call.site.leaf.invoke(call.input, config, **call.site.kwargs)))
 
     def invoke(self, site: Site, input: Any, config: RunnableConfig | None) -> Any:
         """`site.leaf.invoke`, or the outcome and the events of the same call made ahead."""
         call = self._claim(site, input)
         if call.state is State.PLAIN:
             with self._pass(call, early=False):
-                outcome = _outcome(lambda: site.leaf.invoke(input, config, **site.kwargs))
+                outcome = outcome_of(lambda: site.leaf.invoke(input, config, **site.kwargs))
             call.end(outcome)
             return outcome.get()
         replay.deliver(call.log, config or {}, site.tags)
@@ -284,7 +215,7 @@ class AsyncPlace(Place):
             if not self._take_up(call):
                 return
             with replay.untraced():
-                call.end(await _aoutcome(call.site.leaf.ainvoke(call.input, config, **call.site.kwargs)))
+                call.end(await aoutcome_of(call.site.leaf.ainvoke(call.input, config, **call.site.kwargs)))
 
     async def ainvoke(self, site: Site, input: Any, config: RunnableConfig | None) -> Any:
         """`site.leaf.ainvoke`, or the outcome and the events of the same call made ahead."""
@@ -305,22 +236,8 @@ class AsyncPlace(Place):
     async def _plain(self, call: LeafCall, config: RunnableConfig | None) -> Any:
         try:
             async with self._pass(call, early=False):
-                outcome = await _aoutcome(call.site.leaf.ainvoke(call.input, config, **call.site.kwargs))
+                outcome = await aoutcome_of(call.site.leaf.ainvoke(call.input, config, **call.site.kwargs))
         except asyncio.CancelledError as error:  # while it waited for its turn
             outcome = Outcome(error=error)
         call.end(outcome)
         return outcome.get()
-
-
-def _outcome(make: Callable[[], Any]) -> Outcome:
-    try:
-        return Outcome(make())
-    except BaseException as error:
-        return Outcome(error=error)
-
-
-async def _aoutcome(made: Awaitable[Any]) -> Outcome:
-    try:
-        return Outcome(await made)
-    except BaseException as error:
-        return Outcome(error=error)

@@ -1,6 +1,9 @@
 """The routed copy of a chain: the user's own leaves, each behind a `ClaimingLeaf`, so that a call made ahead is found.
 
 Only the composites around such leaves are rebuilt, field by field; the user's objects are neither changed nor copied.
+A call is made ahead only if the plain object is certain to make it. Two exceptions: when an earlier step fails, an
+independent later call may have been made already; and user code that changes its input in place may leave a call that
+was made for the input as it was.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from pydantic import PrivateAttr
 
 from teola_plugin.adapters.langchain.active import runs_in
 from teola_plugin.adapters.langchain.gates import Gate, gate_of
-from teola_plugin.adapters.langchain.places import AsyncPlace, Place, Site, SyncPlace, open_places
+from teola_plugin.adapters.langchain.leaf_calls import Site
+from teola_plugin.adapters.langchain.places import AsyncPlace, Place, SyncPlace, open_places
 from teola_plugin.adapters.langchain.replay import may_be_kept_back
 from teola_plugin.adapters.langchain.wrapped import WRAPPED, CallLeaf, gained, shared_pool
 from teola_plugin.errors import TeolaError
@@ -46,6 +50,15 @@ from teola_plugin.tracer.leaf import WrappedLeaf
 Node = Runnable[Any, Any]
 _STATEFUL = (FakeListChatModel, FakeMessagesListChatModel, GenericFakeChatModel, FakeListLLM)
 """Fakes of the framework that answer by the order of their calls."""
+
+
+_ASYNC: tuple[tuple[type, str], ...] = (
+    (BaseRetriever, "_aget_relevant_documents"),
+    (LLM, "_acall"),
+    (BaseLLM, "_agenerate"),
+    (BaseChatModel, "_agenerate"),
+)
+"""The method by which a class says that it has async code of its own."""
 
 
 class ClaimingLeaf(RunnableBindingBase[Any, Any]):
@@ -177,15 +190,9 @@ def _eligible(node: Any) -> bool:
 
 def _concurrent(node: Any) -> bool:
     """Whether it has async code of its own, so that several calls at once are what it was made for."""
-    if isinstance(node, VectorStoreRetriever):
-        return _own(type(node.vectorstore), "asimilarity_search")
-    names = {
-        BaseRetriever: "_aget_relevant_documents",
-        LLM: "_acall",
-        BaseLLM: "_agenerate",
-        BaseChatModel: "_agenerate",
-    }
-    return any(_own(type(node), name) for base, name in names.items() if isinstance(node, base))
+    if any(_own(type(node), name) for base, name in _ASYNC if isinstance(node, base)):
+        return True
+    return isinstance(node, VectorStoreRetriever) and _own(type(node.vectorstore), "asimilarity_search")
 
 
 def _own(cls: type[Any], name: str) -> bool:
