@@ -100,21 +100,33 @@ def _may_run(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> 
     inner = list(p.fragment.graph) if p.fragment is not None else [p]
     if not all(q.kind in TENTATIVE_KINDS for q in inner) or not context.may_predict(*(q.engine for q in inner)):
         return False
-    effects = [e for q in inner for e in q.effects]
-    if any(e.writes for e in effects):
+    if any(e.writes for q in inner for e in q.effects):
         return False
-    return all(e.validated or not _overtaken((e,), p, d, graph) for e in effects)
+    return all(e.validated or not _overtaken((e,), q, p, d, graph) for q in inner for e in q.effects)
 
 
-def _overtaken(effects: tuple[Effect, ...], p: Primitive, d: Primitive, graph: Graph) -> tuple[str, ...]:
-    """What conflicts with the effects of an early instance of `p`, comes before `p`, and is not waited for anyway."""
+def _overtaken(effects: tuple[Effect, ...], q: Primitive, p: Primitive, d: Primitive, graph: Graph) -> tuple[str, ...]:
+    """What conflicts with `effects` of an early `q`, comes before `p`, and is not waited for anyway.
+
+    `q` is `p` itself or in its fragment.
+    """
     if not effects:
         return ()
-    lists = ("items",) if p.kind is _K.MAP else list_inputs(p)
     above = graph.above[p.id]
-    for name in (d.id, *p.after, *(r.producer for key, r in p.inputs if key not in lists and not r.external)):
+    for name in _awaited(q, p, d):
         above &= ~(graph.above[name] | graph.bits[name])
-    return tuple([q.id for q in graph if q.effects and above & graph.bits[q.id] and conflict(effects, q.effects)])
+    return tuple([o.id for o in graph if o.effects and above & graph.bits[o.id] and conflict(effects, o.effects)])
+
+
+def _awaited(q: Primitive, p: Primitive, d: Primitive) -> tuple[str, ...]:
+    """Primitives that an early `q` waits for: the order edges of `p`, and what `q` reads, directly or not."""
+    if p.fragment is None:
+        lists = list_inputs(p)
+        return (d.id, *p.after, *(ref.producer for key, ref in p.inputs if key not in lists and not ref.external))
+    inner = p.fragment.graph
+    bound = {**captures(p.inputs, "items"), ITEM: Ref(d.id)}
+    read = {ref.producer for name in (q.id, *inner.ancestors[q.id]) for ref in inner[name].refs if ref.external}
+    return (*p.after, *(ref.producer for name, ref in bound.items() if name in read and not ref.external))
 
 
 def _grown(edit: GraphEdit, d: Primitive, maps: list[Primitive]) -> None:
@@ -153,7 +165,7 @@ def _after_lead(d: Primitive, graph: Graph, last: Ref) -> tuple[tuple[str, Ref],
 
 def _early_instances(edit: GraphEdit, m: Primitive, d: Primitive, graph: Graph, items: list[Ref]) -> None:
     assert m.fragment is not None
-    after = {q.id: m.after + _overtaken(q.effects, m, d, graph) for q in m.fragment.graph if q.effects}
+    after = {q.id: m.after + _overtaken(q.effects, q, m, d, graph) for q in m.fragment.graph if q.effects}
     outputs: list[Ref] = []
     for i, item in enumerate(items):
         name = f"{m.id}[{i}]"
@@ -183,7 +195,7 @@ def _single(p: Primitive, item: int, key: str, value: Ref) -> Primitive:
 def _followers(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
     """Batchable searches over the vectors of `p`: they can go on with each early vector."""
     return [
-        q.with_(after=q.after + _overtaken(q.effects, q, d, graph))
+        q.with_(after=q.after + _overtaken(q.effects, q, q, d, graph))
         for q in graph.readers(p.id)
         if q.kind is _K.SEARCHING
         and q.batchable

@@ -59,6 +59,22 @@ def test_early_reads_wait_for_earlier_writers(golden: Golden) -> None:
     golden("decoding_pipelining/after_a_writer", before, after)
 
 
+def test_a_capture_is_waited_for_only_where_it_is_read() -> None:
+    writer, reader = call("write", effects=(WRITES,)), call("shared", "write")
+    inputs = named(items=Ref("list"), shared=Ref("shared"))
+    unread = PIPELINE.run(graph_of(writer, reader, mapped(retrieval_body(VALIDATED)).with_(inputs=inputs)), CONTEXT)
+    assert unread["m[0]/hits.searching"].after == ("write",), "it does not wait for `shared`, so not for the writer"
+    body = Template(
+        (
+            Component("both", Role.CALL, named(item=Ref("$item"), shared=Ref("$shared"))),
+            Component("hits", Role.RETRIEVAL, named(query=Ref("both")), "store", "embedder", effects=(VALIDATED,)),
+        ),
+        Ref("hits"),
+    )
+    read = PIPELINE.run(graph_of(writer, reader, mapped(body).with_(inputs=inputs)), CONTEXT)
+    assert read["m[0]/hits.searching"].after == (), "it waits for the writer through what it reads"
+
+
 def test_captures_are_bound() -> None:
     one = Component("s", Role.RERANKING, named(query=Ref("$question"), documents=Ref("$item")), "reranker")
     m = mapped(body_with(one)).with_(inputs=(*named(items=Ref("list")), *named(question=QUESTION)))
