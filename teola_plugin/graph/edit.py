@@ -16,8 +16,8 @@ class GraphEdit:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._by_id: dict[str, Primitive] = {p.id: p for p in graph}
+        self._before = dict(self._by_id)
         self._output = graph.output
-        self._changed = False
 
     def __getitem__(self, name: str) -> Primitive:
         return self._by_id[name]
@@ -30,17 +30,15 @@ class GraphEdit:
             if p.id in self._by_id:
                 raise GraphError(f"primitive {p.id!r} is in the graph already.", hint="choose another id")
             self._by_id[p.id] = p
-            self._changed = True
 
     def replace(self, primitive: Primitive) -> None:
         """Put `primitive` in the place of the one with its id."""
-        if self._by_id[primitive.id] != primitive:
-            self._by_id[primitive.id] = primitive
-            self._changed = True
+        if primitive.id not in self._by_id:
+            raise KeyError(primitive.id)
+        self._by_id[primitive.id] = primitive
 
     def remove(self, name: str) -> None:
         del self._by_id[name]
-        self._changed = True
 
     def reread(self, old: Ref, new: Ref, only: Iterable[str] | None = None) -> None:
         """Readers of `old` (a producer's whole value or below it) read `new` instead."""
@@ -56,10 +54,9 @@ class GraphEdit:
             )
         if only is None and self._output.producer == old.producer and self._output.path[: len(old.path)] == old.path:
             self._output = Ref(new.producer, new.path + self._output.path[len(old.path) :])
-            self._changed = True
 
     def freeze(self) -> Graph:
         """The new graph; the very same object when nothing was changed."""
-        if not self._changed:
+        if self._output == self._graph.output and self._by_id == self._before:
             return self._graph
         return Graph(self._by_id.values(), self._output, base=self._graph)

@@ -12,6 +12,9 @@ from teola_plugin.graph.kinds import FRAGMENT_KINDS, LLM_DECODES
 from teola_plugin.graph.primitive import Primitive
 from teola_plugin.graph.refs import Ref
 
+_DEMANDING = FRAGMENT_KINDS | LLM_DECODES
+"""Kinds that a primitive cannot have without something else."""
+
 
 class Graph:
     """A validated acyclic set of primitives.
@@ -52,6 +55,8 @@ class Graph:
 
     def _check(self, found: list[Primitive]) -> None:
         for p in found:
+            if p.kind not in _DEMANDING:
+                continue
             if p.kind in FRAGMENT_KINDS and p.fragment is None:
                 raise self._fault(p, f"is a {p.kind.name} without a fragment")
             if p.kind in LLM_DECODES and not any(self._leads(ref) for ref in p.refs):

@@ -29,7 +29,7 @@ class Curve:
         points = self.points
         if len(points) == 1:
             return points[0][1]
-        at = min(max(bisect_left(points, (size,)), 1), len(points) - 1)
+        at = bisect_left(points, (size,), 1, len(points) - 1)
         (s0, t0), (s1, t1) = points[at - 1], points[at]
         return max(0.0, t0 + (t1 - t0) * (size - s0) / (s1 - s0))
 
