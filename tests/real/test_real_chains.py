@@ -1,0 +1,158 @@
+"""The demo's chains on real engines: plain and accelerated give the same, and the four passes do something."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+from differential.recording import observe
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.indexing import TeolaIndexer
+from teola_plugin.adapters.langchain.rerank import TeolaRerank
+from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.cli.demo import chain as demo
+from teola_plugin.cli.demo.measure import cached_by_warmups
+from teola_plugin.engines.base import Engine
+from teola_plugin.engines.payloads import Generate, Message, Prompt, Sampling
+from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.observe import html_page
+from teola_plugin.passes import DEFAULT_PASSES
+from teola_plugin.pool import EnginePool
+from teola_plugin.scheduling import EngineScheduler
+from teola_plugin.scheduling.events import Enqueue, InstanceUp, QueuedRequest, RequestEnded, RunBatch
+
+pytestmark = [pytest.mark.vllm, pytest.mark.postgres, pytest.mark.models]
+QUESTION = "When is the else clause of a try statement executed?"
+DOCUMENT = topics["try"][:6000]
+
+
+@pytest.fixture(scope="module")
+def parts(real_pool: EnginePool) -> dict[str, Any]:
+    store = TeolaVectorStore(pool=real_pool, embedding=TeolaEmbeddings(pool=real_pool), collection="real")
+    return {
+        "llm": ChatTeola(pool=real_pool, max_tokens=24),
+        "store": store,
+        "reranker": TeolaRerank(pool=real_pool, top_n=3),
+        "indexer": TeolaIndexer(store=store),
+    }
+
+
+@pytest.fixture
+def fresh(real_pool: EnginePool) -> Callable[[], None]:
+    def empty() -> None:
+        real_pool.admin("store", "delete_collection", "real").result(30)
+        real_pool.reset()
+
+    empty()
+    return empty
+
+
+def uploaded(p: dict[str, Any]) -> Any:
+    return demo.uploaded_document_qa(p["llm"], p["store"], p["reranker"], p["indexer"])
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
+def test_an_uploaded_document(
+    way: str, parts: dict[str, Any], real_pool: EnginePool, fresh: Callable[[], None], tmp_path: Path
+) -> None:
+    given = {"question": QUESTION, "documents": DOCUMENT}
+    plain = observe(uploaded(parts), way, given)
+    fresh()
+    fast = accelerate(uploaded(parts), pool=real_pool, passes=DEFAULT_PASSES)
+    accelerated = observe(fast, way, given)
+    assert accelerated.result == plain.result
+    assert accelerated.prompts == plain.prompts
+    assert accelerated.events == plain.events
+    fired = fast.plan(given).fired
+    assert set(fired) == {"prune-dependencies", "stage-decomposition", "prefilling-split", "decoding-pipelining"}
+    trace = fast.last_trace()
+    assert trace is not None and cached_by_warmups(trace) > 0
+    page = html_page([trace])
+    assert "<svg" in page and DOCUMENT[:40] not in page, "documents stay out of traces"
+
+
+def test_an_indexed_document_for_eight_at_once(
+    parts: dict[str, Any], real_pool: EnginePool, fresh: Callable[[], None]
+) -> None:
+    parts["indexer"].invoke(DOCUMENT)
+    chain = demo.search_and_answer(parts["llm"], parts["store"], parts["reranker"])
+    fast = accelerate(chain, pool=real_pool, passes=DEFAULT_PASSES)
+    given = [
+        {"question": f"What is {word}?"} for word in ("try", "else", "finally", "raise", "with", "as", "if", "for")
+    ]
+
+    async def all_of(one: Any) -> list[Any]:
+        return list(await asyncio.gather(*(one.ainvoke(x) for x in given)))
+
+    assert asyncio.run(all_of(fast)) == [chain.invoke(x) for x in given]
+
+
+def test_nothing_to_gain(parts: dict[str, Any], real_pool: EnginePool, fresh: Callable[[], None]) -> None:
+    parts["indexer"].invoke(DOCUMENT)
+    chain = demo.nothing_to_gain(parts["llm"], parts["store"])
+    plain, accelerated = observe(chain, "invoke", QUESTION), observe(accelerate(chain), "invoke", QUESTION)
+    assert accelerated.result == plain.result
+    assert accelerated.events == plain.events
+
+
+def test_figure_7_on_vllms_own_admission(session_llm: Any) -> None:
+    """Room for two prefillings: A and H go first, and vLLM, given our priorities, starts them first, too."""
+    engine: Engine = session_llm.engine
+    k = PrimitiveKind.PREFILLING
+    scheduler = EngineScheduler(EngineProfile(batching=engine.profile.batching, max_batch=1024, max_requests=4), ())
+    for query, name, depth in [("q1", "A", 3), ("q1", "B", 1), ("q2", "G", 1), ("q2", "H", 3)]:
+        scheduler.handle(Enqueue(0.0, query, name, k, (QueuedRequest(name, 512),), depth))
+    order: list[tuple[str, int]] = []
+    out = scheduler.handle(InstanceUp(0.0, "0"))
+    while out:
+        batches = [i for i in out if isinstance(i, RunBatch)]
+        admitted = [pair for b in batches for pair in zip(b.requests, b.priorities, strict=True)]
+        order += admitted
+        out = [i for name, _ in admitted for i in scheduler.handle(RequestEnded(1.0, name))]
+    assert [name for name, _ in order] == ["A", "H", "B", "G"]
+    assert {"A", "H"} == {name for name, _ in order[:2]}
+    first = session_llm.run(_first_pieces(engine, dict(order)))
+    assert set(first[:2]) == {"A", "H"}
+
+
+async def _first_pieces(engine: Any, priorities: dict[str, int]) -> list[str]:
+    """Which requests vLLM serves first when all four reach it at once, shallow ones first, with our priorities.
+
+    Each prompt fills most of one of vLLM's steps, so that they cannot all be prefilled together.
+    """
+    from teola_plugin.engines.base import Piece, Request
+
+    seen: list[str] = []
+    filler = "what a lambda is and how it is called " * 130
+
+    async def one(name: str) -> None:
+        asked = Generate(Prompt((Message("user", f"{name} {filler}"),)), Sampling(max_tokens=2))
+        request = Request(
+            f"figure7-{name}", PrimitiveKind.PREFILLING, asked, priority=priorities[name], stream=True, tenant=name
+        )
+        async for result in engine.execute([request]):
+            if isinstance(result, Piece) and name not in seen:
+                seen.append(name)
+
+    blocker = asyncio.ensure_future(one_blocker(engine, filler))
+    await asyncio.sleep(0.02)
+    await asyncio.gather(*(one(name) for name in ("B", "G", "A", "H")), blocker)
+    return seen
+
+
+async def one_blocker(engine: Any, filler: str) -> None:
+    """Keeps vLLM busy for a step, so that the four are queued together behind it."""
+    from teola_plugin.engines.base import Request
+
+    asked = Generate(Prompt((Message("user", filler * 2),)), Sampling(max_tokens=2))
+    async for _ in engine.execute(
+        [Request("figure7-blocker", PrimitiveKind.PREFILLING, asked, priority=0, tenant="x")]
+    ):
+        pass
