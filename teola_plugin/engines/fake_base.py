@@ -51,7 +51,7 @@ class Run:
         self.pending = {request.id: request for request in batch}
         self.ids = tuple(self.pending)
         self.deadly = deadly
-        self.timers: list[asyncio.TimerHandle] = []
+        self.timers: list[asyncio.Handle] = []
         self._results: deque[Result] = deque()
         self._error: Exception | None = None
         self._news = asyncio.Event()
@@ -247,10 +247,12 @@ class BatchedFake(FakeEngine):
         requests = list(run.pending.values())
         seconds = self._seconds(requests)
         values = {request.id: value for request in requests if (value := self._try(request, run)) is not None}
-        if self.faults is not NO_FAULTS:
-            run.timers.append(loop.call_at(start + seconds / 2, self._half, run))
-        if seconds or self.faults is not NO_FAULTS:
+        if seconds:
+            if self.faults is not NO_FAULTS:
+                run.timers.append(loop.call_at(start + seconds / 2, self._half, run))
             run.timers.append(loop.call_at(start + seconds, self._finish, run, values))
+        elif self.faults is not NO_FAULTS:  # timers of one instant have no order
+            run.timers += [loop.call_soon(self._half, run), loop.call_soon(self._finish, run, values)]
         else:
             self._finish(run, values)
 

@@ -103,6 +103,10 @@ class EnginePort:
             )
         return None
 
+    def holds(self, entry: RequestEntry) -> bool:
+        """Whether the request is queued or running here."""
+        return entry.request.id in self._entries
+
     def cancel(self, entries: Sequence[RequestEntry]) -> None:
         for entry in entries:
             entry.cancelled = True
@@ -176,10 +180,17 @@ class EnginePort:
             raise
         except Exception as error:
             log.warning("engine %s instance %s broke in a batch: %r", self.name, batch.instance, error)
-            broken = error
+            broken = self._broken(error)
         finally:
             for entry in list(entries.values()):
                 self._fail(entry, broken or self._silent(entry), batch.instance)
+
+    def _broken(self, error: Exception) -> EngineError:
+        if isinstance(error, EngineError):
+            return error
+        made = EngineError(f"engine {self.name!r} broke: {error!r}.", engine=self.name, hint="see the cause")
+        made.__cause__ = error
+        return made
 
     def _silent(self, entry: RequestEntry) -> EngineError:
         return EngineError(

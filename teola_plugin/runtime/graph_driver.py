@@ -438,8 +438,9 @@ class GraphDriver:
 
     def give_up(self, entry: RequestEntry) -> None:
         """Stop a request that nobody wants any more."""
-        if not entry.wanted and not entry.ended and not entry.cancelled:
-            self.ports[entry.engine].cancel([entry])
+        port = self.ports[entry.engine]
+        if not entry.wanted and not entry.cancelled and port.holds(entry):
+            port.cancel([entry])
 
     def _end(self, run: QueryRun, order: End) -> None:
         del self.runs[run.id]

@@ -1,0 +1,254 @@
+"""What goes wrong: a clear error or the plain object's own, and a pool that serves the next query."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, ClassVar
+
+import pytest
+from differential.chains import QUESTION, TEXTS, independent_assigns, parts
+from differential.recording import observe
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+
+from teola_plugin import EngineError, QueryTimeout, RequestTooLarge, accelerate
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults
+from teola_plugin.engines.payloads import Prompt, Sampling
+from teola_plugin.graph import Curve, EngineProfile, Graph, GraphEdit, PrimitiveKind
+from teola_plugin.passes import DEFAULT_PASSES, PassContext
+from teola_plugin.pool import EnginePool
+
+K = PrimitiveKind
+
+
+@contextmanager
+def pool_of(answer: Any = None, llm: EngineProfile | None = None, **faults: Faults) -> Iterator[EnginePool]:
+    """Fakes; `faulty` are the LLM's faults, the other keywords name an engine."""
+    none = Faults()
+    engines = [
+        FakeLLM("llm", llm, answer, faults=faults.get("faulty", none)),
+        FakeEmbedder("embedder", faults=faults.get("embedder", none)),
+        FakeReranker("reranker", faults=faults.get("reranker", none)),
+        FakeStore("store", faults=faults.get("store", none)),
+    ]
+    with EnginePool.local(engines) as pool:
+        yield pool
+        settled(pool)
+
+
+def settled(pool: EnginePool) -> None:
+    """Nothing is left behind: no live query, no running request."""
+
+    async def left() -> list[str]:
+        busy = [name for name in pool.engine_names if pool.engine(name).load().requests]
+        return busy + list(pool.runtime._driver.runs)
+
+    for _ in range(300):
+        if not (found := pool.runtime.loop.run(left()).result(5)):
+            return
+        time.sleep(0.01)
+    pytest.fail(f"still there: {found}")
+
+
+def scripted(*lists: str) -> Callable[[Prompt, Sampling], str]:
+    """Answers an expansion with these texts in turn of the question's number, everything else with its own words."""
+
+    def answer(prompt: Prompt, sampling: Sampling) -> str:
+        text = prompt.flat()
+        return lists[0] if "Expand" in text else f"about {len(text)}"
+
+    return answer
+
+
+def mapped(pool: EnginePool, shape: Callable[[Any], Any] | None = None, n: int = 2) -> Runnable[Any, Any]:
+    p = parts(pool)
+    p.store.add_texts(TEXTS)
+    schema = {"type": "array", "items": {"type": "string"}, "minItems": n, "maxItems": n}
+    queries = (
+        ChatPromptTemplate.from_template("Expand {question}") | p.llm.bind(json_schema=schema) | JsonOutputParser()
+    )
+    made = RunnablePassthrough.assign(queries=queries | RunnableLambda(shape) if shape else queries)
+    found = itemgetter("queries") | p.store.as_retriever(search_kwargs={"k": 1}).map()
+    answer = ChatPromptTemplate.from_template("{question} by {found}") | p.llm | StrOutputParser()
+    return made | RunnablePassthrough.assign(found=found) | RunnablePassthrough.assign(answer=answer)
+
+
+@pytest.mark.parametrize("engine", ["llm", "embedder", "store"])
+def test_an_engine_that_raises(engine: str) -> None:
+    name = "faulty" if engine == "llm" else engine
+    with pool_of(**{name: Faults(raise_on=lambda r: "what is" in str(r.payload) or r.kind is K.SEARCHING)}) as pool:
+        chain = mapped(pool)
+        plain, accelerated = observe(chain, "ainvoke", QUESTION), observe(accelerate(chain), "ainvoke", QUESTION)
+        assert plain.failed and accelerated.failed
+        assert plain.result.split(":")[0] == accelerated.result.split(":")[0] == "EngineError"
+        assert (
+            f"'{engine}'" in accelerated.result and "query" in accelerated.result and "primitive" in accelerated.result
+        )
+
+
+def test_an_engine_that_dies_mid_batch_answers_after_its_restart() -> None:
+    with pool_of() as pool:
+        expected = observe(mapped(pool), "ainvoke", QUESTION).result
+    with pool_of(embedder=Faults(die_after=2)) as pool:
+        assert observe(accelerate(mapped(pool)), "ainvoke", QUESTION).result == expected
+
+
+def test_a_request_beyond_the_engines_limit_fails_at_once() -> None:
+    with pool_of(llm=EngineProfile(max_request_size=64, prefix_caching=True)) as pool:
+        fast = accelerate(independent_assigns(parts(pool)))
+        with pytest.raises(RequestTooLarge, match="64"):
+            fast.invoke({"question": "word " * 200})
+        assert fast.invoke({"question": "w"})["a"]
+
+
+SLOW = EngineProfile({K.PREFILLING: Curve(((0, 0.05), (9, 0.05))), K.DECODING: Curve.linear(0.0, 0.2)}, max_requests=2)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.3], ids=["queued", "running", "streaming"])
+@pytest.mark.parametrize("entry", ["ainvoke", "astream"])
+async def test_cancellation_reaches_the_engines(entry: str, after: float) -> None:
+    with pool_of(llm=SLOW) as pool:
+        fast = accelerate(independent_assigns(parts(pool)))
+
+        async def read() -> Any:
+            if entry == "ainvoke":
+                return await fast.ainvoke(QUESTION)
+            return [chunk async for chunk in fast.astream(QUESTION)]
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(after)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(settled, pool)
+
+
+def test_a_reader_that_leaves_a_stream_early() -> None:
+    with pool_of(llm=SLOW) as pool:
+        stream = accelerate(independent_assigns(parts(pool))).stream(QUESTION)
+        next(stream)
+        stream.close()
+
+
+def test_a_deadline_that_passes() -> None:
+    with pool_of(llm=SLOW) as pool:
+        fast = accelerate(independent_assigns(parts(pool)))
+        with pytest.raises(QueryTimeout, match="deadline"):
+            fast.invoke(QUESTION, {"configurable": {"teola_deadline_s": 0.1}})
+
+
+def test_a_hanging_engine_and_a_deadline() -> None:
+    with pool_of(embedder=Faults(hang_on=lambda r: r.payload.role == "query")) as pool:
+        with pytest.raises(QueryTimeout):
+            accelerate(mapped(pool)).invoke(QUESTION, {"configurable": {"teola_deadline_s": 0.2}})
+        settled(pool)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        json.dumps(["lambda"]),
+        json.dumps(["lambda", "class", "with", "raise"]),
+        "this is not JSON",
+        '["lambda", "cla',
+        '["naïve café 日本語", "\\u00e9\\n\\"quoted\\""]',
+        json.dumps(["word " * 3000, ""]),
+        '{"queries": ["lambda", "class"]}',
+        "[1, null]",
+    ],
+    ids=["empty", "fewer", "more", "no JSON", "cut off", "Unicode", "long", "an object", "no strings"],
+)
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
+def test_what_an_expansion_may_say(text: str, way: str) -> None:
+    with pool_of(scripted(text)) as pool:
+        chain = mapped(pool)
+        plain, accelerated = observe(chain, way, QUESTION), observe(accelerate(chain), way, QUESTION)
+        assert without_ids(accelerated.result) == without_ids(plain.result)
+        if not plain.failed:
+            assert accelerated.prompts == plain.prompts
+            assert accelerated.events == plain.events
+
+
+def without_ids(result: str) -> str:
+    """An engine's error names its request, query and primitive, which are numbered."""
+    return re.sub(r"(call|q)\d+(-\d+)?|#\d+", "", result)
+
+
+def test_a_wrong_prediction_leaves_no_trace_but_is_counted() -> None:
+    with pool_of(scripted(json.dumps(["lambda", "class"]))) as pool:
+        chain = mapped(pool, shape=lambda items: [item.upper() + "!" for item in items])
+        plain, fast = observe(chain, "ainvoke", QUESTION), accelerate(chain)
+        accelerated = observe(fast, "ainvoke", QUESTION)
+        assert (accelerated.result, accelerated.events) == (plain.result, plain.events)
+        trace = fast.last_trace()
+        assert trace is not None
+        assert trace.wasted()[0] >= 2, "two guesses were embedded for nothing"
+
+
+def test_a_wrong_prediction_that_fails_does_not_surface() -> None:
+    faults = Faults(fail_on=lambda r: getattr(r.payload, "text", "") == "lambda")
+    with pool_of(scripted(json.dumps(["lambda", "class"])), embedder=faults) as pool:
+        chain = mapped(pool, shape=lambda items: [item + " function" for item in items])
+        assert observe(accelerate(chain), "ainvoke", QUESTION).result == observe(chain, "ainvoke", QUESTION).result
+
+
+def test_one_of_many_queries_fails_alone() -> None:
+    with pool_of(faulty=Faults(fail_on=lambda r: "seven" in str(r.payload))) as pool:
+        chain = independent_assigns(parts(pool))
+        fast = accelerate(chain)
+        given = [{"question": f"question {word}"} for word in ("one", "seven", "three", "four")]
+
+        async def all_of() -> list[Any]:
+            return list(await asyncio.gather(*(fast.ainvoke(x) for x in given), return_exceptions=True))
+
+        results = asyncio.run(all_of())
+        assert isinstance(results[1], EngineError)
+        assert [r for i, r in enumerate(results) if i != 1] == [chain.invoke(x) for i, x in enumerate(given) if i != 1]
+
+
+@dataclass(frozen=True)
+class Broken:
+    name: ClassVar[str] = "broken"
+
+    def run(self, graph: Graph, context: PassContext) -> Graph:
+        raise ZeroDivisionError("a bug in a pass")
+
+
+@dataclass(frozen=True)
+class Shout:
+    """A custom pass: marks every prefilling."""
+
+    name: ClassVar[str] = "shout"
+
+    def run(self, graph: Graph, context: PassContext) -> Graph:
+        edit = GraphEdit(graph)
+        for p in graph:
+            if p.leads_group and p.option("loud") is None:
+                edit.replace(p.with_(options=(*p.options, ("loud", True))))
+        return edit.freeze()
+
+
+def test_a_broken_pass_is_logged_and_the_original_runs(caplog: pytest.LogCaptureFixture) -> None:
+    with pool_of() as pool:
+        chain = independent_assigns(parts(pool))
+        with caplog.at_level(logging.WARNING, "teola_plugin"):
+            assert accelerate(chain, passes=[Broken()]).invoke(QUESTION) == chain.invoke(QUESTION)
+        assert "planning failed" in caplog.text and "broken" in caplog.text
+
+
+def test_a_custom_pass() -> None:
+    with pool_of() as pool:
+        chain = independent_assigns(parts(pool))
+        fast = accelerate(chain, passes=[*DEFAULT_PASSES, Shout()])
+        assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
+        assert "loud=True" in str(fast.plan(QUESTION).graph) and "shout" in fast.plan(QUESTION).fired
