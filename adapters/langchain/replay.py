@@ -76,8 +76,8 @@ class EventLog(BaseCallbackHandler):
             events, self._events = self._events, []
         return events
 
-    def moved(self, event: Event, leaf_tags: list[str], real: Any) -> tuple[list[BaseCallbackHandler], Event]:
-        """The event as the plain call would have emitted it, and to whom; `real` manages the plain call's callbacks."""
+    def moved(self, event: Event, leaf_tags: list[str], real: Any) -> Event:
+        """The event as the plain call would have emitted it; `real` manages the plain call's callbacks."""
         kwargs = dict(event.kwargs)
         run_id: UUID = kwargs.get("run_id") or self.parent
         if event.name.endswith("_start"):
@@ -92,7 +92,7 @@ class EventLog(BaseCallbackHandler):
             kwargs["tags"] = [*(t for t in real.tags if t not in own), *own]
         if kwargs.get("metadata") is not None:
             kwargs["metadata"] = {**(real.inheritable_metadata if nested else real.metadata), **kwargs["metadata"]}
-        return (real.inheritable_handlers if nested else real.handlers), Event(event.name, event.args, kwargs)
+        return Event(event.name, event.args, kwargs)
 
 
 def _recorder(name: str) -> Callable[..., None]:
@@ -118,8 +118,8 @@ def deliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> None
         inheritable_metadata=config.get("metadata"),
     )
     for event in events:
-        handlers, moved = log.moved(event, leaf_tags, real)
-        handle_event(handlers, moved.name, _IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
+        moved = log.moved(event, leaf_tags, real)
+        handle_event(real.handlers, moved.name, _IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
 
 
 async def adeliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> None:
@@ -133,8 +133,8 @@ async def adeliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) 
         inheritable_metadata=config.get("metadata"),
     )
     for event in events:
-        handlers, moved = log.moved(event, leaf_tags, real)
-        await ahandle_event(handlers, moved.name, _IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
+        moved = log.moved(event, leaf_tags, real)
+        await ahandle_event(real.handlers, moved.name, _IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
 
 
 def may_be_kept_back(config: RunnableConfig, *, models: bool) -> bool:

@@ -13,6 +13,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import (
     AsyncCallbackHandler,
     BaseCallbackHandler,
+    CallbackManager,
     adispatch_custom_event,
     dispatch_custom_event,
     get_usage_metadata_callback,
@@ -25,6 +26,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.tracers.base import BaseTracer
+from langchain_core.tracers.context import collect_runs
 from support.own_leaves import Chat, Ledger, Notes
 
 from teola_plugin import accelerate
@@ -254,6 +256,35 @@ def test_usage_is_counted_once() -> None:
         fast.invoke(QUESTION)
     assert ledger.most == 2
     assert usage.usage_metadata["own"]["total_tokens"] == 10
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_callback_manager_of_the_users_own(way: str) -> None:
+    """It brings tags and metadata that no config tells of."""
+
+    def seen(make: Any) -> list[str]:
+        handler = Everything()
+        own = {"inheritable_tags": ["boss"], "inheritable_metadata": {"boss": 1}}
+        manager = CallbackManager([handler], [handler], tags=["boss"], metadata={"boss": 1}, **own)
+        call(make, way, {"callbacks": manager, "metadata": {"user": 7}})
+        return handler.seen
+
+    alone, ledger = Ledger(), Ledger(meet=2)
+    assert seen(accelerate(chain_of(ledger, SECONDS["tags"](ledger)))) == seen(chain_of(alone, SECONDS["tags"](alone)))
+    assert ledger.most == 2
+
+
+def test_runs_are_collected_below_a_leaf_too() -> None:
+    """`collect_runs` is not inherited: every run of the context finds it by itself."""
+
+    def collected(chain: Chain) -> list[str]:
+        with collect_runs() as runs:
+            chain.invoke(QUESTION)
+        return sorted(run.name for run in runs.traced_runs)
+
+    alone, ledger = Ledger(), Ledger(meet=2)
+    make = [itemgetter("question") | Rewriting(ledger=one, model=Chat(ledger=one, name="M")) for one in (alone, ledger)]
+    assert collected(accelerate(chain_of(ledger, make[1]))) == collected(chain_of(alone, make[0]))
 
 
 def test_with_a_response_cache_nothing_is_made_early() -> None:
