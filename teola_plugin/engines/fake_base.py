@@ -57,6 +57,8 @@ class Run:
         self._news = asyncio.Event()
 
     def put(self, result: Result) -> None:
+        if self._error is not None:
+            return  # nothing comes from a broken batch
         if not isinstance(result, Done | Failed) or self.pending.pop(result.request_id, None) is not None:
             self._results.append(result)
             self._news.set()
