@@ -120,9 +120,11 @@ class CallHandle:
         return self._wait().__await__()
 
     async def _wait(self) -> list[Any]:
+        waiter = asyncio.wrap_future(self._future)
         try:
-            return await asyncio.shield(asyncio.wrap_future(self._future))
+            return await asyncio.shield(waiter)
         except BaseException:
+            waiter.add_done_callback(_seen)
             self.cancel()
             raise
 
@@ -130,3 +132,9 @@ class CallHandle:
         """Give the results up. Reaches the engine unless another part of the query needs them."""
         if not self._future.done():
             self._cancel()
+
+
+def _seen(waiter: asyncio.Future[Any]) -> None:
+    """Nobody waits any more: asyncio need not complain about an error that nobody looks at."""
+    if not waiter.cancelled():
+        waiter.exception()
