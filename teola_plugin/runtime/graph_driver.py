@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.engines.base import Piece, Request
@@ -50,6 +50,8 @@ from teola_plugin.scheduling.events import (
 
 _K = PrimitiveKind
 log = logging.getLogger("teola_plugin")
+SHOWN_REQUESTS = 8
+"""Requests of a primitive whose contents a trace shows, where prompts and documents were asked for."""
 
 
 class GraphDriver:
@@ -129,7 +131,7 @@ class GraphDriver:
             live.entries.append(entry)
             run.waiters.setdefault(entry.request.id, []).append(p.id)
         live.left = sum(not e.ended for e in live.entries)
-        self._record_queued(run, p, order.depth, len(made))
+        self._record_queued(run, p, order.depth, len(made), made)
         self._prepare_items(live)
         if fresh:
             port.enqueue(fresh, self._ticket(run, p, order.depth))
@@ -179,7 +181,8 @@ class GraphDriver:
                 live.items = ItemStream(member.option("items", "json"))
                 return
 
-    def _record_queued(self, run: QueryRun, p: Primitive, depth: int, size: int) -> None:
+    def _record_queued(self, run: QueryRun, p: Primitive, depth: int, size: int, payloads: Sequence[Any] = ()) -> None:
+        shown = payloads[:SHOWN_REQUESTS] if self.recorder.details else ()
         self.recorder.queued(
             run.id,
             p.id,
@@ -191,6 +194,7 @@ class GraphDriver:
             size=size,
             tentative=p.tentative,
             parents=Graph.edges_into(p),
+            detail=tuple((f"request {i}", str(payload)) for i, payload in enumerate(shown)),
         )
 
     # ------------------------------------------------------------ what ports report

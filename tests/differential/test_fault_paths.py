@@ -21,6 +21,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
 from teola_plugin import EngineError, QueryTimeout, RequestTooLarge, accelerate
+from teola_plugin.engines.base import Request
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults
 from teola_plugin.engines.payloads import Prompt, Sampling
 from teola_plugin.graph import Curve, EngineProfile, Graph, GraphEdit, PrimitiveKind

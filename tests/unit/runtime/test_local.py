@@ -208,3 +208,11 @@ def test_closing_twice_and_using_a_closed_pool(pool: EnginePool) -> None:
     pool.close()
     with pytest.raises(EngineUnavailable, match="not running"):
         pool.call(K.EMBEDDING, "embedder", [EmbedText("x")])
+
+
+@pytest.mark.parametrize("details", [True, False])
+def test_prompts_and_documents_are_in_traces_only_when_asked_for(details: bool) -> None:
+    with EnginePool.local(fake_engines(), details=details) as pool:
+        run = pool.runtime.submit(Query({"input": "a secret"}), EMBED, {})
+        run.output.result(5)
+        assert ("a secret" in repr(run.trace.result(5))) is details
