@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 import time
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
 import pytest
-from differential.recording import WAYS, observe
+from differential.recording import WAYS, Recorder, observe
 from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
@@ -257,6 +258,63 @@ async def test_cancelling_the_caller_cancels_early_calls() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     assert ledger.now == 0
+
+
+async def test_cancelling_the_caller_cancels_a_claimed_early_call() -> None:
+    ended: list[str] = []
+    begun = asyncio.Event()
+
+    class Endless(Chat):
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("cancelled")
+
+    class Patient(Chat):
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            await begun.wait()
+            return await super()._agenerate(*args, **kwargs)
+
+    chain = RunnablePassthrough.assign(a=ask("{question}", Patient())).assign(b=ask("{question}", Endless()))
+    fast, plain = accelerate(chain), Recorder()
+    task = asyncio.create_task(fast.ainvoke(QUESTION, {"callbacks": [plain]}))
+    while sum(plain.prompts.values()) < 2:  # the second call is claimed now
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["cancelled"]
+
+
+def test_a_leaf_that_gains_nothing_is_called_by_the_plain_object() -> None:
+    ledger = Ledger(meet=3)
+    ledger.look = lambda: threading.current_thread().name == "teola-early"
+    fast = accelerate(three_assigns(ledger))
+    fast.invoke(QUESTION)
+    assert len(fast._routed.sites) == 3 and len(fast._routed.early) == 2
+    assert sorted(ledger.variables) == [False, True, True]
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_local_model_that_asks_itself_does_not_wait_for_itself(way: str) -> None:
+    class Recursive(SyncChat):
+        inner: Any = None
+
+        def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            if "deep" not in messages[-1].content:
+                self.inner.invoke({"question": "deep"})
+            return super()._generate(messages, *args, **kwargs)
+
+    model = Recursive()
+    model.inner = accelerate(
+        RunnablePassthrough.assign(a=ask("1 {question}", SyncChat())).assign(b=ask("2 {question}", model))
+    )
+    chain = RunnablePassthrough.assign(a=ask("{question}", Chat(ledger=Ledger(jitter=0.01)))).assign(
+        b=ask("{question}", model)
+    )
+    assert observe(accelerate(chain), way, QUESTION).result == observe(chain, way, QUESTION).result
 
 
 async def test_astream_events_and_streaming_listeners_make_nothing_early() -> None:
