@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import ClassVar, Protocol, runtime_checkable
 
 from teola_plugin.errors import PassError, unknown_name
-from teola_plugin.graph import EngineProfile, Graph
+from teola_plugin.graph import CARRY, EngineProfile, Fragment, Graph, GraphEdit, PrimitiveKind
 
 SPECULATE = ("all", "auto", "off")
+CARRIED = frozenset({CARRY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class PassContext:
 
     profiles: Mapping[str, EngineProfile] = field(default_factory=dict)
     speculate: str = "auto"
+    late: frozenset[str] = frozenset()
+    """External values that are known last: inside a FOLD or LOOP, what is carried from one instance to the next."""
 
     def __post_init__(self) -> None:
         if self.speculate not in SPECULATE:
@@ -101,7 +104,26 @@ class PassPipeline:
     max_rounds: int = 16
 
     def run(self, graph: Graph, context: PassContext) -> Optimised:
-        """The fixed point. Raises `PassError` when a pass fails, or when the passes never agree."""
+        """The fixed point, fragments included. Raises `PassError` when a pass fails, or the passes never agree."""
+        settled = self._settle(graph, context)
+        return self._inside(settled, context) if self.passes else settled
+
+    def _inside(self, outer: Optimised, context: PassContext) -> Optimised:
+        """Fragments are optimised once, here, instead of at every splice: their instances are all alike."""
+        edit, reports = GraphEdit(outer.graph), outer.reports
+        for p in outer.graph:
+            late = CARRIED if p.kind in (PrimitiveKind.FOLD, PrimitiveKind.LOOP) else frozenset[str]()
+            for name in ("fragment", "otherwise"):
+                held: Fragment | None = getattr(p, name)
+                if held is None or not any(q.after or q.leads_group for q in held.graph):
+                    continue
+                inner = self.run(held.graph, replace(context, late=late))
+                reports += inner.reports
+                if inner.fired:
+                    edit.replace(edit[p.id].with_(**{name: Fragment(inner.graph, inner.graph.output)}))
+        return Optimised(edit.freeze(), reports, outer.source)
+
+    def _settle(self, graph: Graph, context: PassContext) -> Optimised:
         reports: list[PassReport] = []
         now, quiet = graph, 0
         for _ in range(self.max_rounds if self.passes else 0):

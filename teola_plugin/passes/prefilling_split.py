@@ -11,6 +11,8 @@ from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.estimate import measured, ready_times, tokens
 
 _K = PrimitiveKind
+LATE = 1.0
+"""Seconds after its instance at which a carried value is taken to be ready."""
 MIN_GAP = 0.001
 """Seconds. A prefix that is ready less than this before the rest is not worth a request of its own."""
 
@@ -43,7 +45,7 @@ class _Sight:
     def __init__(self, graph: Graph, context: PassContext) -> None:
         self.graph = graph
         self.context = context
-        self.ready = ready_times(graph, context)
+        self.ready = dict.fromkeys(context.late, LATE) | ready_times(graph, context)
         self.engines: dict[str, int] = {}
         """What runs on each engine."""
         self.unmeasured = 0
@@ -69,7 +71,7 @@ def _candidate(p: Primitive, context: PassContext) -> bool:
     profile = context.profile(p.engine)
     if profile is None or not profile.prefix_caching or len(p.prompt) < 2:
         return False
-    return any(not ref.external for _, ref in p.inputs)
+    return any(not ref.external or ref.producer in context.late for _, ref in p.inputs)
 
 
 def _ends(p: Primitive, sight: _Sight) -> list[int]:

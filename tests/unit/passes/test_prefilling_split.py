@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from pass_apps import CONTEXT, LITERAL, ONE_DEVICE, PROFILES, QUESTION, UNMEASURED, Golden, K, advanced_rag, call
 
-from teola_plugin.graph import Graph, Primitive, PromptPart, Ref, build_pgraph, named
-from teola_plugin.passes import PassContext, PrefillingSplit, PruneDependencies
+from teola_plugin.graph import Fragment, Graph, Primitive, PromptPart, Ref, build_pgraph, named
+from teola_plugin.passes import PassContext, PassPipeline, PrefillingSplit, PruneDependencies
 
 SPLIT = PrefillingSplit()
 SHORT = PromptPart.literal("Answer: ")
@@ -126,3 +126,23 @@ def test_done_once() -> None:
     once = SPLIT.run(graph, CONTEXT)
     assert once is not graph
     assert SPLIT.run(once, CONTEXT) is once
+
+
+def test_inside_a_fold_only_the_carried_value_is_late() -> None:
+    """A refine over passages: each prompt is prefilled up to the previous answer while that is being decoded."""
+    refine = Primitive(
+        "r",
+        K.PREFILLING,
+        "llm",
+        named(text=Ref("$item"), answer=Ref("$carry")),
+        prompt=(LITERAL, V("text"), V("answer")),
+    )
+    body = Graph([refine, Primitive("d", K.DECODING, "llm", named(prefilling=Ref("r")))], Ref("d"))
+    inputs = named(items=Ref("$input", ("passages",)), init=Ref("$input", ("first",)))
+    fold = Primitive("f", K.FOLD, inputs=inputs, fragment=Fragment(body, body.output))
+    optimised = PassPipeline((SPLIT,)).run(Graph([fold], Ref("f")), CONTEXT)
+    inner = optimised.graph["f"].fragment
+    assert inner is not None and optimised.fired == ("prefilling-split",)
+    assert inner.graph["r.partial#0"].inputs == named(text=Ref("$item"))
+    assert inner.graph["r"].kind is K.FULL_PREFILLING and inner.graph["r"].after == ("r.partial#0",)
+    assert PassPipeline((SPLIT,)).run(optimised.graph, CONTEXT).graph is optimised.graph

@@ -12,7 +12,8 @@ from support.apps import advanced_rag
 from support.recording import record
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, Faults, fake_engines
-from teola_plugin.engines.payloads import EmbedText, Generate, Message, Prompt, Sampling
+from teola_plugin.engines.payloads import UNKNOWN, EmbedText, Generate, Message, Prompt, Sampling
+from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.errors import (
     EngineError,
     EngineUnavailable,
@@ -21,7 +22,20 @@ from teola_plugin.errors import (
     QueryTimeout,
     RequestTooLarge,
 )
-from teola_plugin.graph import Curve, EngineProfile, Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.graph import (
+    Component,
+    Curve,
+    EngineProfile,
+    Graph,
+    Primitive,
+    PrimitiveKind,
+    PromptPart,
+    Query,
+    Ref,
+    Role,
+    WorkflowTemplate,
+    named,
+)
 from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
 
@@ -216,3 +230,34 @@ def test_prompts_and_documents_are_in_traces_only_when_asked_for(details: bool) 
         run = pool.runtime.submit(Query({"input": "a secret"}), EMBED, {})
         run.output.result(5)
         assert ("a secret" in repr(run.trace.result(5))) is details
+
+
+def test_a_fold_prefills_the_next_prompt_while_the_previous_answer_is_decoded() -> None:
+    prompt = (
+        PromptPart.literal("Improve the answer with the passage. " * 8),
+        PromptPart.var("text"),
+        PromptPart.var("before"),
+    )
+    ask = Component("ask", Role.GENERATION, named(text=Ref("$item"), before=Ref("$carry")), "llm", prompt=prompt)
+    body = WorkflowTemplate((ask, Component("said", Role.CALL, named(made=Ref("ask")))), Ref("said"))
+    inputs = named(items=Ref("$input", ("passages",)), init=Ref("$input", ("first",)))
+    template = WorkflowTemplate((Component("refine", Role.FOLD, inputs, body=body),), Ref("refine"))
+
+    def payload(given: Any) -> Generate:
+        parts = "".join(str(given.get(name, UNKNOWN)) for name in ("text", "before"))
+        return Generate(
+            Prompt((Message("user", "Improve the answer with the passage. " * 8 + parts),)), Sampling(max_tokens=6)
+        )
+
+    calls = {"ask": payload, "said": lambda made: made.text}
+    given = {"passages": ["one " * 40, "two " * 40, "three " * 40], "first": "nothing yet"}
+    answers, kinds = [], []
+    with EnginePool.local(fake_engines(rtx3090())) as pool:
+        for passes in ((), DEFAULT_PASSES):
+            run = pool.runtime.submit(Query({"input": given}), pool.plan(template, passes=passes).graph, calls)
+            answers.append(run.output.result(20))
+            trace = run.trace.result(5)
+            assert trace is not None
+            kinds.append([s.kind for s in trace.spans if s.kind == "PARTIAL_PREFILLING" and s.outcome == "done"])
+    assert answers[0] == answers[1]
+    assert not kinds[0] and len(kinds[1]) >= 2
