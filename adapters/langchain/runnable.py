@@ -10,7 +10,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, get_config_list
 from pydantic import ConfigDict, PrivateAttr
 
-from teola_plugin.adapters.langchain.begun import Begun, BegunBatch, shape, shared_limit, streaming
+from teola_plugin.adapters.langchain.begun import Begun, BegunBatch, runs_ahead, shape, shared_limit, streaming
 from teola_plugin.adapters.langchain.gates import Gate
 from teola_plugin.adapters.langchain.places import AsyncPlace, Place, SyncPlace, placed
 from teola_plugin.adapters.langchain.routed import Routed
@@ -133,13 +133,17 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
             _log_fallback()
             return None
         self._last[:] = [run]
-        return Begun(run, joined_config(merged, SessionHandler(run, traced.watched)), chain, place)
+        return Begun(
+            run, joined_config(merged, SessionHandler(run, traced.watched if run.claims else {})), chain, place
+        )
 
     def _submit(
         self, input: Any, config: RunnableConfig, pool: EnginePool, traced: Traced, place: Place | None
     ) -> QueryRun:
         optimised = self._plan(traced, pool, input)
         query = self._query(input, config, pool)
+        if place is None and optimised.source is not None and not runs_ahead(optimised.source, optimised.graph):
+            return pool.runtime.watch(query)
         if place is not None:
             place.open(query.id, pool)
         try:

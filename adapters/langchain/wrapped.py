@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from teola_plugin.adapters.langchain.begun import freed, takes_time
 from teola_plugin.adapters.langchain.places import open_places
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.errors import EngineError
-from teola_plugin.graph import IMPURE_KINDS, Batching, EngineProfile, Graph, PrimitiveKind
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.local import LocalRuntime
@@ -131,14 +132,8 @@ def gained(optimised: Optimised) -> frozenset[str]:
     return frozenset(
         p.option("wrapped")
         for p in graph
-        if p.engine == WRAPPED and p.kind in _CALLS and p.id in source and _costly(source, _freed(p.id, source, graph))
+        if p.engine == WRAPPED
+        and p.kind in _CALLS
+        and p.id in source
+        and any(takes_time(source[name]) for name in freed(p.id, source, graph))
     )
-
-
-def _freed(name: str, source: Graph, graph: Graph) -> frozenset[str]:
-    return source.ancestors[name] - graph.ancestors[name]
-
-
-def _costly(graph: Graph, names: frozenset[str]) -> bool:
-    found = (graph[name] for name in names)
-    return any(p.on_engine or p.kind in IMPURE_KINDS or p.holds_fragment for p in found)
