@@ -15,11 +15,12 @@ from typing import Any
 from teola_plugin.engines.base import Piece, Request
 from teola_plugin.engines.items import ItemStream
 from teola_plugin.engines.payloads import Generation, SearchVector, Warmed
-from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTimeout
+from teola_plugin.errors import QueryCancelled
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import requests
 from teola_plugin.runtime.engine_port import EnginePort
+from teola_plugin.runtime.failures import located, outcome_error
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.request_table import RequestEntry, request_id
 from teola_plugin.scheduling import GraphScheduler
@@ -260,7 +261,7 @@ class GraphDriver:
 
     def request_ended(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
         run = self.runs.get(entry.request.query)
-        named = error if error is None else _named(error, entry)
+        named = error if error is None else located(error, entry)
         entry.resolve(value, named)
         if run is None:
             return
@@ -448,7 +449,7 @@ class GraphDriver:
 
     def _end(self, run: QueryRun, order: End) -> None:
         del self.runs[run.id]
-        error = self._error(run, order)
+        error = outcome_error(run, order)
         if error is not None:
             for entry in run.table:
                 entry.resolve(None, error)
@@ -476,39 +477,6 @@ class GraphDriver:
         helper = live is not None and live.primitive.kind is _K.PARTIAL_PREFILLING and not live.primitive.tentative
         return "done" if claimed or helper else "wasted"
 
-    def _error(self, run: QueryRun, order: End) -> QueryError | BaseException | None:
-        if order.outcome == "timeout":
-            return QueryTimeout(
-                f"query {run.id} did not end before its deadline.",
-                query_id=run.id,
-                hint="allow more time, or see fast.explain()",
-            )
-        if order.outcome == "cancelled":
-            return QueryCancelled(f"query {run.id} was cancelled.", query_id=run.id, hint="call it again")
-        if order.outcome != "failed":
-            return None
-        cause = run.errors.get(order.primitive)
-        if cause is not None and not isinstance(cause, EngineError):
-            return cause  # the user's own exception passes through unchanged
-        error = QueryError(
-            f"query {run.id} failed at primitive {order.primitive!r}: {cause}",
-            query_id=run.id,
-            primitive=order.primitive,
-            hint="see the cause",
-        )
-        error.__cause__ = cause
-        return error
-
 
 def _version(port: EnginePort, payload: Any) -> int:
     return port.writes.get(payload.collection, 0) if isinstance(payload, SearchVector) else -1
-
-
-def _named(error: BaseException, entry: RequestEntry) -> BaseException:
-    """An engine's error, saying which query and primitive it hit."""
-    if isinstance(error, EngineError) and "primitive" not in error.__dict__:
-        error.message += f" (query {entry.request.query}, primitive {entry.primitive})"
-        error.args = (error.message,)
-        error.__dict__["primitive"] = entry.primitive
-        error.__dict__["query_id"] = entry.request.query
-    return error
