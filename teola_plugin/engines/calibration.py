@@ -15,6 +15,8 @@ from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
 log = logging.getLogger("teola_plugin")
+HOW = 2
+"""Part of the file's name; raise it whenever engines measure otherwise, so that older figures are not taken."""
 MEASURED = ("curves", "max_efficient_batch", "warmup_chunk")
 """What measuring finds out; limits and devices are the running engine's own."""
 
@@ -50,7 +52,7 @@ async def calibrate(engine: Engine, *, fresh: bool = False) -> EngineProfile:
 
 
 def _path(engine: Engine) -> Path:
-    facts = [type(engine).__qualname__, engine.profile.device, sorted(engine.versions().items())]
+    facts = [HOW, type(engine).__qualname__, engine.profile.device, sorted(engine.versions().items())]
     name = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
     return cache_folder() / "profiles" / f"{engine.name}-{name}.json"
 

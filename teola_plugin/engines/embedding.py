@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from teola_plugin.engines.payloads import EmbedText
 from teola_plugin.engines.quiet import no_loading_bars
-from teola_plugin.engines.static import StaticEngine
+from teola_plugin.engines.static import StaticEngine, sample_chunk
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
 
@@ -97,7 +97,7 @@ class EmbeddingEngine(StaticEngine):
         return ""
 
     def _sample(self, number: int) -> EmbedText:
-        return EmbedText(f"Text {number}: what does the function return when the object has no such attribute?")
+        return EmbedText(sample_chunk(number))
 
 
 def packaged_minilm() -> str:

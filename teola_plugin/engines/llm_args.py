@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from teola_plugin.engines import llm_cores
 from teola_plugin.errors import EngineUnavailable
 
 OLDEST, BEYOND = (0, 26), (0, 33)
@@ -55,8 +56,7 @@ def environment(model: str, cores: str | None, folder: Path) -> dict[str, str]:
     """
     env = dict(os.environ)
     env["VLLM_RPC_BASE_PATH"] = env["TMPDIR"] = str(folder)
-    if cores is not None:
-        env["VLLM_CPU_OMP_THREADS_BIND"] = cores
+    env |= llm_cores.environment(cores)
     for name, value in (
         ("VLLM_LOGGING_LEVEL", "INFO"),
         ("VLLM_LOGGING_COLOR", "0"),

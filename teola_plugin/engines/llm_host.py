@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines import llm_args
+from teola_plugin.engines import llm_args, llm_cores
 from teola_plugin.engines.llm_link import (
     Abort,
     Answer,
@@ -144,11 +144,12 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLM, Ready]:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     cpu = current_platform.is_cpu()
+    in_one = cpu and llm_cores.settle(setup.engine_args)
     args = llm_args.engine_args(setup.model, setup.engine_args, cpu=cpu)
     if isinstance(args["structured_outputs_config"], dict):  # the one config that vLLM does not convert by itself
         args["structured_outputs_config"] = StructuredOutputsConfig(**args["structured_outputs_config"])
     config = AsyncEngineArgs(**args).create_engine_config(UsageContext.ENGINE_CONTEXT)
-    if cpu:
+    if cpu and (not in_one or llm_cores.may_fork()):
         _fork_the_core()
     llm = AsyncLLM.from_vllm_config(config, stat_loggers=[gauge.factory()], disable_log_stats=True)
     cores = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") if cpu else os.environ.get("CUDA_VISIBLE_DEVICES", "0")

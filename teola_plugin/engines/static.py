@@ -14,6 +14,8 @@ from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
 Outcome = Any | Exception
+_SMALLEST_STAGE = 8
+"""A CPU is at its best with one or two long texts; but every stage costs its readers a call of their own."""
 
 
 class Model(Protocol):
@@ -74,7 +76,7 @@ class StaticEngine:
         raise NotImplementedError
 
     def _sample(self, number: int) -> Any:
-        """A short payload for measuring."""
+        """A payload for measuring, as long as most are; see `sample_chunk`."""
         raise NotImplementedError
 
     # Life cycle
@@ -220,6 +222,7 @@ class StaticEngine:
         best = min(points, key=lambda point: point[1] / point[0])
         curves = {kind: Curve(tuple(points)) for kind in self.kinds}
         efficient = next(size for size, seconds in points if seconds / size <= 1.1 * best[1] / best[0])
+        efficient = min(max(efficient, _SMALLEST_STAGE), self._profile.max_batch)
         self._profile = replace(self._profile, curves=curves, max_efficient_batch=efficient)
         return self._profile
 
@@ -236,6 +239,12 @@ class StaticEngine:
                 break
             size *= 2
         return points
+
+
+def sample_chunk(number: int) -> str:
+    """About 250 tokens, a chunk of a document as most pipelines cut them: with short texts batches seem to help more."""
+    line = "A function that ends without a return statement gives None to the one who called it, and line {} says so. "
+    return "".join(line.format(number + at) for at in range(10))
 
 
 def _shared_device(device: str, cores: Sequence[int]) -> str:

@@ -30,7 +30,8 @@ from teola_plugin.scheduling.events import Enqueue, InstanceUp, QueuedRequest, R
 
 pytestmark = [pytest.mark.vllm, pytest.mark.postgres, pytest.mark.models]
 QUESTION = "When is the else clause of a try statement executed?"
-DOCUMENT = topics["try"][:6000]
+DOCUMENT = topics["compound"][:12000]
+"""About 60 chunks: more than any machine embeds at its best in one batch, so that there are stages."""
 
 
 @pytest.fixture(scope="module")
