@@ -14,7 +14,7 @@ from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
 Outcome = Any | Exception
-_SMALLEST_STAGE = 8
+_SMALLEST_STAGE = 4
 """A CPU is at its best with one or two long texts; but every stage costs its readers a call of their own."""
 
 

@@ -9,6 +9,9 @@ from teola_plugin.graph import IMPURE_KINDS, Effect, Graph, GraphEdit, Primitive
 from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.stage_decomposition import CONCAT
 
+_NOTED = IMPURE_KINDS | {PrimitiveKind.AGGREGATE}
+"""Kinds that may bring effects or keep an order without saying so in a field."""
+
 
 @dataclass(frozen=True, slots=True)
 class PruneDependencies:
@@ -27,9 +30,12 @@ class PruneDependencies:
         edit = GraphEdit(graph)
         pruning = _Pruning(graph)
         for p in graph:
-            after = pruning.edges(p)
-            if after != p.after:
-                edit.replace(p.with_(after=after))
+            if p.after or p.early or p.effects or p.kind in _NOTED or p.fragment is not None:
+                after = pruning.edges(p)
+                if after != p.after:
+                    edit.replace(p.with_(after=after))
+            else:
+                pruning.follow(p)
         return edit.freeze()
 
 
@@ -39,37 +45,45 @@ class _Pruning:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.order = tuple(graph)
-        self.index = {p.id: i for i, p in enumerate(self.order)}
-        self.before: list[int] = []
+        self.before: dict[str, int] = {}
         """Each primitive walked so far, with what it waited for, directly or not, before this pass."""
-        self.now: list[int] = []
+        self.now: dict[str, int] = {}
         """Each with what it waits for by the edges kept so far."""
         self.effects: dict[int, tuple[Effect, ...]] = {}
+        self.effectful = 0
+
+    def follow(self, p: Primitive) -> None:
+        """A primitive with data edges only, which all stay."""
+        before = waits = 1 << len(self.before)
+        for name in self.graph.parents(p.id):
+            before |= self.before[name]
+            waits |= self.now[name]
+        self.before[p.id], self.now[p.id] = before, waits
 
     def edges(self, p: Primitive) -> tuple[str, ...]:
         """The order edges that stay, in their old order, then those drawn directly."""
         at, before, waits = len(self.before), 0, 0
         for _, ref in p.inputs:
-            i = self.index.get(ref.producer)
-            if i is not None:  # otherwise an external value
-                before |= self.before[i]
-                waits |= self.now[i]
+            if ref.producer in self.before:  # otherwise an external value
+                before |= self.before[ref.producer]
+                waits |= self.now[ref.producer]
         kept: tuple[str, ...] = ()
         impure, effects = is_impure(p), self._effects(p)
         if p.after or impure or effects:
-            own = [self.index[a] for a in p.after]
-            for i in own:
-                before |= self.before[i]
-            always = own if impure else [i for i in own if self.order[i].kind is PrimitiveKind.PARTIAL_PREFILLING]
-            for i in always:
-                waits |= self.now[i]
+            for name in p.after:
+                before |= self.before[name]
+            partial = PrimitiveKind.PARTIAL_PREFILLING
+            always = p.after if impure else [name for name in p.after if self.graph[name].kind is partial]
+            for name in always:
+                waits |= self.now[name]
             needed, waits = self._needed(before, waits, None if impure else effects)
-            kept = tuple([a for a, i in zip(p.after, own, strict=True) if i in always or i in needed])
-            kept += tuple([self.order[i].id for i in reversed(needed) if i not in own])
-        self.before.append(before | 1 << at)
-        self.now.append(waits | 1 << at)
+            drawn = [self.order[i].id for i in needed]
+            kept = tuple([name for name in p.after if name in always or name in drawn])
+            kept += tuple([name for name in reversed(drawn) if name not in p.after])
+        self.before[p.id], self.now[p.id] = before | 1 << at, waits | 1 << at
         if effects:
             self.effects[at] = effects
+            self.effectful |= 1 << at
         return kept
 
     def _effects(self, p: Primitive) -> tuple[Effect, ...]:
@@ -84,11 +98,16 @@ class _Pruning:
         Without `effects`, everything must.
         """
         needed: list[int] = []
-        for i in range(before.bit_length() - 1, -1, -1) if effects is None else reversed(self.effects):
-            # Latest first: whatever a later one waits for is implied by it.
-            if before >> i & 1 and not waits >> i & 1 and (effects is None or conflict(effects, self.effects[i])):
-                needed.append(i)
-                waits |= self.now[i]
+        missing = before & ~waits
+        if effects is not None:
+            missing &= self.effectful
+        while missing:
+            latest = missing.bit_length() - 1  # whatever a later one waits for is implied by it
+            missing ^= 1 << latest
+            if effects is None or conflict(effects, self.effects[latest]):
+                needed.append(latest)
+                waits |= self.now[self.order[latest].id]
+                missing &= ~waits
         return needed, waits
 
 
