@@ -242,7 +242,7 @@ class StaticEngine:
 
 
 def sample_chunk(number: int) -> str:
-    """About 250 tokens, a chunk of a document as most pipelines cut them: with short texts batches seem to help more."""
+    """About 250 tokens, a chunk as most pipelines cut them: with short texts, larger batches seem to help more."""
     line = "A function that ends without a return statement gives None to the one who called it, and line {} says so. "
     return "".join(line.format(number + at) for at in range(10))
 
