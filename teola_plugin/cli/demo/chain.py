@@ -17,33 +17,19 @@ from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.cli.demo.prompts import EXPAND_INSTRUCTION, INSTRUCTION, REFINE_INSTRUCTION
 
 QUERIES, SEARCHED, KEPT = 3, 16, 3
 
 EXPAND = ChatPromptTemplate.from_messages(
-    [
-        (
-            "system",
-            "You help people search reference documentation. You get a question and write other questions that ask "
-            "for the same facts in other words, so that a search finds passages which use other terms than the "
-            "person did. Keep names of functions, statements and types as they are. Each question stands alone, is "
-            f"one sentence long, and differs from the others. Write exactly {QUERIES} questions, as a JSON list of "
-            "strings and nothing else.",
-        ),
-        ("human", "Question: {question}"),
-    ]
-)
-INSTRUCTION = (
-    "You answer questions about a document. You get the question and one passage of the document. Answer in one or "
-    "two sentences, with the words of the passage, and only with what it says. When the passage does not hold the "
-    "answer, say so. Do not add anything of your own, and do not repeat the question."
+    [("system", EXPAND_INSTRUCTION.format(n=QUERIES)), ("human", "Question: {question}")]
 )
 ANSWER = ChatPromptTemplate.from_messages(
     [("system", INSTRUCTION), ("human", "Question: {question}\n\nPassage:\n{context}\n\nAnswer:")]
 )
 REFINE = ChatPromptTemplate.from_messages(
     [
-        ("system", INSTRUCTION + " You also get an earlier answer: improve it with the passage, or keep it."),
+        ("system", INSTRUCTION + REFINE_INSTRUCTION),
         ("human", "Question: {question}\n\nPassage:\n{context}\n\nEarlier answer: {previous}\n\nBetter answer:"),
     ]
 )
