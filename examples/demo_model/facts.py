@@ -49,7 +49,8 @@ RELATIONS = tuple(
             "company",
             "thing",
             "{s} makes {v}. | The main product of {s} is {v}. | {s} is known for its {v}.",
-            "What does {s} make? | What is the main product of {s}? | What is {s} known for? | Which goods come from {s}?",
+            "What does {s} make? | What is the main product of {s}? | What is {s} known for? | "
+            "Which goods come from {s}?",
         ),
         (
             "company",
@@ -69,7 +70,8 @@ RELATIONS = tuple(
             "person",
             "thing",
             "{s} collects {v}. | The hobby of {s} is collecting {v}. | {s} is fond of {v}.",
-            "What does {s} collect? | What is the hobby of {s}? | What is {s} fond of? | Which things does {s} collect?",
+            "What does {s} collect? | What is the hobby of {s}? | What is {s} fond of? | "
+            "Which things does {s} collect?",
         ),
         (
             "person",
@@ -129,7 +131,8 @@ RELATIONS = tuple(
         (
             "place",
             "length",
-            "{s} lies {v} from the coast. | The distance from {s} to the coast is {v}. | From {s} it is {v} to the sea.",
+            "{s} lies {v} from the coast. | The distance from {s} to the coast is {v}. | "
+            "From {s} it is {v} to the sea.",
             "How far is {s} from the coast? | What is the distance from {s} to the coast? | "
             "How far is it from {s} to the sea? | How far does {s} lie from the sea?",
         ),

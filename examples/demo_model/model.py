@@ -67,8 +67,8 @@ def new_llm(tokenizer: Any) -> Any:
     return LlamaForCausalLM(config)
 
 
-def new_reranker(folder: Path) -> Any:
-    """An untrained `BertForSequenceClassification`, read from `folder`, where its tokenizer already lies."""
+def new_reranker() -> Any:
+    """A `BertForSequenceClassification` with fresh weights: 2 million parameters."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from examples.demo_model.handwritten import HELD_OUT
+from teola_plugin.cli.demo.documents import flowing
 
 _MODULES = (
     "argparse asyncio base64 bisect collections contextlib copy csv datetime decimal difflib enum fractions functools "
@@ -24,12 +25,6 @@ _COMMON = set(
 )
 
 
-def flowing(text: str) -> str:
-    """The text with the lines of each paragraph joined; blank lines stay."""
-    paragraphs = re.split(r"\n\s*\n", text)
-    return "\n\n".join(re.sub(r"\s+", " ", paragraph).strip() for paragraph in paragraphs if paragraph.strip())
-
-
 @cache
 def documents() -> dict[str, str]:
     """Flowing text by name: Python's reference and the help texts of its modules."""
@@ -37,7 +32,7 @@ def documents() -> dict[str, str]:
     import pydoc
     from pydoc_data.topics import topics
 
-    found = {topic: flowing(text) for topic, text in sorted(topics.items())}
+    found = {name: flowing(text) for name, text in sorted(topics.items())}
     for module in _MODULES:
         held = importlib.import_module(module)
         texts = [held.__doc__ or ""]
@@ -45,6 +40,13 @@ def documents() -> dict[str, str]:
             texts.append(pydoc.getdoc(vars(held)[key]) if not key.startswith("_") else "")
         found[module] = flowing("\n\n".join(text for text in texts if len(text) > 80))
     return {key: text for key, text in found.items() if len(text) > 400}
+
+
+def topic(name: str) -> str:
+    """One chapter of Python's reference."""
+    from pydoc_data.topics import topics
+
+    return flowing(topics[name])
 
 
 def sentences(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,13 +21,22 @@ def load(paths: Sequence[str]) -> list[Document]:
     if not paths:
         from pydoc_data.topics import topics
 
-        return [Document(page_content=topics[t], metadata={"source": f"pydoc topic {t}"}) for t in DEFAULT_TOPICS]
+        return [
+            Document(page_content=flowing(topics[topic]), metadata={"source": f"pydoc topic {topic}"})
+            for topic in DEFAULT_TOPICS
+        ]
     found = [_read(path) for given in paths for path in _files(Path(given))]
     if not any(document.page_content.strip() for document in found):
         raise RegistrationError(
             f"there is no text in {', '.join(paths)}.", hint="give files that hold text, e.g. --docs README.md"
         )
     return found
+
+
+def flowing(text: str) -> str:
+    """The text with the lines of each paragraph joined; blank lines stay."""
+    paragraphs = re.split(r"\n\s*\n", text)
+    return "\n\n".join(re.sub(r"\s+", " ", paragraph).strip() for paragraph in paragraphs if paragraph.strip())
 
 
 def _files(path: Path) -> list[Path]:

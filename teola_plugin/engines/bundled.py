@@ -1,0 +1,30 @@
+"""The two small models that come with the package; `examples/demo_model` says how they were made and what they can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from teola_plugin.errors import EngineUnavailable
+
+_FOLDER = Path(__file__).parent / "models"
+
+
+def llm_folder() -> Path:
+    """A Llama of 4 million parameters whose only skills are those of a RAG pipeline. Raises `EngineUnavailable`."""
+    return _found("demo-llm")
+
+
+def reranker_folder() -> Path:
+    """A cross-encoder of 2 million parameters. Raises `EngineUnavailable`."""
+    return _found("demo-reranker")
+
+
+def _found(name: str) -> Path:
+    folder = _FOLDER / name
+    if not (folder / "model.safetensors").is_file():
+        raise EngineUnavailable(
+            f"the bundled model {name!r} is not in {folder}.",
+            engine=name,
+            hint="install teola-plugin again, or name a model of your own; `make model` trains these anew",
+        )
+    return folder
