@@ -113,10 +113,22 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
     model.save_pretrained(folder, state_dict=state)
-    _note_dtype(folder / "config.json")
+    make_portable(folder)
 
 
-def _note_dtype(path: Path) -> None:
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["dtype"] = "bfloat16"
+def make_portable(folder: Path) -> None:
+    """Settings that transformers 4 and 5 and vLLM understand alike.
+
+    Stored in 16 bits for its size, computed in float32, in which batching changes no answer.
+    """
+    _change(folder / "config.json", {"dtype": "float32", "torch_dtype": "float32"})
+    template = folder / "chat_template.jinja"
+    held = {"chat_template": template.read_text(encoding="utf-8")} if template.is_file() else {}
+    _change(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | held)
+    template.unlink(missing_ok=True)
+    (folder / "model.safetensors").chmod(0o644)
+
+
+def _change(path: Path, values: dict[str, Any]) -> None:
+    config = json.loads(path.read_text(encoding="utf-8")) | values
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

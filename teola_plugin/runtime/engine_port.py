@@ -26,7 +26,7 @@ from teola_plugin.scheduling.events import (
     PrefillEnded,
     QueuedRequest,
     Reject,
-    RequestEnded,
+    RequestsEnded,
     RunBatch,
 )
 
@@ -66,6 +66,7 @@ class EnginePort:
         self._max_queued = max_queued
         self._entries: dict[str, RequestEntry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: list[str] = []
         self._restarting: set[str] = set()
         self._given_up = ""
         first = next(iter(self.instances.values()))
@@ -233,7 +234,15 @@ class EnginePort:
             self.writes[collection] = self.writes.get(collection, 0) + 1
         self._listener.ended(entry, value, error)
         if scheduled:
-            self._handle(RequestEnded(self._now(), entry.request.id))
+            if not self._ended:
+                asyncio.get_running_loop().call_soon(self._free)
+            self._ended.append(entry.request.id)
+
+    def _free(self) -> None:
+        """Slots of a whole batch come free at once: one decision, not one for each of its requests."""
+        ended, self._ended = tuple(self._ended), []
+        if ended:
+            self._handle(RequestsEnded(self._now(), ended))
 
     def _fail(self, entry: RequestEntry, error: BaseException, instance: str) -> None:
         if isinstance(error, EngineUnavailable):
@@ -247,7 +256,8 @@ class EnginePort:
         log.warning(
             "request %s of %s failed (%s); attempt %d", entry.request.id, entry.primitive, error, entry.attempts + 1
         )
-        self._handle(RequestEnded(self._now(), entry.request.id))
+        self._ended.append(entry.request.id)
+        self._free()
         size = QueuedRequest(entry.request.id, self.engine.size(entry.request))
         kind: PrimitiveKind = entry.request.kind
         self._handle(Enqueue(self._now(), entry.request.query, entry.primitive, kind, (size,)))

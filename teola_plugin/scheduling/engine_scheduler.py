@@ -19,7 +19,7 @@ from teola_plugin.scheduling.events import (
     Instructions,
     PrefillEnded,
     Reject,
-    RequestEnded,
+    RequestsEnded,
     RunBatch,
     Tick,
 )
@@ -44,7 +44,7 @@ class EngineScheduler:
         self._admissions = itertools.count()
         self._handlers: dict[type, Callable[..., Instructions]] = {
             Enqueue: self._enqueue,
-            RequestEnded: self._ended,
+            RequestsEnded: self._ended,
             PrefillEnded: self._prefilled,
             CancelRequests: self._cancel,
             DepthChanged: self._depths,
@@ -69,8 +69,9 @@ class EngineScheduler:
             self.queue.append(queued)
         return [Reject(r.id, r.size, limit or 0) for r in too_large]
 
-    def _ended(self, event: RequestEnded) -> Instructions:
-        self.running.by_id.pop(event.request, None)
+    def _ended(self, event: RequestsEnded) -> Instructions:
+        for request in event.requests:
+            self.running.by_id.pop(request, None)
         return []
 
     def _prefilled(self, event: PrefillEnded) -> Instructions:

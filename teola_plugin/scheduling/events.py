@@ -215,10 +215,10 @@ class Enqueue(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestEnded(Event):
-    """A running request ended, well or badly: its slots are free."""
+class RequestsEnded(Event):
+    """Running requests ended, well or badly: their slots are free."""
 
-    request: str
+    requests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,4 +290,4 @@ class Reject(Instruction):
 
 Instructions = list[Instruction]
 GraphEvent = QueryEvent | Tick
-EngineEvent = Enqueue | RequestEnded | PrefillEnded | CancelRequests | DepthChanged | InstanceUp | InstanceDown | Tick
+EngineEvent = Enqueue | RequestsEnded | PrefillEnded | CancelRequests | DepthChanged | InstanceUp | InstanceDown | Tick

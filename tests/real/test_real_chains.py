@@ -26,7 +26,7 @@ from teola_plugin.observe import html_page
 from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.events import Enqueue, InstanceUp, QueuedRequest, RequestEnded, RunBatch
+from teola_plugin.scheduling.events import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.postgres, pytest.mark.models]
 QUESTION = "When is the else clause of a try statement executed?"
@@ -116,7 +116,7 @@ def test_figure_7_on_vllms_own_admission(session_llm: Any) -> None:
         batches = [i for i in out if isinstance(i, RunBatch)]
         admitted = [pair for b in batches for pair in zip(b.requests, b.priorities, strict=True)]
         order += admitted
-        out = [i for name, _ in admitted for i in scheduler.handle(RequestEnded(1.0, name))]
+        out = [i for name, _ in admitted for i in scheduler.handle(RequestsEnded(1.0, (name,)))]
     assert [name for name, _ in order] == ["A", "H", "B", "G"]
     assert {"A", "H"} == {name for name, _ in order[:2]}
     first = session_llm.run(_first_pieces(engine, dict(order)))

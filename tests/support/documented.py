@@ -246,7 +246,7 @@ GENERATED: dict[str, Callable[[], str]] = {
         E.Dispatch, E.RunCall, E.Await, E.Expand, E.Collect, E.Release, E.Cancel, E.Reprioritise, E.End, E.WakeAt
     ),
     "engine events": lambda: table(
-        E.Enqueue, E.PrefillEnded, E.RequestEnded, E.CancelRequests, E.DepthChanged, E.InstanceUp, E.InstanceDown
+        E.Enqueue, E.PrefillEnded, E.RequestsEnded, E.CancelRequests, E.DepthChanged, E.InstanceUp, E.InstanceDown
     ),
     "engine instructions": lambda: table(E.RunBatch, E.CancelRunning, E.Dropped, E.Reject),
     "states": lambda: fenced(states()),

@@ -22,7 +22,7 @@ from teola_plugin.scheduling.events import (
     PrefillEnded,
     QueuedRequest,
     Reject,
-    RequestEnded,
+    RequestsEnded,
     RunBatch,
 )
 
@@ -48,7 +48,7 @@ def figure_7(policy: object) -> Iterator[tuple[str, ...]]:
     yield from batches(scheduler.handle(InstanceUp(0.0, "0")))
     running = list(scheduler.running.by_id)
     while running:
-        yield from batches(scheduler.handle(RequestEnded(1.0, running[0])))
+        yield from batches(scheduler.handle(RequestsEnded(1.0, (running[0],))))
         running = list(scheduler.running.by_id)
 
 
@@ -75,7 +75,7 @@ def test_slots_freed_one_by_one_still_serve_h_before_b() -> None:
     two.handle(InstanceUp(0.0, "0"))
     for query, name, depth in [("q1", "B", 1), ("q2", "G", 1), ("q2", "H", 3)]:
         two.handle(enqueue(query, name, depth))
-    assert batches(two.handle(RequestEnded(1.0, "Z"))) == [("H",)]  # A is running: query 1 has had its turn
+    assert batches(two.handle(RequestsEnded(1.0, ("Z",)))) == [("H",)]  # A is running: query 1 has had its turn
 
 
 def test_requests_of_different_queries_are_fused() -> None:
@@ -89,8 +89,8 @@ def test_a_static_engine_runs_one_batch_at_a_time() -> None:
     scheduler = EngineScheduler(EMBEDDER)
     assert batches(scheduler.handle(enqueue("q1", "a", requests=6))) == [("a0", "a1", "a2", "a3")]
     for request in ("a0", "a1", "a2"):
-        assert batches(scheduler.handle(RequestEnded(1.0, request))) == []
-    assert batches(scheduler.handle(RequestEnded(1.0, "a3"))) == [("a4", "a5")]
+        assert batches(scheduler.handle(RequestsEnded(1.0, (request,)))) == []
+    assert batches(scheduler.handle(RequestsEnded(1.0, ("a3",)))) == [("a4", "a5")]
 
 
 def test_a_continuous_engine_frees_token_slots_when_prefilling_ends() -> None:
@@ -130,7 +130,7 @@ def test_nothing_is_overtaken_for_more_than_twenty_batches() -> None:
         scheduler.handle(enqueue("q1", f"deep{i}", 5))
     order = list(batches(scheduler.handle(InstanceUp(0.0, "0"))))
     while scheduler.running.by_id:
-        order += batches(scheduler.handle(RequestEnded(0.0, next(iter(scheduler.running.by_id)))))
+        order += batches(scheduler.handle(RequestsEnded(0.0, (next(iter(scheduler.running.by_id)),))))
     assert order.index(("shallow",)) == 20
     assert len(order) == 61
 
@@ -140,7 +140,7 @@ def test_sessions_go_to_the_instance_that_has_their_prefix() -> None:
     assert scheduler.handle(enqueue("q1", "warm", session="s"))[0].instance == "0"  # type: ignore[attr-defined]
     assert scheduler.handle(enqueue("q2", "other"))[0].instance == "1"  # type: ignore[attr-defined]
     assert scheduler.handle(enqueue("q3", "another"))[0].instance == "0"  # type: ignore[attr-defined]
-    scheduler.handle(RequestEnded(0.0, "other"))
+    scheduler.handle(RequestsEnded(0.0, ("other",)))
     assert scheduler.handle(enqueue("q1", "full", session="s"))[0].instance == "0"  # type: ignore[attr-defined]
 
 
@@ -188,7 +188,7 @@ def test_every_request_runs_once_and_slots_are_never_overrun(
         size = size if profile is LLM else 1
         check(scheduler.handle(enqueue(query, f"p{number}_", depth, requests, size)))  # type: ignore[arg-type]
     while scheduler.running.by_id:
-        check(scheduler.handle(RequestEnded(1.0, next(iter(scheduler.running.by_id)))))  # type: ignore[arg-type]
+        check(scheduler.handle(RequestsEnded(1.0, (next(iter(scheduler.running.by_id)),))))  # type: ignore[arg-type]
     assert len(ran) == len(set(ran)) == expected
     assert not scheduler.queue
 
@@ -208,5 +208,5 @@ def test_warm_ups_do_not_delay_what_gates_more(
     scheduler.handle(enqueue("q1", "deep", 5, size=200))
     assert bool(batches(scheduler.handle(warm_up(when_idle=when_idle)))) is beside_prefilling
     assert bool(batches(scheduler.handle(PrefillEnded(1.0, "deep")))) is beside_decoding
-    assert bool(batches(scheduler.handle(RequestEnded(2.0, "deep")))) is not beside_decoding
+    assert bool(batches(scheduler.handle(RequestsEnded(2.0, ("deep",))))) is not beside_decoding
     assert "warm" in scheduler.running.by_id
