@@ -8,7 +8,7 @@ LOCK    = $(PY) -m uv pip compile -q --universal --python-version 3.11 --generat
           --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --extra dev
 export PYTHONPATH :=
 
-.PHONY: help setup demo test test-all check fmt lint types imports bench lock clean
+.PHONY: help setup demo test test-all check fmt lint types imports model bench lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -41,6 +41,11 @@ imports: $(READY) ## imports point downwards only
 
 fmt: $(READY) ## format and sort imports
 	@"$(PY)" -m ruff check --fix -q . ; "$(PY)" -m ruff format -q .
+
+model: $(READY) ## train the bundled models again (more than an hour on two cores)
+	@"$(PY)" -m examples.demo_model.train --out out/demo-llm --resume
+	@"$(PY)" -m examples.demo_model.train_reranker --out out/demo-reranker
+	@"$(PY)" -m examples.demo_model.install out
 
 bench: $(READY) ## every benchmark, as JSON
 	@for b in overhead single_query; do "$(PY)" -m benchmarks.$$b --json || exit 1; done

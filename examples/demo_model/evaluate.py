@@ -39,7 +39,7 @@ def generator(folder: Path, batch: int = 20, tokens: int = 120) -> Generate:
         found = []
         with progress(len(examples), examples[0].skill) as bar, torch.no_grad():
             for at in range(0, len(examples), batch):
-                group = [_messages(example) for example in examples[at : at + batch]]
+                group = [messages(example) for example in examples[at : at + batch]]
                 asked = tokenizer.apply_chat_template(group, tokenize=False, add_generation_prompt=True)
                 ids = tokenizer(asked, return_tensors="pt", padding=True, add_special_tokens=False)
                 made = model.generate(
@@ -52,7 +52,7 @@ def generator(folder: Path, batch: int = 20, tokens: int = 120) -> Generate:
     return generate
 
 
-def _messages(example: Example) -> list[dict[str, str]]:
+def messages(example: Example) -> list[dict[str, str]]:
     system = [{"role": "system", "content": example.system}] if example.system else []
     return [*system, {"role": "user", "content": example.user}]
 

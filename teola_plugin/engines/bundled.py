@@ -6,7 +6,7 @@ from pathlib import Path
 
 from teola_plugin.errors import EngineUnavailable
 
-_FOLDER = Path(__file__).parent / "models"
+FOLDER = Path(__file__).parent / "models"
 
 
 def llm_folder() -> Path:
@@ -20,7 +20,7 @@ def reranker_folder() -> Path:
 
 
 def _found(name: str) -> Path:
-    folder = _FOLDER / name
+    folder = FOLDER / name
     if not (folder / "model.safetensors").is_file():
         raise EngineUnavailable(
             f"the bundled model {name!r} is not in {folder}.",
