@@ -3,13 +3,14 @@
 By itself vLLM pins only the arithmetic. Its scheduler and its worker are two processes that wait for each other in
 tight loops, on whichever cores are free, and slow down every other engine of the machine. On one list of cores the
 worker therefore moves into the scheduler's process (vLLM's own `uni` executor: nothing is left to spin, a start is 7 s
-shorter), and all of vLLM stays on those cores.
+shorter), and that process stays on those cores.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from teola_plugin.engines.torch_worker import parse_cores
@@ -28,17 +29,33 @@ def environment(cores: str | None) -> dict[str, str]:
     return bind if "|" in cores else bind | {"OMP_NUM_THREADS": str(len(parse_cores(cores)))}
 
 
-def settle(engine_args: Mapping[str, Any]) -> bool:
-    """Put this process and all that it starts on its cores; whether vLLM's worker can live in the scheduler's process.
+@contextmanager
+def starting(engine_args: Mapping[str, Any]) -> Iterator[bool]:
+    """While vLLM's CPU build is configured and started: what this process starts meanwhile stays on the given cores.
 
-    For the CPU build, before vLLM is configured.
+    Gives whether vLLM's worker is going to live in the scheduler's process. This process itself is free afterwards: it
+    only passes text along, and behind the arithmetic it would do so late and in lumps.
     """
     cores = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "")
     if not cores[:1].isdigit() or "|" in cores or any(name in engine_args for name in _SPREAD):
-        return False
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, parse_cores(cores))
-    return os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") == "0"
+        yield False
+        return
+    before = _settle(parse_cores(cores))
+    try:
+        yield os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") == "0"
+    finally:
+        _settle(before)
+
+
+def _settle(cores: Collection[int]) -> Collection[int]:
+    """Puts every thread of this process on `cores`; where it was before."""
+    if not hasattr(os, "sched_setaffinity"):
+        return cores
+    before = os.sched_getaffinity(0)
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
+    return before
 
 
 def may_fork() -> bool:

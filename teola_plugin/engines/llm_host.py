@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,14 +145,14 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLM, Ready]:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     cpu = current_platform.is_cpu()
-    in_one = cpu and llm_cores.settle(setup.engine_args)
     args = llm_args.engine_args(setup.model, setup.engine_args, cpu=cpu)
     if isinstance(args["structured_outputs_config"], dict):  # the one config that vLLM does not convert by itself
         args["structured_outputs_config"] = StructuredOutputsConfig(**args["structured_outputs_config"])
-    config = AsyncEngineArgs(**args).create_engine_config(UsageContext.ENGINE_CONTEXT)
-    if cpu and (not in_one or llm_cores.may_fork()):
-        _fork_the_core()
-    llm = AsyncLLM.from_vllm_config(config, stat_loggers=[gauge.factory()], disable_log_stats=True)
+    with llm_cores.starting(setup.engine_args) if cpu else nullcontext(False) as in_one:
+        config = AsyncEngineArgs(**args).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        if cpu and (not in_one or llm_cores.may_fork()):
+            _fork_the_core()
+        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[gauge.factory()], disable_log_stats=True)
     cores = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") if cpu else os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     return llm, Ready(
         max_model_len=config.model_config.max_model_len,

@@ -149,7 +149,7 @@ async def test_measure_fills_the_profile(engine):
     profile = await engine.measure(budget=0.4)
     points = profile.curves[PrimitiveKind.EMBEDDING].points
     assert engine.profile is profile and points[0][0] == 1
-    assert profile.max_efficient_batch in [size for size, _ in points]
+    assert 4 <= profile.max_efficient_batch <= 256
     assert profile.device == "cpu:0"
     again = EmbeddingEngine(cores="0")
     again.adopt(profile)

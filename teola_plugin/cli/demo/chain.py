@@ -5,11 +5,12 @@ Nothing here knows of `accelerate`: these are ordinary LangChain objects and a u
 
 from __future__ import annotations
 
+import json
 from operator import itemgetter
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
@@ -62,7 +63,9 @@ def answer_with(context: int, llm: Runnable[Any, Any], previous: str = "") -> Ru
 
 def search_and_answer(llm: ChatTeola, store: TeolaVectorStore, reranker: TeolaRerank) -> Runnable[Any, Any]:
     """Expand the question, search for each, rerank, refine an answer. Input: `{"question": str}`."""
-    expand = EXPAND | llm.bind(json_schema=LIST_OF_QUESTIONS, max_tokens=96) | JsonOutputParser()
+    # JsonOutputParser streams unfinished lists, and whatever comes next adds these up: not in a chain that may stream.
+    questions = StrOutputParser() | RunnableLambda(json.loads)
+    expand = EXPAND | llm.bind(json_schema=LIST_OF_QUESTIONS, max_tokens=96) | questions
     search = store.as_retriever(search_kwargs={"k": SEARCHED})
     return (
         RunnablePassthrough.assign(queries=expand)
