@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.engines import llm_args, tiny_llama
+from teola_plugin.engines import llm_args, llm_cores, tiny_llama
 from teola_plugin.engines.base import Engine, Failed, Request
 from teola_plugin.engines.llm_process import group_members
 from teola_plugin.engines.llm_vllm import VllmEngine
@@ -137,3 +137,33 @@ def test_nothing_outlives_the_interpreter(when: str, how: str, tmp_path: Path) -
         time.sleep(0.05)
     assert group_members(int(group), trackers=True) == []
     assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        (None, {}),
+        ("0-2,5", {"VLLM_CPU_OMP_THREADS_BIND": "0-2,5", "OMP_NUM_THREADS": "4"}),
+        ("0-1|2-3", {"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}),
+    ],
+)
+def test_what_cores_set(cores: str | None, expected: dict[str, str]) -> None:
+    assert llm_cores.environment(cores) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+@pytest.mark.parametrize(
+    ("cores", "args", "in_one"),
+    [("0", {}, True), ("0", {"tensor_parallel_size": 2}, False), ("0|1", {}, False), ("auto", {}, False)],
+)
+def test_only_what_is_started_meanwhile_stays_on_the_cores(
+    cores: str, args: dict[str, int], in_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", cores)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "as it was")
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING")
+    before = os.sched_getaffinity(0)
+    with llm_cores.starting(args) as found:
+        assert found is in_one
+        assert os.sched_getaffinity(0) == ({0} if in_one else before)
+    assert os.sched_getaffinity(0) == before

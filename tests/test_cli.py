@@ -1,0 +1,92 @@
+"""The `teola` command: what it says about bad input, and what its figures mean. (A whole run: `make demo`.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from teola_plugin.cli.demo import documents
+from teola_plugin.cli.demo.measure import cached_by_warmups
+from teola_plugin.cli.main import main
+from teola_plugin.errors import RegistrationError
+from teola_plugin.observe import QueryTrace, Span
+
+
+def test_without_a_command_it_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("teola-plugin ")
+
+
+def test_a_missing_document_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["demo", "--docs", str(tmp_path / "lost.txt")]) == 1
+    said = capsys.readouterr().err
+    assert "lost.txt" in said and "--docs" in said
+
+
+def test_documents_that_cannot_be_read(tmp_path: Path) -> None:
+    empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
+    empty.write_text(" \n")
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, reason in ((empty, "no text"), (binary, "UTF-8")):
+        with pytest.raises(RegistrationError, match=reason):
+            documents.load([str(path)])
+
+
+def test_a_folder_is_read_in_order(tmp_path: Path) -> None:
+    for name in ("b.md", "a.txt", "picture.png"):
+        (tmp_path / name).write_text(f"Ünïcode of {name}")
+    assert [d.page_content for d in documents.load([str(tmp_path)])] == ["Ünïcode of a.txt", "Ünïcode of b.md"]
+
+
+def test_the_default_documents_flow() -> None:
+    loaded = documents.load([])
+    assert len(loaded) == len(documents.DEFAULT_TOPICS)
+    assert 'optional "else" clause is executed if the control flow leaves' in loaded[0].page_content
+    assert documents.flowing("one\ntwo\n\n  three\n") == "one two\n\nthree"
+
+
+def test_only_what_a_warm_up_of_the_same_query_left_counts_as_cached() -> None:
+    def span(primitive: str, kind: str, tokens: int, cached: int, done: float | None = 1.0) -> Span:
+        return Span("q", "app", primitive, kind, queued=0.0, done=done, tokens=tokens, cached=cached)
+
+    warmed = [span("a", "FULL_PREFILLING", 300, 128), span("a.partial#0", "PARTIAL_PREFILLING", 160, 0)]
+    cold = [span("b", "FULL_PREFILLING", 300, 96), span("c", "PREFILLING", 300, 64)]
+    unfinished = [span("d", "FULL_PREFILLING", 300, 32), span("d.partial#0", "PARTIAL_PREFILLING", 32, 0, done=None)]
+    assert cached_by_warmups(trace_of(warmed + cold + unfinished)) == 128
+
+
+def trace_of(spans: list[Span]) -> QueryTrace:
+    return QueryTrace("q", "app", 0.0, 1.0, tuple(spans))
+
+
+@pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts engines of its own (make test-all)")
+@pytest.mark.vllm
+@pytest.mark.postgres
+@pytest.mark.models
+def test_a_whole_demo() -> None:
+    command = [sys.executable, "-m", "teola_plugin.cli.main", "demo", "--json", "--repeats", "1"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert said["answers_equal"] is True and said["cached_prefix_tokens"] > 0
+    assert set(said["passes_fired"]) == {
+        "prune-dependencies",
+        "stage-decomposition",
+        "prefilling-split",
+        "decoding-pipelining",
+    }
+    assert Path(said["trace_html"]).is_file()
