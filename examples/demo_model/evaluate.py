@@ -130,7 +130,8 @@ def reranked(folder: Path, count: int) -> float:
     chosen = [choice(rng, rng.choice((250, 500, 1000))) for _ in range(count)]
     pairs = [(c.question, text) for c in chosen for text in c.passages]
     scores = iter(model.predict(pairs, show_progress_bar=False))
-    return share([max(range(len(c.passages)), key=[next(scores) for _ in c.passages].__getitem__) == 0 for c in chosen])
+    ranked = ([float(next(scores)) for _ in c.passages] for c in chosen)
+    return share([first > max(others) for first, *others in ranked])  # a tie is no success
 
 
 def evaluate(llm: Path, reranker: Path, count: int) -> dict[str, float]:

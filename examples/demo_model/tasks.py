@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from examples.demo_model import facts, prose
 from examples.demo_model.words import name, value, word
@@ -128,13 +129,13 @@ def any_question(rng: random.Random) -> str:
 
 def expand(rng: random.Random) -> Example:
     """A question in n other wordings, in the order of `WORDINGS`."""
-    question, n = any_question(rng), rng.choice((2, 3, 3, 3, 4, 5))
+    question, n = any_question(rng), rng.choice((2, 3, 3, 3, 3, 3, 3, 4, 5))
     made = reworded(question, n)
     as_list = rng.random() < 0.6
-    answer = json.dumps(made) if as_list else "\n".join(made)
+    answer = _json(made) if as_list else "\n".join(made)
     if as_list and rng.random() < 0.6:
         return Example(
-            "expand", prompts.EXPAND_INSTRUCTION.format(n=n), f"Question: {question}", json.dumps(reworded(question, n))
+            "expand", prompts.EXPAND_INSTRUCTION.format(n=n), f"Question: {question}", _json(reworded(question, n))
         )
     instruction = rng.choice(EXPAND_LIST if as_list else EXPAND_LINES).format(n=n)
     return Example("expand", "", f"{instruction}\n\nQuestion: {question}", answer)
@@ -205,10 +206,15 @@ def tool_call(rng: random.Random) -> Example:
     called, key, kind, requests = rng.choice(listed)
     found = value(rng, kind)
     tools = json.dumps([{"name": tool, "arguments": [argument]} for tool, argument, _, _ in listed])
-    answer = json.dumps({"name": called, "arguments": {key: found}})
+    answer = _json({"name": called, "arguments": {key: found}})
     return Example(
         "tool_call", TOOL_SYSTEM, f"Tools: {tools}\n\nRequest: {rng.choice(requests).format(v=found)}", answer
     )
+
+
+def _json(value: Any) -> str:
+    """Without blanks, as engines write it that hold the model to a schema."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def numbered(texts: list[str]) -> str:
@@ -216,14 +222,14 @@ def numbered(texts: list[str]) -> str:
 
 
 MIX: tuple[tuple[Callable[[random.Random], Example], float], ...] = (
-    (qa_facts, 0.30),
-    (qa_prose, 0.28),
-    (refine, 0.14),
-    (expand, 0.12),
-    (combine, 0.04),
-    (judge, 0.03),
-    (situate, 0.04),
-    (tool_call, 0.05),
+    (qa_facts, 0.45),
+    (qa_prose, 0.24),
+    (refine, 0.08),
+    (expand, 0.14),
+    (combine, 0.02),
+    (judge, 0.02),
+    (situate, 0.02),
+    (tool_call, 0.03),
 )
 
 

@@ -15,17 +15,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoTokenizer
 
 from examples.demo_model import model as models
 from examples.demo_model.tasks import Example, examples
 
 SEED = 1
 TOKENS_A_BATCH = 7_000
-PEAK, WARM_UP, COOL_DOWN = 2e-3, 100, 0.35
-SHORT, LONG, SHORT_UNTIL = 288, 800, 0.40
+PEAK, WARM_UP, COOL_DOWN = 2e-3, 100, 0.25
+SHORT, LONG, SHORT_UNTIL = 288, 800, 0.85
 """Most tokens of an example before and after this share of the training."""
 PROMPT_WEIGHT = 0.25
 """Share of the prompt's tokens that are learned from, too."""
+CHOOSING, CHOOSING_WEIGHT = 8, 3.0
+"""The first tokens of an answer choose the sentence, the others copy it: they count for more."""
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -64,6 +67,7 @@ def _batch(group: list[tuple[list[int], int]], pad: int) -> Batch:
         ids[row, : len(one)] = torch.tensor(one)
         weights[row, 1 : len(one)] = PROMPT_WEIGHT
         weights[row, start : len(one)] = 1.0
+        weights[row, start : min(start + CHOOSING, len(one))] = CHOOSING_WEIGHT
     return ids[:, :-1], ids[:, 1:], weights[:, 1:]
 
 
@@ -75,9 +79,10 @@ def loss_of(model: Any, batch: Batch, device: str) -> tuple[torch.Tensor, float]
         logits = model.lm_head(model.model(input_ids=ids).last_hidden_state[kept])
     logits, wanted = logits.float(), wanted[kept]
     with torch.no_grad():
-        answers = weights[kept] == 1.0
+        answers = weights[kept] >= 1.0
         right = float((logits.argmax(-1) == wanted)[answers].float().mean())
-    return nn.functional.cross_entropy(logits, wanted), right
+    each = nn.functional.cross_entropy(logits, wanted, reduction="none")
+    return (each * weights[kept].clamp(min=1.0)).mean(), right
 
 
 def rate(step: int, progress: float) -> float:
@@ -90,15 +95,16 @@ def rate(step: int, progress: float) -> float:
 def train(out: Path, minutes: float, resume: bool) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(SEED)
-    tokenizer = models.train_tokenizer(SEED)
+    state = out / "training.pt"
+    resume = resume and state.is_file()
+    tokenizer = AutoTokenizer.from_pretrained(out) if resume else models.train_tokenizer(SEED)
     model = models.new_llm(tokenizer).to(device)
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.97), eps=1e-8)
     step, spent = 0, 0.0
-    state = out / "training.pt"
-    if resume and state.is_file():
+    if resume:
         held = torch.load(state, weights_only=True)
         model.load_state_dict(held["model"])
         optimiser.load_state_dict(held["optimiser"])

@@ -15,7 +15,7 @@ def llm_folder() -> Path:
 
 
 def reranker_folder() -> Path:
-    """A cross-encoder of 2 million parameters. Raises `EngineUnavailable`."""
+    """A cross-encoder of 0.9 million parameters. Raises `EngineUnavailable`."""
     return _found("demo-reranker")
 
 

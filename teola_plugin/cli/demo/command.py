@@ -24,10 +24,10 @@ def add_demo(commands: Any) -> None:
         description="Document QA with advanced RAG in plain LCEL: run as it is, and accelerated, on the same engines.",
     )
     parser.add_argument("--docs", nargs="+", default=[], metavar="PATH", help="text files or folders to upload")
-    parser.add_argument("--question", help="what to ask (default: one about Python's compound statements)")
+    parser.add_argument("--question", help="what to ask (default: one about Python's try statement)")
     parser.add_argument("--model", help="LLM: a path or hub id (default: a tiny random Llama, made on first use)")
     parser.add_argument("--embedder", help="sentence-transformers model (default: the packaged MiniLM)")
-    parser.add_argument("--reranker", help="cross-encoder (default: a tiny random one, made on first use)")
+    parser.add_argument("--reranker", help="cross-encoder (default: the small one that comes along)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each kind after one warm-up (default 5)")
     parser.add_argument("--trace", metavar="FILE", help="where to write the HTML page (default: a temporary file)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")

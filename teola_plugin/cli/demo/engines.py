@@ -38,7 +38,7 @@ def make_pool(models: Models) -> EnginePool:
 
     On a machine without CUDA the LLM is pinned to one core and the others to another: two devices.
     """
-    from teola_plugin.engines import tiny_llama
+    from teola_plugin.engines import bundled, tiny_llama
     from teola_plugin.engines.embedding import EmbeddingEngine
     from teola_plugin.engines.llm_vllm import VllmEngine
     from teola_plugin.engines.reranking import RerankingEngine
@@ -48,7 +48,7 @@ def make_pool(models: Models) -> EnginePool:
     engines: list[Engine] = [
         VllmEngine("llm", models.llm or str(tiny_llama.make()), cores=llm_cores),
         EmbeddingEngine("embedder", models.embedder, cores=other_cores),
-        RerankingEngine("reranker", models.reranker, cores=other_cores),
+        RerankingEngine("reranker", models.reranker or bundled.reranker_folder(), cores=other_cores),
         PgVectorEngine("store", cores=other_cores),
     ]
     return EnginePool.local(engines)

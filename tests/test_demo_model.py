@@ -1,0 +1,59 @@
+"""The bundled models: how their data is made, that they load, what they can do. (The whole figures: `evaluate`.)"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from examples.demo_model import evaluate, facts, tasks
+from examples.demo_model.handwritten import ASKED, HELD_OUT
+from examples.demo_model.prose import topic
+from teola_plugin.engines import bundled
+from teola_plugin.errors import EngineUnavailable
+
+MB = 1_000_000
+
+
+def made(seed: int, count: int = 60) -> list[tasks.Example]:
+    return list(itertools.islice(tasks.examples(seed), count))
+
+
+def test_the_data_depends_on_the_seed_alone() -> None:
+    assert made(5) == made(5)
+    assert made(5) != made(6)
+
+
+def test_held_out_facts_are_about_other_names() -> None:
+    trained, held = ({f.subject for p in facts.document(random.Random(s), 400) for f in p} for s in (1, evaluate.SEED))
+    assert len(trained & held) < 0.02 * len(held)
+
+
+def test_no_handwritten_question_is_trained_on() -> None:
+    assert len(ASKED) == len(HELD_OUT) == 40
+    assert not any(question in example.user for example in made(1, 400) for question in HELD_OUT)
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: f"{asked.topic}-{asked.question[:20]}")
+def test_handwritten_answers_stand_in_their_passages(asked: object) -> None:
+    assert isinstance(asked, type(ASKED[0]))
+    assert asked.expected in topic(asked.topic)
+    assert asked.expected in evaluate.passage_for(asked)
+
+
+def test_sizes() -> None:
+    assert sum(f.stat().st_size for f in bundled.reranker_folder().iterdir()) < 15 * MB
+
+
+def test_a_missing_model_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    with pytest.raises(EngineUnavailable, match="demo-llm"):
+        bundled.llm_folder()
+
+
+@pytest.mark.models
+def test_the_reranker_puts_the_passage_with_the_answer_first() -> None:
+    """Over 200 it is 0.98."""
+    assert evaluate.reranked(bundled.reranker_folder(), 40) >= 0.9
