@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from examples.demo_model import evaluate, facts, tasks
 from examples.demo_model.handwritten import ASKED, HELD_OUT
 from examples.demo_model.prose import topic
 from teola_plugin.engines import bundled
+from teola_plugin.engines.base import Done, Request
+from teola_plugin.engines.payloads import Generate, Message, Prompt, Sampling
 from teola_plugin.errors import EngineUnavailable
+from teola_plugin.graph import PrimitiveKind
 
 MB = 1_000_000
 
@@ -44,6 +48,7 @@ def test_handwritten_answers_stand_in_their_passages(asked: object) -> None:
 
 
 def test_sizes() -> None:
+    assert sum(f.stat().st_size for f in bundled.llm_folder().iterdir()) < 25 * MB
     assert sum(f.stat().st_size for f in bundled.reranker_folder().iterdir()) < 15 * MB
 
 
@@ -57,3 +62,33 @@ def test_a_missing_model_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_the_reranker_puts_the_passage_with_the_answer_first() -> None:
     """Over 200 it is 0.98."""
     assert evaluate.reranked(bundled.reranker_folder(), 40) >= 0.9
+
+
+@pytest.mark.models
+def test_a_sample_of_the_language_models_scores() -> None:
+    """Well below what `evaluate` gives over 200, so that a sample passes."""
+    generate = evaluate.generator(bundled.llm_folder())
+    judged, tools = evaluate.held_out(tasks.judge, 20), evaluate.held_out(tasks.tool_call, 20)
+    assert evaluate.contained(judged, generate(judged)) >= 0.8
+    assert evaluate.right_tools(tools, generate(tools)) >= 0.6
+
+
+@pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts a vLLM of its own (make test-all)")
+@pytest.mark.vllm
+@pytest.mark.models
+async def test_vllm_and_transformers_say_the_same() -> None:
+    from teola_plugin.engines.llm_vllm import VllmEngine
+
+    examples = evaluate.written(3) + evaluate.held_out(tasks.expand, 3) + evaluate.held_out(tasks.tool_call, 2)
+    expected = evaluate.generator(bundled.llm_folder(), batch=1, tokens=48)(examples)
+    engine = VllmEngine("bundled", bundled.llm_folder(), cores="0")
+    await engine.start()
+    try:
+        for number, (example, text) in enumerate(zip(examples, expected, strict=True)):
+            messages = tuple(Message(m["role"], (m["content"],)) for m in evaluate.messages(example))
+            asked = Generate(Prompt(messages), Sampling(max_tokens=48, temperature=0.0))
+            request = Request(f"r{number}", PrimitiveKind.PREFILLING, asked)
+            (done,) = [result async for result in engine.execute([request]) if isinstance(result, Done)]
+            assert done.value.text == text
+    finally:
+        await engine.stop()

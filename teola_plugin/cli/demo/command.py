@@ -25,7 +25,7 @@ def add_demo(commands: Any) -> None:
     )
     parser.add_argument("--docs", nargs="+", default=[], metavar="PATH", help="text files or folders to upload")
     parser.add_argument("--question", help="what to ask (default: one about Python's try statement)")
-    parser.add_argument("--model", help="LLM: a path or hub id (default: a tiny random Llama, made on first use)")
+    parser.add_argument("--model", help="LLM: a path or hub id (default: the small one that comes along)")
     parser.add_argument("--embedder", help="sentence-transformers model (default: the packaged MiniLM)")
     parser.add_argument("--reranker", help="cross-encoder (default: the small one that comes along)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each kind after one warm-up (default 5)")

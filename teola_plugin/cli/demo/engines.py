@@ -38,7 +38,7 @@ def make_pool(models: Models) -> EnginePool:
 
     On a machine without CUDA the LLM is pinned to one core and the others to another: two devices.
     """
-    from teola_plugin.engines import bundled, tiny_llama
+    from teola_plugin.engines import bundled
     from teola_plugin.engines.embedding import EmbeddingEngine
     from teola_plugin.engines.llm_vllm import VllmEngine
     from teola_plugin.engines.reranking import RerankingEngine
@@ -46,7 +46,7 @@ def make_pool(models: Models) -> EnginePool:
 
     llm_cores, other_cores = _cores()
     engines: list[Engine] = [
-        VllmEngine("llm", models.llm or str(tiny_llama.make()), cores=llm_cores),
+        VllmEngine("llm", models.llm or bundled.llm_folder(), cores=llm_cores),
         EmbeddingEngine("embedder", models.embedder, cores=other_cores),
         RerankingEngine("reranker", models.reranker or bundled.reranker_folder(), cores=other_cores),
         PgVectorEngine("store", cores=other_cores),
