@@ -15,8 +15,8 @@ class GraphEdit:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._by_id: dict[str, Primitive] = {p.id: p for p in graph}
-        self._before = dict(self._by_id)
+        self._before: dict[str, Primitive] = {p.id: p for p in graph}
+        self._by_id = dict(self._before)
         self._output = graph.output
 
     def __getitem__(self, name: str) -> Primitive:

@@ -38,20 +38,20 @@ class Graph:
         else:
             old, known = base._by_id.get, base._parents
             self._parents = {p.id: known[p.id] if old(p.id) is p else self.edges_into(p) for p in found}
-        self._children = self._linked()
+        self._children: dict[str, list[str]] = {name: [] for name in self._by_id}
+        self._link()
         self._check(found)
         self._order = self._sorted()
 
-    def _linked(self) -> dict[str, list[str]]:
+    def _link(self) -> None:
         """The edges the other way round."""
-        children: dict[str, list[str]] = {name: [] for name in self._by_id}
+        children = self._children
         for name, parents in self._parents.items():
             try:
                 for parent in parents:
                     children[parent].append(name)
             except KeyError:
                 raise self._fault(self._by_id[name], self._unknown(self._by_id[name])) from None
-        return children
 
     def _check(self, found: list[Primitive]) -> None:
         for p in found:
@@ -81,14 +81,15 @@ class Graph:
         return GraphError(f"primitive {p.id!r} {what}.\n  {format_primitive(p)}\n", hint="check the edit that made it")
 
     def _sorted(self) -> tuple[Primitive, ...]:
-        waiting = {name: len(parents) for name, parents in self._parents.items()}
-        ready = [name for name, count in waiting.items() if not count]
+        waiting = {name: len(parents) for name, parents in self._parents.items() if parents}
+        ready = [name for name in self._parents if name not in waiting]
+        children = self._children
         for name in ready:  # grows while it is walked
-            for child in self._children[name]:
-                waiting[child] -= 1
-                if not waiting[child]:
+            for child in children[name]:
+                count = waiting[child] = waiting[child] - 1
+                if not count:
                     ready.append(child)
-        if len(ready) != len(waiting):
+        if len(ready) != len(self._parents):
             stuck = sorted(name for name, count in waiting.items() if count)
             raise GraphError(f"the graph has a cycle through {', '.join(stuck)}.", hint="remove one of these edges")
         return tuple([self._by_id[name] for name in ready])

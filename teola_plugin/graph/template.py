@@ -33,6 +33,9 @@ class Role(Enum):
     LOOP = "loop"
     BRANCH = "branch"
 
+    # As in `PrimitiveKind`.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Component:

@@ -112,6 +112,8 @@ class PassPipeline:
         """Fragments are optimised once, here, instead of at every splice: their instances are all alike."""
         edit, reports = GraphEdit(outer.graph), outer.reports
         for p in outer.graph:
+            if p.fragment is None:  # whoever has another arm has this one
+                continue
             late = CARRIED if p.kind in (PrimitiveKind.FOLD, PrimitiveKind.LOOP) else frozenset[str]()
             for name in ("fragment", "otherwise"):
                 held: Fragment | None = getattr(p, name)
