@@ -102,13 +102,12 @@ class Primitive:
                 return Ref(base.producer, base.path + ref.path)
             return Ref(names.get(ref.producer, ref.producer), ref.path)
 
-        return self.with_(
-            id=names.get(self.id, self.id),
-            inputs=tuple([(key, moved(ref)) for key, ref in self.inputs]),
-            early=tuple([moved(ref) for ref in self.early]),
-            after=tuple([names.get(a, a) for a in self.after]),
-            **changes,
-        )
+        if self.early:
+            changes["early"] = tuple([moved(ref) for ref in self.early])
+        if self.after:
+            changes["after"] = tuple([names.get(a, a) for a in self.after])
+        inputs = tuple([(key, moved(ref)) for key, ref in self.inputs])
+        return self.with_(id=names.get(self.id, self.id), inputs=inputs, **changes)
 
 
 _NAMES = tuple(f.name for f in fields(Primitive))

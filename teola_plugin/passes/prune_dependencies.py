@@ -45,42 +45,42 @@ class _Pruning:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.order = tuple(graph)
-        self.before: dict[str, int] = {}
-        """Each primitive walked so far, with what it waited for, directly or not, before this pass."""
-        self.now: dict[str, int] = {}
-        """Each with what it waits for by the edges kept so far."""
+        self.walked: dict[str, tuple[int, int]] = {}
+        """Each primitive so far, with what it waited for, directly or not, before this pass, and with the kept edges."""
         self.effects: dict[int, tuple[Effect, ...]] = {}
         self.effectful = 0
 
     def follow(self, p: Primitive) -> None:
         """A primitive with data edges only, which all stay."""
-        before = waits = 1 << len(self.before)
+        before = waits = 1 << len(self.walked)
         for name in self.graph.parents(p.id):
-            before |= self.before[name]
-            waits |= self.now[name]
-        self.before[p.id], self.now[p.id] = before, waits
+            was, now = self.walked[name]
+            before |= was
+            waits |= now
+        self.walked[p.id] = before, waits
 
     def edges(self, p: Primitive) -> tuple[str, ...]:
         """The order edges that stay, in their old order, then those drawn directly."""
-        at, before, waits = len(self.before), 0, 0
+        at, before, waits = len(self.walked), 0, 0
         for _, ref in p.inputs:
-            if ref.producer in self.before:  # otherwise an external value
-                before |= self.before[ref.producer]
-                waits |= self.now[ref.producer]
+            found = self.walked.get(ref.producer)
+            if found is not None:  # otherwise an external value
+                before |= found[0]
+                waits |= found[1]
         kept: tuple[str, ...] = ()
         impure, effects = is_impure(p), self._effects(p)
         if p.after or impure or effects:
             for name in p.after:
-                before |= self.before[name]
+                before |= self.walked[name][0]
             partial = PrimitiveKind.PARTIAL_PREFILLING
             always = p.after if impure else [name for name in p.after if self.graph[name].kind is partial]
             for name in always:
-                waits |= self.now[name]
+                waits |= self.walked[name][1]
             needed, waits = self._needed(before, waits, None if impure else effects)
             drawn = [self.order[i].id for i in needed]
             kept = tuple([name for name in p.after if name in always or name in drawn])
             kept += tuple([name for name in reversed(drawn) if name not in p.after])
-        self.before[p.id], self.now[p.id] = before | 1 << at, waits | 1 << at
+        self.walked[p.id] = before | 1 << at, waits | 1 << at
         if effects:
             self.effects[at] = effects
             self.effectful |= 1 << at
@@ -106,7 +106,7 @@ class _Pruning:
             missing ^= 1 << latest
             if effects is None or conflict(effects, self.effects[latest]):
                 needed.append(latest)
-                waits |= self.now[self.order[latest].id]
+                waits |= self.walked[self.order[latest].id][1]
                 missing &= ~waits
         return needed, waits
 
