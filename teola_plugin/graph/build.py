@@ -162,10 +162,13 @@ def _generation(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
 
 def _single(kind: PrimitiveKind) -> _Decompose:
     def decompose(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
-        body, otherwise = _fragment(c.body, sizes), _fragment(c.otherwise, sizes)
-        effects = c.effects or _inner_effects(body, otherwise)
-        if kind in IMPURE_KINDS:
-            effects = effects or (UNKNOWN_EFFECT,)
+        body = otherwise = None
+        effects = c.effects
+        if c.body is not None:
+            body, otherwise = _fragment(c.body, sizes), _fragment(c.otherwise, sizes)
+            effects = effects or _inner_effects(body, otherwise)
+        if not effects and kind in IMPURE_KINDS:
+            effects = (UNKNOWN_EFFECT,)
         primitive = Primitive(
             c.name,
             kind,

@@ -54,9 +54,7 @@ class Graph:
                 raise self._fault(self._by_id[name], self._unknown(self._by_id[name])) from None
 
     def _check(self, found: list[Primitive]) -> None:
-        for p in found:
-            if p.kind not in _DEMANDING:
-                continue
+        for p in [p for p in found if p.kind in _DEMANDING]:
             if p.kind in FRAGMENT_KINDS and p.fragment is None:
                 raise self._fault(p, f"is a {p.kind.name} without a fragment")
             if p.kind in LLM_DECODES and not any(self._leads(ref) for ref in p.refs):

@@ -60,7 +60,11 @@ def _facts(profile: EngineProfile) -> Hashable:
 
 @runtime_checkable
 class Pass(Protocol):
-    """One rewrite of a graph. Implementations are frozen dataclasses."""
+    """One rewrite of a graph. Implementations are frozen dataclasses.
+
+    One that only concerns what the template brought, never what other passes make of it, may say `once = True`: it is
+    applied in the first round only.
+    """
 
     name: ClassVar[str]
 
@@ -128,12 +132,14 @@ class PassPipeline:
     def _settle(self, graph: Graph, context: PassContext) -> Optimised:
         reports: list[PassReport] = []
         now, quiet = graph, 0
-        for _ in range(self.max_rounds if self.passes else 0):
+        for number in range(self.max_rounds if self.passes else 0):
             for one in self.passes:
-                report = self._apply(one, now, context)
-                reports.append(report)
-                now, quiet = report.after, 0 if report.fired else quiet + 1
-                if quiet == len(self.passes):
+                fired = False
+                if not number or not getattr(one, "once", False):
+                    reports.append(report := self._apply(one, now, context))
+                    now, fired = report.after, report.fired
+                quiet = 0 if fired else quiet + 1
+                if quiet >= len(self.passes):
                     return Optimised(now, tuple(reports), graph)
         if self.passes:
             raise self._unsettled(reports)

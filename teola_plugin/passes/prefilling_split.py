@@ -48,11 +48,14 @@ class _Sight:
         self.ready = dict.fromkeys(context.late, LATE) | ready_times(graph, context)
         self.engines: dict[str, int] = {}
         """What runs on each engine."""
+        self.placed: dict[str, list[Primitive]] = {}
+        """The same, as they come."""
         self.unmeasured = 0
         for p in graph:
             if p.on_engine:
                 bit = graph.bits[p.id]
                 self.engines[p.engine] = self.engines.get(p.engine, 0) | bit
+                self.placed.setdefault(p.engine, []).append(p)
                 if not measured(p, context):
                     self.unmeasured |= bit
 
@@ -121,7 +124,7 @@ def _pauses(p: Primitive, sight: _Sight) -> bool:
     graph, ready = sight.graph, sight.ready
     needed = max([ready[name] for name in graph.parents(p.id)], default=0.0)
     above = graph.above[p.id]
-    busy = max([ready[q.id] for q in graph if q.engine == p.engine and above & graph.bits[q.id]], default=0.0)
+    busy = max([ready[q.id] for q in sight.placed[p.engine] if above & graph.bits[q.id]], default=0.0)
     profile = sight.context.profiles[p.engine]
     return needed - busy >= max(MIN_GAP, 0.5 * profile.seconds(_K.PREFILLING, tokens(p.prompt)))
 

@@ -23,6 +23,7 @@ class PruneDependencies:
     """
 
     name: ClassVar[str] = "prune-dependencies"
+    once: ClassVar[bool] = True
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
         if not any(p.after for p in graph):

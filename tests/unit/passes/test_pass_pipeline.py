@@ -86,8 +86,15 @@ def test_reports_reach_the_observer() -> None:
     seen: list[PassReport] = []
     made = default_pipeline(seen.append).run(build_pgraph(advanced_rag()), CONTEXT)
     assert tuple(seen) == made.reports
-    assert [r.fired for r in seen] == [True] * 4 + [False] * 4
+    assert [r.fired for r in seen] == [True] * 4 + [False] * 3, "the second round, without what is applied once"
     assert all(a.after is b.before for a, b in pairwise(seen))
+
+
+def test_a_pass_that_is_applied_once_may_stand_alone() -> None:
+    graph = build_pgraph(advanced_rag())
+    made = PassPipeline((PruneDependencies(),)).run(graph, CONTEXT)
+    assert [r.fired for r in made.reports] == [True]
+    assert made.graph == PruneDependencies().run(graph, CONTEXT)
 
 
 def test_no_passes_no_change() -> None:
