@@ -47,7 +47,7 @@ class _Pruning:
         self.graph = graph
         self.order = tuple(graph)
         self.walked: dict[str, tuple[int, int]] = {}
-        """Each primitive so far, with what it waited for, directly or not, before this pass, and with the kept edges."""
+        """Each primitive so far, with all that it waited for before this pass, and with the edges kept so far."""
         self.effects: dict[int, tuple[Effect, ...]] = {}
         self.effectful = 0
 
