@@ -1,0 +1,159 @@
+"""Cookbook patterns: plain `invoke` and `ainvoke` against accelerated ones, on a pool and on the user's own models.
+
+Engines and models take as long as RTX 3090s (`profiles.rtx3090`), times `--scale`, in wall-clock time. The order
+alternates, caches are emptied before each run, answers are compared. A speed-up is over the better plain way.
+
+    python -m benchmarks.langchain_patterns --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from langchain_core.runnables import Runnable
+
+from benchmarks.common import arguments, environment, report, summary
+from benchmarks.cookbook import PATTERNS, Pattern
+from benchmarks.kits import Kit, own_kit, pool_kit, scaled
+from teola_plugin import accelerate
+from teola_plugin.engines import profiles
+
+KITS: dict[str, Callable[[Any], Kit]] = {"pool": pool_kit, "own": own_kit}
+PLAIN = ("plain sync", "plain async")
+WAYS = (*PLAIN, "auto async", "auto sync", "all async", "all sync")
+
+
+def objects(pattern: Pattern, kit: Kit) -> dict[str, Runnable[Any, Any]]:
+    """The plain chain and the accelerated ones."""
+    plain = pattern.make(kit)
+    made = {mode: accelerate(plain, pool=kit.pool, speculate=mode) for mode in ("auto", "all")}
+    return {"plain": plain, **made}
+
+
+def timed(runner: asyncio.Runner, kit: Kit, chain: Runnable[Any, Any], given: Any, way: str) -> tuple[float, Any]:
+    """One call. The loop of the async ways is there before and after it."""
+    kit.fresh()
+    gc.collect()
+    start = time.perf_counter()
+    if way.endswith(" sync"):
+        found = chain.invoke(given)
+    else:
+        found = runner.run(chain.ainvoke(given))
+    return time.perf_counter() - start, found
+
+
+def measure(runner: asyncio.Runner, name: str, pattern: Pattern, kit: Kit, repeats: int) -> dict[str, Any]:
+    """Seconds of every way. Raises when the answers differ."""
+    chains = objects(pattern, kit)
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    first: Any = None
+    for i in range(repeats if pattern.gain else max(repeats, 5)):
+        for way in WAYS[:: 1 if i % 2 == 0 else -1]:
+            took, found = timed(runner, kit, chains[way.split()[0]], pattern.given, way)
+            seconds[way].append(took)
+            first = found if first is None else first
+            if shown(found) != shown(first):
+                raise SystemExit(f"{name} ({kit.name}), {way}: the answers differ: {found} and {first}")
+    return figures(name, pattern, kit, seconds)
+
+
+def shown(found: Any) -> str:
+    """What the user sees; messages of a history have ids that differ in the plain object, too."""
+    return str({k: v for k, v in found.items() if k != "chat_history"} if isinstance(found, dict) else found)
+
+
+def figures(name: str, pattern: Pattern, kit: Kit, seconds: dict[str, list[float]]) -> dict[str, Any]:
+    middle = {way: median(times) for way, times in seconds.items()}
+    better = min(middle[way] for way in PLAIN)
+    row: dict[str, Any] = {
+        "pattern": name,
+        "objects": kit.name,
+        "speedup": round(better / middle["auto async"], 3),
+        "speedup_sync": round(better / middle["auto sync"], 3),
+        "speedup_all": round(better / middle["all async"], 3),
+        "speedup_all_sync": round(better / middle["all sync"], 3),
+        "nothing_to_gain": not pattern.gain,
+        "seconds": {way: summary(times) for way, times in seconds.items()},
+    }
+    if not pattern.gain:
+        row["behind_ms"] = round(1000 * max(middle["auto async"] - better, middle["all async"] - better), 2)
+        row["behind_sync_ms"] = round(1000 * (middle["auto sync"] - middle["plain sync"]), 2)
+    return row
+
+
+def main(options: argparse.Namespace) -> dict[str, Any]:
+    quiet()
+    machine = scaled(profiles.rtx3090(), options.scale)
+    started, cases = time.perf_counter(), []
+    with asyncio.Runner() as runner:
+        for kind in options.objects.split(","):
+            kit = KITS[kind](machine)
+            for name, pattern in PATTERNS.items():
+                if options.only in name:
+                    warm_up(runner, pattern, KITS[kind](scaled(profiles.rtx3090(), 0.0)))
+                    cases.append(measure(runner, name, pattern, kit, options.repeats))
+            if kit.pool is not None:
+                kit.pool.close()
+    return {
+        "benchmark": "langchain_patterns",
+        "speedup": {kind: {c["pattern"]: c["speedup"] for c in cases if c["objects"] == kind} for kind in KITS},
+        "behind_ms": max((c["behind_ms"] for c in cases if c["nothing_to_gain"]), default=None),
+        "cases": cases,
+        "profile": "rtx3090",
+        "scale": options.scale,
+        "repeats": options.repeats,
+        "took_s": round(time.perf_counter() - started, 1),
+        "environment": environment(),
+    }
+
+
+def warm_up(runner: asyncio.Runner, pattern: Pattern, kit: Kit) -> None:
+    """Imports and first-use costs of every way, untimed."""
+    for way, chain in ((way, objects(pattern, kit)[way.split()[0]]) for way in WAYS):
+        timed(runner, kit, chain, pattern.given, way)
+    if kit.pool is not None:
+        kit.pool.close()
+
+
+def quiet() -> None:
+    """langchain_classic says of every chain that it is deprecated."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("langchain_core").setLevel(logging.ERROR)
+
+
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "pattern": case["pattern"],
+            "objects": case["objects"],
+            **{way + " s": case["seconds"][way]["median"] for way in PLAIN},
+            "auto": case["speedup"],
+            "auto sync": case["speedup_sync"],
+            "all": case["speedup_all"],
+            "all sync": case["speedup_all_sync"],
+            "behind ms": case.get("behind_ms", ""),
+        }
+        for case in result["cases"]
+    ]
+
+
+if __name__ == "__main__":
+    given = arguments(
+        "Cookbook patterns: plain against accelerated.",
+        lambda parser: (
+            parser.add_argument("--repeats", type=int, default=3, help="runs of each way"),
+            parser.add_argument("--scale", type=float, default=0.4, help="latencies, times this; 1 is an RTX 3090"),
+            parser.add_argument("--only", default="", help="only patterns whose name contains this"),
+            parser.add_argument("--objects", default="pool,own", help="pool, own, or both"),
+        ),
+    )
+    outcome = main(given)
+    report(outcome, given, f"cookbook patterns, RTX 3090 profile times {given.scale}", rows(outcome))
