@@ -42,6 +42,7 @@ from teola_plugin.tracer.lcel_leaves import lower_leaf, lower_parser
 from teola_plugin.tracer.leaf import WrappedLeaf
 from teola_plugin.tracer.prompts import bind, understand
 from teola_plugin.tracer.pure import Attributes, understood
+from teola_plugin.tracer.purity import Purity, on_plain
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
 
@@ -217,12 +218,35 @@ class _Walk:
         reads = understood(vars(node).get("func"))
         if reads is None or "afunc" in vars(node):
             raise NotUnderstood(reason(node))
+        if isinstance(reads, Purity):
+            return self._pure(node, reads, value, place)
         if isinstance(reads, Attributes):
             return self._attributes(node, reads, value, place)
         if len(reads.keys) == 1:
             return self._silently(node, place, read_key(value, reads.keys[0]))
         read = [read_key(value, key) for key in reads.keys]
         return self._leaf(node, place, lambda: self._tuple(read, place))
+
+    def _pure(self, node: RunnableLambda[Any, Any], reads: Purity, value: Value, place: _Place) -> Lowered:
+        if reads.path is not None:
+            for key in reads.path:
+                value = read_key(value, key)
+            return self._silently(node, place, value)
+        keys = None if reads.keys is None else {key: read_key(value, key) for key in reads.keys}
+        return self._leaf(
+            node, place, lambda: self._computed(node.func, keys, value, place.name(short_name(node)), place)
+        )
+
+    def _computed(
+        self, func: Callable[[Any], Any], keys: Mapping[str, Value] | None, value: Value, wanted: str, place: _Place
+    ) -> Ref:
+        """A CALL of the user's pure function, on what it reads."""
+        name = self._draft.name(wanted)
+        read = {"value": value} if keys is None else keys
+        inputs = tuple((key, self._draft.real(one, name, place.tags)) for key, one in read.items())
+        self._draft.lists[name] = ""
+        component = Component(name, Role.CALL, inputs, scope=place.tags)
+        return self._draft.add(component, lambda **given: on_plain(func, given["value"] if keys is None else given))
 
     def _tuple(self, read: list[Value], place: _Place) -> Ref:
         name = self._draft.name(place.part("items"))

@@ -33,6 +33,7 @@ from langchain_core.tools import BaseTool
 from teola_plugin.errors import TraceError
 from teola_plugin.tracer.leaf import Leaf
 from teola_plugin.tracer.pure import understood
+from teola_plugin.tracer.purity import Purity
 
 # Methods that may be overridden without a change of what a call computes.
 _HARMLESS = re.compile(
@@ -99,7 +100,8 @@ def silent(node: Runnable[Any, Any]) -> bool:
     if isinstance(node, RunnableBindingBase):
         return silent(node.bound)
     if isinstance(node, RunnableLambda):
-        return understood(getattr(node, "func", None)) is not None
+        reads = understood(getattr(node, "func", None))
+        return reads is not None and not (isinstance(reads, Purity) and reads.path is None)
     if isinstance(node, RunnablePassthrough):
         return node.func is None and node.afunc is None
     return isinstance(node, (RunnablePick, BasePromptTemplate))

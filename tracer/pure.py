@@ -5,7 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
+
+from teola_plugin.tracer.purity import Purity, known_purity
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,10 @@ class Attributes:
     get: Callable[[Any], Any]
 
 
-def understood(func: object) -> Keys | Attributes | None:
+def understood(func: object) -> Keys | Attributes | Purity | None:
     """What `func` reads of its argument, or None: it is user code."""
+    if type(func) is FunctionType:
+        return known_purity(func)
     if type(func) is operator.attrgetter:
         return Attributes(func)
     if type(func) is operator.itemgetter:

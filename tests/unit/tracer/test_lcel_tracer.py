@@ -30,6 +30,7 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 from pool_leaves import PoolChat, PoolEmbedder, PoolIndexer, PoolReranker, PoolRetriever
+from support.own_code import own
 
 from teola_plugin.errors import TraceError
 from teola_plugin.graph import Ref, Role, build_pgraph
@@ -50,10 +51,12 @@ ANSWER = ChatPromptTemplate.from_messages(
 ).partial(style="one line")
 
 
+@own
 def flatten(values: dict[str, Any]) -> list[Document]:
     return [document for found in values["found"] for document in found]
 
 
+@own
 def joined(documents: list[Document]) -> str:
     return "\n".join(d.page_content for d in documents)
 
@@ -110,7 +113,9 @@ CHAINS: dict[str, tuple[Callable[[], Any], Any]] = {
         Q,
     ),
     "lines_by_lambda": (
-        lambda: ask("list {q}") | MODEL | StrOutputParser() | (lambda text: text.split("\n")) | PoolRetriever().map(),
+        lambda: (
+            ask("list {q}") | MODEL | StrOutputParser() | own(lambda text: text.split("\n")) | PoolRetriever().map()
+        ),
         Q,
     ),
     "json_by_schema": (
@@ -226,6 +231,36 @@ def test_assigned_keys_depend_on_what_they_read_only() -> None:
     assert ("a.parse", "b.model") in traced.template.order
 
 
+def test_a_trivial_lambda_is_seen_through() -> None:
+    chain = {"q": lambda x: x["question"], "deep": lambda x: x["a"]["b"][0]} | ask("{q}{deep}") | MODEL
+    assert dict(trace(chain).template["model"].inputs) == {
+        "q": Ref("$input", ("question",)),
+        "deep": Ref("$input", ("a", "b", 0)),
+    }
+
+
+def test_a_pure_function_is_computed_from_the_keys_that_it_reads() -> None:
+    def titles(values: dict[str, Any]) -> str:
+        return ", ".join(sorted(values["titles"]))
+
+    traced = trace({"all": titles, "kept": itemgetter("question")} | ask("{all}{kept}") | MODEL)
+    assert traced.template["all"].role is Role.CALL
+    assert dict(traced.template["all"].inputs) == {"titles": Ref("$input", ("titles",))}
+    assert traced.calls["all"](titles=["b", "a"]) == "a, b"
+    assert not traced.watched
+
+
+def test_a_pure_function_is_not_trusted_with_objects_of_the_users_own() -> None:
+    class Odd(str):
+        def strip(self, *_: Any) -> str:
+            raise AssertionError("a side effect")
+
+    call = trace(RunnableLambda(lambda text: text.strip()) | PoolRetriever()).calls["lambda"]
+    assert call(value=" why? ") == "why?"
+    with pytest.raises(TypeError, match="not known"):
+        call(value=Odd("why?"))
+
+
 def test_an_overwritten_key_is_the_new_value() -> None:
     chain = RunnablePassthrough.assign(q=itemgetter("q") | PoolRetriever()) | itemgetter("q")
     assert trace(chain).template.output == Ref("q.documents")
@@ -296,6 +331,8 @@ class Named(RunnableParallel[Any]):
         (PoolRetriever().with_fallbacks([PoolRetriever()]), "decides at run time"),
         (FakeListChatModel(responses=["x"]), "wrapped leaf"),
         (RunnableLambda(lambda x: PoolRetriever()), "your code"),
+        (RunnableLambda(lambda x: x.pop()), "your code"),
+        (RunnableLambda(lambda x: print(x)), "your code"),
     ],
 )
 def test_what_is_not_understood_stays_opaque_and_says_why(chain: Runnable[Any, Any], why: str) -> None:
@@ -343,7 +380,7 @@ def test_tracing_twice_gives_equal_templates() -> None:
 
 def test_500_steps() -> None:
     steps = [RunnablePassthrough.assign(**{f"k{i}": itemgetter("q") | PoolRetriever()}) for i in range(250)]
-    steps += [RunnableLambda(lambda x: x) for _ in range(250)]
+    steps += [RunnableLambda(own(lambda x: x)) for _ in range(250)]
     traced = trace(RunnableSequence(*steps))
     assert len(traced.template.components) == 750
     assert len(build_pgraph(traced.template)) == 1000

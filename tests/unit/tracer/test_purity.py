@@ -1,0 +1,112 @@
+"""Which small functions are taken to be pure. What they are called with is checked when they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+
+from teola_plugin.tracer.purity import Purity, plain, purity
+
+SEPARATOR, SHARED = "\n", [1]
+
+
+def formatted(documents: list[Document]) -> str:
+    return "\n\n".join(document.page_content for document in documents)
+
+
+def numbered(documents: list[Document]) -> str:
+    return SEPARATOR.join([f"[{i}] {d.metadata['source']}: {d.page_content}" for i, d in enumerate(documents, 1)])
+
+
+def key_reader(key: str) -> Callable[[Any], Any]:
+    return lambda x: x[key].split(SEPARATOR)
+
+
+def setting(x: Any) -> Any:
+    x["a"] = 1
+    return x
+
+
+def extending(x: Any) -> Any:
+    y = x["items"]
+    y += [1]
+    return y
+
+
+def endless(x: Any) -> Any:
+    return endless(x)
+
+
+def generating(x: Any) -> Any:
+    yield x
+
+
+async def waiting(x: Any) -> Any:
+    return x
+
+
+class Callable_:
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("function", "reads"),
+    [
+        (lambda x: x, Purity(None, ())),
+        (lambda x: x["q"], Purity(("q",), ("q",))),
+        (lambda x: x["a"]["b"][0], Purity(("a",), ("a", "b", 0))),
+        (lambda x: x["a"] + x["b"], Purity(("a", "b"))),
+        (lambda _: "constant", Purity(())),
+        (lambda x: formatted(x["context"]), Purity(("context",))),
+        (lambda x: {"q": x["q"], "c": formatted(x["c"])}, Purity(("q", "c"))),
+        (lambda x: [q.strip() for q in x["t"].split("\n") if q.strip()], Purity(("t",))),
+        (lambda x: [x["a"] for _ in range(3)], Purity(None)),
+        (lambda x: sorted(x["d"], key=lambda d: d.metadata["s"], reverse=True)[:3], Purity(("d",))),
+        (lambda x: json.loads(x.content)["items"], Purity(None)),
+        (lambda x: re.split(r"\s", x), Purity(None)),
+        (lambda x: not x.get("chat_history", False), Purity(None)),
+        (key_reader("k"), Purity(None)),
+        (formatted, Purity(None)),
+        (json.loads, Purity(None)),
+        (numbered, Purity(None)),
+    ],
+)
+def test_pure(function: Any, reads: Purity) -> None:
+    assert purity(function) == reads
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        setting, extending, endless, generating, waiting, Callable_(), len, str.upper,
+        lambda x: os.getcwd(), lambda x: random.random(), lambda x: print(x), lambda x: x.append(1), lambda x: SHARED,
+        lambda x: open(x), lambda x: x.invoke("q"), lambda x: __import__(x), lambda x: x.__class__,
+        lambda x, y=1: x, lambda *x: x, lambda: 1, lambda x: (yield x), lambda x: [y for y in x if y.pop()],
+        lambda x: (lambda: os.remove(x))(), lambda x: eval(x), lambda x: unknown_name(x),  # noqa: F821
+    ],
+)  # fmt: skip
+def test_not_certainly_pure(function: Any) -> None:
+    assert purity(function) is None
+
+
+def test_plain_values() -> None:
+    class Own(dict[str, Any]):
+        pass
+
+    assert plain({"a": [1, "b", (None, 2.0)], "d": Document("x")})
+    assert not plain({"a": [Own()]})
+    assert not plain(object())
+
+
+def test_a_shadowed_builtin_is_no_builtin() -> None:
+    made: dict[str, Any] = {"len": os.remove}
+    exec("f = lambda x: len(x)", made)
+    assert purity(made["f"]) is None
