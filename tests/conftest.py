@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 if TYPE_CHECKING:
+    from support.api_server import ApiServer
+
     from teola_plugin.engines.llm_vllm import VllmEngine
 
 T = TypeVar("T")
@@ -63,3 +65,12 @@ def session_llm() -> Iterator[SessionLlm]:
     finally:
         thread.run(engine.stop())
         thread.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """vLLM's API server on the bundled model; about 25 s to start."""
+    from support.api_server import api_server
+
+    with api_server(tmp_path_factory.mktemp("vllm-api")) as server:
+        yield server

@@ -1,0 +1,315 @@
+"""The engine of an OpenAI-compatible server, on vLLM's own API server and on one that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from support.api_server import MODEL, ApiServer
+
+from teola_plugin.engines import openai_wire as wire
+from teola_plugin.engines.base import Done, Failed, Piece, Request
+from teola_plugin.engines.conformance import EngineConformance, collect, ends
+from teola_plugin.engines.openai_api import OpenAIServer
+from teola_plugin.engines.openai_http import refusal_in
+from teola_plugin.engines.payloads import UNKNOWN, Generate, Message, Prompt, Sampling, Warmup
+from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
+from teola_plugin.graph import PrimitiveKind
+
+K = PrimitiveKind
+LONG = "A generator is a function that yields. " * 20
+
+
+def chat(text: str, **options: Any) -> Generate:
+    return Generate(Prompt((Message("user", text),)), Sampling(**{"max_tokens": 6, **options}))
+
+
+def own(text: str, **options: Any) -> Generate:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 6, "temperature": 0}
+    prompt = wire.WirePrompt.of({**body, **options})
+    return Generate(prompt, prompt.sampling)
+
+
+async def served(engine: OpenAIServer, *payloads: Any, stream: bool = False) -> list[Any]:
+    kinds = [K.PARTIAL_PREFILLING if isinstance(p, Warmup) else K.PREFILLING for p in payloads]
+    batch = [Request(f"r{i}", k, p, stream=stream) for i, (k, p) in enumerate(zip(kinds, payloads, strict=True))]
+    found = ends(await collect(engine, batch), batch)
+    return [end.value if isinstance(end := found[r.id], Done) else end.error for r in batch]
+
+
+@pytest.fixture
+def url(vllm_api: ApiServer) -> str:
+    return vllm_api.base_url
+
+
+@pytest.mark.vllm
+class TestOpenAIServer(EngineConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, url: str) -> None:
+        self.url = url
+
+    async def make(self) -> OpenAIServer:
+        return OpenAIServer(base_url=self.url, model=MODEL, prefix_caching=True, priorities=True)
+
+    def payloads(self, kind: PrimitiveKind) -> list[Any]:
+        if kind is K.PARTIAL_PREFILLING:
+            return [Warmup(Prompt((Message("user", f"{LONG}{UNKNOWN}"),))), Warmup(Prompt(text="one two"))]
+        if kind in (K.PREFILLING, K.FULL_PREFILLING):
+            return [chat("What is a class?"), Generate(Prompt(text="def f("), Sampling(max_tokens=4)), own("Hello?")]
+        return []
+
+    def bad_payload(self, kind: PrimitiveKind) -> Any:
+        return chat("hello", temperature=-3.0)
+
+
+@pytest.mark.vllm
+class TestOnVllm:
+    async def test_finds_the_only_model_and_its_length(self, url: str) -> None:
+        engine = OpenAIServer(base_url=url + "/")
+        await engine.start()
+        try:
+            assert (engine.model, engine.max_model_len) == (MODEL, 2048)
+            assert engine.versions() == {"model": MODEL, "server": "vllm"}
+            assert not engine.profile.prefix_caching, "only where it is declared"
+        finally:
+            await engine.stop()
+
+    async def test_another_model_is_named(self, url: str) -> None:
+        with pytest.raises(EngineUnavailable, match=r"does not serve 'nope'; it has: demo"):
+            await OpenAIServer(base_url=url, model="nope").start()
+
+    async def test_a_prefix_that_was_sent_early_is_found(self, url: str) -> None:
+        engine = OpenAIServer(base_url=url, prefix_caching=True)
+        await engine.start()
+        try:
+            await engine.reset()
+            [plain] = await served(engine, chat(LONG + "What is it?"))
+            await engine.reset()
+            [warmed] = await served(engine, Warmup(Prompt((Message("user", LONG + UNKNOWN),))))
+            [generation] = await served(engine, chat(LONG + "What is it?"))
+        finally:
+            await engine.stop()
+        assert plain.cached_tokens == 0 and plain.prompt_tokens > 100
+        assert warmed.tokens <= plain.prompt_tokens
+        assert generation.cached_tokens >= warmed.tokens - 64, "all but the last blocks"
+        assert generation.text == plain.text
+
+    async def test_nothing_is_sent_early_unless_declared(self, url: str, vllm_api: ApiServer) -> None:
+        engine = OpenAIServer(base_url=url)
+        await engine.start()
+        try:
+            before = vllm_api.metric("vllm:request_success_total")
+            [warmed] = await served(engine, Warmup(Prompt((Message("user", LONG + UNKNOWN),))))
+            assert warmed.tokens == 0
+            assert vllm_api.metric("vllm:request_success_total") == before
+        finally:
+            await engine.stop()
+
+    @pytest.mark.parametrize("stop", [None, ["say"]])
+    async def test_a_stream_adds_up_to_the_answer_that_comes_whole(self, url: str, stop: Any) -> None:
+        engine = OpenAIServer(base_url=url, prefix_caching=True)
+        await engine.start()
+        more = {} if stop is None else {"stop": stop}
+        try:
+            await served(engine, own(LONG, **more))  # from now on as much is cached for either
+            [whole] = await served(engine, own(LONG, **more))
+            [joined] = await served(engine, own(LONG, **more), stream=True)
+        finally:
+            await engine.stop()
+
+        def seen(generation: Any) -> Any:
+            data = json.loads(generation.response)
+            return {**data, "id": "", "created": 0, "choices": [{**data["choices"][0], "stop_reason": None}]}
+
+        assert seen(joined) == seen(whole)
+        assert (joined.text, joined.finish_reason, joined.cached_tokens) == (
+            whole.text,
+            whole.finish_reason,
+            whole.cached_tokens,
+        )
+
+    async def test_sampling_reaches_the_server(self, url: str) -> None:
+        engine = OpenAIServer(base_url=url)
+        await engine.start()
+        schema = json.dumps({"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2})
+        try:
+            one, two, three, four, listed = await served(
+                engine,
+                chat("Tell me.", temperature=1.0, seed=1, max_tokens=20),
+                chat("Tell me.", temperature=1.0, seed=1, max_tokens=20),
+                chat("Tell me.", temperature=1.0, seed=2, max_tokens=20),
+                chat("Tell me.", ignore_eos=True, max_tokens=30),
+                chat("Two numbers.", json_schema=schema, max_tokens=60),
+            )
+        finally:
+            await engine.stop()
+        assert one.text == two.text != three.text
+        assert (four.completion_tokens, four.finish_reason) == (30, "length")
+        assert len(json.loads(listed.text)) == 2
+
+    async def test_what_the_server_refuses(self, url: str) -> None:
+        engine = OpenAIServer(base_url=url)
+        await engine.start()
+        try:
+            large, wrong = await served(engine, chat("word " * 3000), own("x", max_tokens=10**6))
+        finally:
+            await engine.stop()
+        assert isinstance(large, RequestTooLarge) and "2048" in str(large)
+        assert isinstance(wrong, EngineError) and "answered 400" in str(wrong) and "max_model_len" in str(wrong)
+        refusal = refusal_in(wrong)
+        assert refusal is not None and refusal.status == 400 and "max_model_len" in refusal.content
+
+    async def test_a_cancelled_generation_ends_at_the_server_too(self, url: str, vllm_api: ApiServer) -> None:
+        engine = OpenAIServer(base_url=url)
+        await engine.start()
+        endless = Request("endless", K.PREFILLING, chat("x", ignore_eos=True, max_tokens=1900), stream=True)
+        try:
+            async for result in engine.execute([endless]):
+                if isinstance(result, Piece):
+                    await engine.cancel("endless")
+                else:
+                    assert isinstance(result, Failed) and not result.error.retryable
+            async with asyncio.timeout(30):
+                while vllm_api.metric("vllm:num_requests_running"):
+                    await asyncio.sleep(0.05)
+        finally:
+            await engine.stop()
+
+
+Answer = tuple[int, str, float]
+
+
+class Odd:
+    """A server of our own whose answers a test decides: (status, content, seconds) by path."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {"/v1/models": (200, '{"data": [{"id": "m"}]}', 0.0)}
+        self.asked: list[tuple[str, Any, str]] = []
+
+
+@pytest.fixture
+def odd() -> Iterator[tuple[Odd, str]]:
+    state, over = Odd(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            state.asked.append((self.path, json.loads(body or "null"), self.headers.get("authorization") or ""))
+            status, content, seconds = state.answers.get(self.path, (404, '{"detail": "Not Found"}', 0.0))
+            over.wait(seconds)
+            self.send_response(status)
+            self.send_header("content-length", str(len(content.encode())))
+            self.end_headers()
+            self.wfile.write(content.encode())
+
+        do_GET = do_POST = _answer
+
+        def log_message(self, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield state, f"http://127.0.0.1:{server.server_port}/v1"
+    over.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "again"),
+    [
+        ((500, '{"error": {"message": "on fire"}}', 0.0), "answered 500: on fire", True),
+        ((429, '{"message": "slow down"}', 0.0), "answered 429: slow down", True),
+        ((401, "no", 0.0), "answered 401: no.*api_key", False),
+        ((400, '{"error": {"message": "maximum context length is 5"}}', 0.0), "context length is 5", False),
+        ((200, '{"choices": []}', 0.0), "no completion", False),
+        ((200, "<html>", 0.0), "no completion", False),
+        ((200, "{}", 5.0), "did not answer in time.*timeout", False),
+    ],
+)
+async def test_faults_are_told(odd: tuple[Odd, str], answer: Answer, said: str, again: bool) -> None:
+    state, url = odd
+    state.answers[CHAT] = answer
+    engine = OpenAIServer(base_url=url, api_key="key", timeout=0.5)
+    await engine.start()
+    try:
+        [error] = await served(engine, chat("hello"))
+        [as_is] = await served(engine, own("hello"))
+    finally:
+        await engine.stop()
+    import re
+
+    assert isinstance(error, EngineError) and re.search(said, str(error)), error
+    assert error.retryable is again
+    assert not as_is.retryable, "whoever sends a request of its own has its own rules"
+    assert {given for _, _, given in state.asked} == {"Bearer key"}
+
+
+async def test_a_server_without_tokenize_gets_no_prefixes(odd: tuple[Odd, str], caplog: Any) -> None:
+    state, url = odd
+    engine = OpenAIServer(base_url=url, prefix_caching=True)
+    with caplog.at_level("WARNING"):
+        await engine.start()
+    try:
+        assert not engine.profile.prefix_caching and "no /tokenize" in caplog.text
+        asked = len(state.asked)
+        [warmed] = await served(engine, Warmup(Prompt(text=f"a{UNKNOWN}")))
+        assert warmed.tokens == 0 and len(state.asked) == asked
+    finally:
+        await engine.stop()
+
+
+async def test_a_stream_that_breaks_off(odd: tuple[Odd, str]) -> None:
+    state, url = odd
+    chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": "Hel"}}]})
+    state.answers[CHAT] = (200, f'data: {chunk}\n\ndata: {{"error": {{"message": "out of memory"}}}}\n\n', 0.0)
+    engine = OpenAIServer(base_url=url)
+    await engine.start()
+    try:
+        [error] = await served(engine, chat("hello"), stream=True)
+    finally:
+        await engine.stop()
+    assert isinstance(error, EngineError) and "broke off: out of memory" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ((200, '{"data": [{"id": "a"}, {"id": "b"}]}', 0.0), "several models, or none; it has: a, b"),
+        ((401, "who are you", 0.0), "answered 401: who are you"),
+    ],
+)
+async def test_servers_that_cannot_be_used(odd: tuple[Odd, str], models: Answer, said: str) -> None:
+    odd[0].answers["/v1/models"] = models
+    with pytest.raises(EngineUnavailable, match=said):
+        await OpenAIServer(base_url=odd[1]).start()
+
+
+async def test_no_server() -> None:
+    with pytest.raises(EngineUnavailable, match=r"no server answers at http://127.0.0.1:9/v1.*start the server"):
+        await OpenAIServer(base_url="http://127.0.0.1:9/v1").start()
+
+
+def test_a_whole_answer_as_a_stream_adds_up_to_itself() -> None:
+    message = {"role": "assistant", "content": "Hello", "refusal": None}
+    whole = {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 5,
+        "model": "m",
+        "usage": {"prompt_tokens": 3},
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
+    }
+    chunks = wire.Chunks()
+    texts = [chunks.add(chunk) for chunk in wire.chunks_of(json.dumps(whole))]
+    assert "".join(texts) == "Hello"
+    assert json.loads(chunks.response(whole)) == whole
