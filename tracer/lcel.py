@@ -32,6 +32,7 @@ from teola_plugin.tracer.lcel_classes import (
     changed,
     check_runnable,
     emits_own_run,
+    is_accelerated,
     leaf_of,
     pool_backed_inside,
     reason,
@@ -310,7 +311,9 @@ class _Walk:
         for path, one in inside:
             if path != place.path:
                 joins = "joins the query when it is called"
-                self._draft.nodes.append(TraceNode(path, type(one).__name__, "joined", reason=joins))
+                what = type(one.bound if is_accelerated(one) else one).__name__  # type: ignore[attr-defined]
+                why = f"{joins}, with a plan of its own" if is_accelerated(one) else joins
+                self._draft.nodes.append(TraceNode(path, what, "joined", reason=why))
         return Ref(name), Span((name,), (name,))
 
     def _row(

@@ -192,12 +192,17 @@ def children(node: object) -> Iterator[tuple[str, object]]:
         yield ".default", node.default
 
 
+def is_accelerated(node: object) -> bool:
+    """Whether it brings an e-graph of its own when it is called."""
+    return hasattr(type(node), "__teola_accelerated__")
+
+
 def pool_backed_inside(node: object, path: str) -> Iterator[tuple[str, object]]:
-    """Pool-backed objects that a composite holds, as far as its attributes show."""
+    """Pool-backed objects, and parts with plans of their own, that a composite holds as far as its attributes show."""
     stack = [(path, node)]
     while stack:
         where, one = stack.pop()
-        if is_pool_backed(one):
+        if is_pool_backed(one) or is_accelerated(one):
             yield where, one
         else:
             stack += [(where + more, child) for more, child in reversed(list(children(one)))]

@@ -8,6 +8,7 @@ from typing import Any
 from langchain_core.runnables import Runnable
 
 from teola_plugin.adapters.langchain.bind import Bindings, bound
+from teola_plugin.adapters.langchain.parts import Accelerate, with_parts
 from teola_plugin.adapters.langchain.routed import routed
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.errors import RegistrationError, TraceError, unknown_name
@@ -36,16 +37,34 @@ def accelerate_runnable(
         raise unknown_name("value of speculate", speculate, list(SPECULATE))
     chosen = None if passes is None else resolve_passes(passes)
     pool = pool or the_pool_of(runnable)
-    chain = bound(runnable, bind, pool)
+
+    def part(node: Runnable[Any, Any]) -> Runnable[Any, Any]:
+        fast = _planned(node, node, pool, part, chosen, speculate, app)
+        return fast if fast.gains else fast.chain
+
+    return _planned(runnable, bound(runnable, bind, pool), pool, part, chosen, speculate, app)
+
+
+def _planned(
+    runnable: Runnable[Any, Any],
+    served: Runnable[Any, Any],
+    pool: EnginePool | None,
+    part: Accelerate,
+    passes: tuple[Pass, ...] | None,
+    speculate: str,
+    app: str | None,
+) -> AcceleratedRunnable:
+    """`served`: the runnable, with what is bound to engines in its place."""
+    chain = with_parts(served, part)
     return AcceleratedRunnable.of(
         runnable,
         trace(chain),
         pool,
-        passes=chosen,
+        passes=passes,
         speculate=speculate,
         app=app,
         chain=chain,
-        routed=routed(chain, pool, passes=chosen, speculate=speculate),
+        routed=routed(chain, pool, passes=passes, speculate=speculate),
     )
 
 

@@ -11,14 +11,14 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from teola_plugin.adapters.langchain.gates import Gate
 from teola_plugin.adapters.langchain.places import Place
 from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.draft import Traced
 
 
 class Begun(NamedTuple):
     """One input."""
 
-    run: QueryRun
+    run: QueryRun | PartRun
     config: RunnableConfig
     chain: Runnable[Any, Any]
     """The original, or its routed copy."""
@@ -33,7 +33,7 @@ class Begun(NamedTuple):
 class BegunBatch(NamedTuple):
     """Many inputs, a query each; one object runs them all."""
 
-    runs: list[QueryRun]
+    runs: list[QueryRun | PartRun]
     configs: list[RunnableConfig]
     chain: Runnable[Any, Any]
     places: list[Place | None]
@@ -56,7 +56,7 @@ class streaming:
     Pool-backed objects find their query through the callbacks that the framework hands on.
     """
 
-    def __init__(self, *runs: QueryRun) -> None:
+    def __init__(self, *runs: QueryRun | PartRun) -> None:
         self._runs = runs
 
     def __enter__(self) -> None:

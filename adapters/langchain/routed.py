@@ -219,6 +219,11 @@ def rebuilt(node: Node, path: str, chosen: Mapping[str, Callable[[str], Node]]) 
     before = dict(parts(node))
     if all(inner[where] is before[where] for where in inner):
         return node
+    return with_parts(node, inner)
+
+
+def with_parts(node: Node, inner: Mapping[str, Node]) -> Node:
+    """A copy of a composite with other `parts`."""
     return node.model_copy(update=_fields(node, inner))  # type: ignore[attr-defined, no-any-return]
 
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, get_config_list
 from pydantic import ConfigDict, PrivateAttr
 
+from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.adapters.langchain.begun import Begun, BegunBatch, runs_ahead, shape, shared_limit, streaming
 from teola_plugin.adapters.langchain.gates import Gate
 from teola_plugin.adapters.langchain.places import AsyncPlace, Place, SyncPlace, placed
 from teola_plugin.adapters.langchain.routed import Routed
 from teola_plugin.adapters.langchain.session import SessionHandler, joined_config, live
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import Query
+from teola_plugin.graph import PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.lcel import Traced
 
 DEADLINE, TENANT, WEIGHT = "teola_deadline_s", "teola_tenant", "teola_weight"
@@ -37,13 +38,14 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
+    __teola_accelerated__: ClassVar[bool] = True
 
     _pool: EnginePool | None = PrivateAttr(default=None)
     _traced: Traced = PrivateAttr()
     _passes: tuple[Pass | str, ...] | None = PrivateAttr(default=None)
     _speculate: str = PrivateAttr(default="auto")
     _app: str = PrivateAttr(default="default")
-    _last: list[QueryRun] = PrivateAttr(default_factory=list)
+    _last: list[QueryRun | PartRun] = PrivateAttr(default_factory=list)
     _chain: Runnable[Any, Any] = PrivateAttr()
     """The original, with what the user bound to engines in its place."""
     _routed: Routed | None = PrivateAttr(default=None)
@@ -93,6 +95,21 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     def _plan(self, traced: Traced, pool: EnginePool, input: Any) -> Optimised:
         return pool.plan(traced.template, shape(traced, input), passes=self._passes, speculate=self._speculate)
 
+    @property
+    def chain(self) -> Runnable[Any, Any]:
+        """What runs: the original, or a copy in which some of its parts are served or planned by themselves."""
+        return self._chain
+
+    @property
+    def gains(self) -> bool:
+        """Whether anything of it can start before its place, whatever the input."""
+        if self._routed is not None:
+            return True
+        plan = self.plan()
+        if plan is None or plan.source is None:
+            return False
+        return runs_ahead(plan.source, plan.graph) or any(p.kind is PrimitiveKind.INGESTION for p in plan.graph)
+
     def explain(self, input: Any = None) -> str:
         """What was understood, the p-graph, the e-graph, the passes that fired and what to expect, as text."""
         from teola_plugin.adapters.explain import explain
@@ -139,11 +156,14 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
 
     def _submit(
         self, input: Any, config: RunnableConfig, pool: EnginePool, traced: Traced, place: Place | None
-    ) -> QueryRun:
+    ) -> QueryRun | PartRun:
         optimised = self._plan(traced, pool, input)
+        if place is None and (whole := _live_query(config, pool)) is not None:
+            return whole.part(optimised.graph, traced.calls, input)
         query = self._query(input, config, pool)
-        if place is None and optimised.source is not None and not runs_ahead(optimised.source, optimised.graph):
-            return pool.runtime.watch(query)
+        ahead = optimised.source is None or runs_ahead(optimised.source, optimised.graph)
+        if place is None and not ahead:
+            return pool.runtime.watch(query, joins=True)
         if place is not None:
             place.open(query.id, pool)
         try:
@@ -299,6 +319,13 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         made = self.model_copy()
         made._limit = limit
         return made
+
+
+def _live_query(config: RunnableConfig, pool: EnginePool) -> QueryRun | None:
+    """The accelerated query that this call is a part of."""
+    run = active_run(config.get("callbacks"))
+    joins = isinstance(run, QueryRun) and run.joins and not run.closed and run.runtime is pool.runtime
+    return run if joins else None
 
 
 def _log_fallback() -> None:

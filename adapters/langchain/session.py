@@ -12,7 +12,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs
 
 from teola_plugin.runtime.context import current_run
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.paths import NodePath, PathTracker
 
 
@@ -24,8 +24,9 @@ class SessionHandler(BaseCallbackHandler):
 
     run_inline = True
 
-    def __init__(self, run: QueryRun, watched: Mapping[NodePath, str]) -> None:
-        self.teola_run = run
+    def __init__(self, run: QueryRun | PartRun, watched: Mapping[NodePath, str]) -> None:
+        self.teola_run = run.whole
+        self._run = run
         self._watched = watched
         self._tracker = PathTracker()
         unwatched = not watched
@@ -76,7 +77,7 @@ class SessionHandler(BaseCallbackHandler):
         path = self._tracker.path(run_id)
         component = self._watched.get(path) if path is not None else None
         if component is not None:
-            self.teola_run.observe(component, value)
+            self._run.observe(component, value)
 
 
 def joined_config(config: RunnableConfig | None, handler: SessionHandler) -> RunnableConfig:
@@ -88,9 +89,9 @@ def joined_config(config: RunnableConfig | None, handler: SessionHandler) -> Run
 
 
 @contextlib.contextmanager
-def live(run: QueryRun) -> Iterator[None]:
+def live(run: QueryRun | PartRun) -> Iterator[None]:
     """The body runs as part of the query: closed when it has its answer, cancelled when it is given up."""
-    token = current_run.set(run)
+    token = current_run.set(run.whole)
     try:
         yield
     except Exception:

@@ -13,7 +13,7 @@ from teola_plugin.graph.kinds import (
     LLM_PREFILLS,
     PrimitiveKind,
 )
-from teola_plugin.graph.primitive import Primitive, read_path
+from teola_plugin.graph.primitive import STREAM_ITEMS, Primitive, read_path
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
 from teola_plugin.graph.query import Query
 from teola_plugin.graph.refs import CARRY, INPUT, ITEM, UNKNOWN_EFFECT, Effect, Path, PromptPart, Ref, Slice, named
@@ -29,6 +29,7 @@ __all__ = [
     "LLM_DECODES",
     "LLM_KINDS",
     "LLM_PREFILLS",
+    "STREAM_ITEMS",
     "UNKNOWN_EFFECT",
     "Batching",
     "Component",

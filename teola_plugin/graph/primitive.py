@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from teola_plugin.graph.fragment import Fragment
 
 
+STREAM_ITEMS = "stream_items"
+"""Option of a decoding: the id of a MAP that gets each item as it closes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Primitive:
     """One symbolic operation. Pure data: picklable, without query values and without run state."""
@@ -106,6 +110,8 @@ class Primitive:
             changes["early"] = tuple([moved(ref) for ref in self.early])
         if self.after:
             changes["after"] = tuple([names.get(a, a) for a in self.after])
+        if any(key == STREAM_ITEMS for key, _ in self.options):
+            changes["options"] = tuple([(k, names.get(v, v) if k == STREAM_ITEMS else v) for k, v in self.options])
         inputs = tuple([(key, moved(ref)) for key, ref in self.inputs])
         return self.with_(id=names.get(self.id, self.id), inputs=inputs, **changes)
 

@@ -16,7 +16,7 @@ from teola_plugin.engines.base import Piece, Request
 from teola_plugin.engines.items import ItemStream
 from teola_plugin.engines.payloads import Generation, SearchVector, Warmed
 from teola_plugin.errors import QueryCancelled
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
+from teola_plugin.graph import STREAM_ITEMS, Graph, Primitive, PrimitiveKind, Ref
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import requests
 from teola_plugin.runtime.engine_port import EnginePort
@@ -39,6 +39,7 @@ from teola_plugin.scheduling.events import (
     GraphEvent,
     Instruction,
     ItemClosed,
+    PartBegun,
     PrimitiveFailed,
     Release,
     Reprioritise,
@@ -89,6 +90,13 @@ class GraphDriver:
         self.recorder.begin(run.id, query.app, self.now())
         self.post(Admit(self.now(), run.id, graph, query.deadline, run.ahead))
 
+    def begin_part(self, run: QueryRun, name: str, graph: Graph, calls: requests.Calls, value: Any) -> None:
+        """The plain object has come to a part that has an e-graph of its own."""
+        if run.id in self.runs:
+            run.parts[name] = calls
+            run.store.put(f"${name}", value)
+            self.post(PartBegun(self.now(), run.id, name, graph, f"${name}"))
+
     def post(self, event: GraphEvent) -> None:
         """Handle `event` and everything that follows from it at once."""
         self._events.append(event)
@@ -115,7 +123,7 @@ class GraphDriver:
     def _dispatch(self, run: QueryRun, order: Dispatch) -> None:
         p = order.primitive
         try:
-            made = requests.payloads(p, self._inputs(run, p), run.calls)
+            made = requests.payloads(p, self._inputs(run, p), run.calls_of(p.id))
         except Exception as error:  # early work on values of an unexpected kind: the plain object will tell
             self._fail(run, p.id, error)
             return
@@ -178,7 +186,7 @@ class GraphDriver:
 
     def _prepare_items(self, live: LivePrimitiveRun) -> None:
         for member in live.group:
-            if member.kind is _K.PARTIAL_DECODING or member.option("stream_items"):
+            if member.kind is _K.PARTIAL_DECODING or member.option(STREAM_ITEMS):
                 live.items = ItemStream(member.option("items", "json"))
                 return
 
@@ -254,7 +262,7 @@ class GraphDriver:
             self.post(Finished(self.now(), run.id, part.id))
             return
         for member in live.group:
-            if member.option("stream_items"):
+            if member.option(STREAM_ITEMS):
                 name = f"{member.id}#{index}"
                 run.store.put(name, item)
                 self.post(ItemClosed(self.now(), run.id, member.id, index, name))
@@ -349,7 +357,7 @@ class GraphDriver:
             return inputs["actual"]
         if p.call == "concat":
             return [item for part in inputs.values() for item in part]
-        function = run.calls.get(p.call)
+        function = run.calls_of(p.id).get(p.call)
         return inputs if function is None else function(**inputs)
 
     async def _call_in_thread(self, run: QueryRun, p: Primitive) -> None:

@@ -25,7 +25,7 @@ from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.request_table import PendingCall, RequestEntry
 from teola_plugin.runtime.requests import Calls
 from teola_plugin.scheduling import BatchPolicy
-from teola_plugin.scheduling.events import CancelQuery, Close, Enqueue
+from teola_plugin.scheduling.events import CancelQuery, Close, Enqueue, PartEnded
 
 _calls = itertools.count(1)
 
@@ -133,10 +133,13 @@ class LocalRuntime:
         self.loop.post(self._admit, run, graph, pgraph, passes)
         return run
 
-    def watch(self, query: Query) -> QueryRun:
-        """A query without a graph: calls made under it are traced, and nothing else; for plain objects."""
+    def watch(self, query: Query, *, joins: bool = False) -> QueryRun:
+        """A query without a graph: calls made under it are traced, and nothing else; for plain objects.
+
+        `joins`: parts of it may bring graphs of their own.
+        """
         graph = Graph((), Ref("$input"))
-        run = QueryRun(self, query, graph, {}, True, QueryStore(query.inputs), claims=False)
+        run = QueryRun(self, query, graph, {}, True, QueryStore(query.inputs), claims=False, joins=joins)
         self.loop.post(self._admit, run, graph, None, ())
         return run
 
@@ -144,6 +147,12 @@ class LocalRuntime:
         self._driver.admit(run, graph)
         before = "" if pgraph is None else _text(pgraph)
         self.recorder.describe(run.id, graph=_view(graph), graph_text=_text(graph), pgraph_text=before, passes=passes)
+
+    def begin_part(self, run: QueryRun, name: str, graph: Graph, calls: Calls, value: Any) -> None:
+        self.loop.post(self._driver.begin_part, run, name, graph, calls, value)
+
+    def end_part(self, run: QueryRun, name: str) -> None:
+        self.loop.post(lambda: self._driver.post(PartEnded(self._driver.now(), run.id, name)))
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
         self.loop.post(self._driver.observe, run, primitive, value)

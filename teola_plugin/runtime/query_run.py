@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -54,11 +55,31 @@ class QueryRun:
     closed: bool = False
     claims: bool = True
     """Whether calls of the plain object may be served by what was asked for before; not when it is only watched."""
+    joins: bool = True
+    """Whether parts may bring graphs of their own; from then on, calls are served."""
     calls_made: int = 0
+    parts: dict[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
+    """Callables of the parts that began later, by the name that leads the ids of their primitives."""
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
     def id(self) -> str:
         return self.query.id
+
+    @property
+    def whole(self) -> QueryRun:
+        return self
+
+    def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
+        """The callables that the primitive's names are of."""
+        return self.parts.get(primitive.partition("/")[0], self.calls)
+
+    def part(self, graph: Graph, calls: Mapping[str, Callable[..., Any]], value: Any) -> PartRun:
+        """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query."""
+        self.claims = True
+        name = f"part{next(self._numbers)}"
+        self.runtime.begin_part(self, name, graph, calls, value)
+        return PartRun(self, name)
 
     def observe(self, primitive: str, value: Any) -> None:
         """The plain object has computed the value of an opaque primitive."""
@@ -75,3 +96,34 @@ class QueryRun:
     def cancel(self) -> None:
         """The caller gave up: the query ends cancelled."""
         self.runtime.cancel_run(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRun:
+    """What the adapters hold of a part of a live query that began later. May be used from any thread."""
+
+    whole: QueryRun
+    name: str
+
+    @property
+    def id(self) -> str:
+        return self.whole.id
+
+    @property
+    def claims(self) -> bool:
+        return self.whole.claims
+
+    @property
+    def trace(self) -> Future[QueryTrace | None]:
+        """The whole query's."""
+        return self.whole.trace
+
+    def observe(self, primitive: str, value: Any) -> None:
+        """The plain object has computed the value of an opaque primitive of the part."""
+        self.whole.observe(f"{self.name}/{primitive}", value)
+
+    def close(self) -> None:
+        """The plain object has the part's value, or gave it up: what nobody claimed is dropped."""
+        self.whole.runtime.end_part(self.whole, self.name)
+
+    cancel = close

@@ -98,6 +98,23 @@ class ItemClosed(PrimitiveEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class PartBegun(QueryEvent):
+    """The plain object begins a part that could not be planned before: its e-graph joins the query's."""
+
+    name: str
+    graph: Graph
+    value: str
+    """Where its input is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnded(QueryEvent):
+    """The plain object has the part's value: whatever is left of its primitives is dropped."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class CancelQuery(QueryEvent):
     """The caller gave up."""
 

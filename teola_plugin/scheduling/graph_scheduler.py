@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from teola_plugin.graph import IMPURE_KINDS, Fragment, PrimitiveKind, Ref
+from teola_plugin.graph import IMPURE_KINDS, INPUT, STREAM_ITEMS, Fragment, PrimitiveKind, Ref
 from teola_plugin.graph.build import captures
 from teola_plugin.scheduling.events import (
     Admit,
@@ -29,6 +29,8 @@ from teola_plugin.scheduling.events import (
     GraphEvent,
     Instructions,
     ItemClosed,
+    PartBegun,
+    PartEnded,
     PrimitiveFailed,
     Release,
     Reprioritise,
@@ -59,6 +61,8 @@ class GraphScheduler:
             PrimitiveFailed: self._failed,
             Expanded: self._expanded,
             ItemClosed: self._item_closed,
+            PartBegun: self._part_begun,
+            PartEnded: self._part_ended,
             CancelQuery: self._cancel_query,
             Close: self._close,
             Tick: self._tick,
@@ -216,6 +220,17 @@ class GraphScheduler:
         if not query.ahead and (output is None or output.status in (Status.DROPPED, Status.FAILED)):
             self._end(query, "failed", event.primitive)
 
+    # ------------------------------------------------------------ parts that begin later
+
+    def _part_begun(self, query: LiveQuery, event: PartBegun) -> None:
+        whole = Fragment(event.graph, event.graph.output)
+        made, _ = whole.instantiate(event.name, {INPUT: Ref(event.value)})
+        self._spliced += query.splice(made)
+        self._begin_spliced(query)
+
+    def _part_ended(self, query: LiveQuery, event: PartEnded) -> None:
+        self._discard_instance(query, event.name)
+
     # ------------------------------------------------------------ fragments
 
     def _ask_to_expand(self, query: LiveQuery, live: LivePrimitive) -> None:
@@ -353,7 +368,7 @@ class GraphScheduler:
     def _item_closed(self, query: LiveQuery, event: ItemClosed) -> None:
         """A list is still being decoded and an item of it has closed: work on it begins, tentatively."""
         decoding = query.get(event.primitive)
-        names = [v for key, v in decoding.primitive.options if key == "stream_items"] if decoding is not None else []
+        names = [v for key, v in decoding.primitive.options if key == STREAM_ITEMS] if decoding is not None else []
         for name in names:
             holder = query.get(name)
             if holder is not None and holder.status is Status.WAITING and event.index == len(holder.predicted):

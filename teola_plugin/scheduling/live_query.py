@@ -132,6 +132,8 @@ class LiveQuery:
         own = {live.id for live in made}
         for live in made:  # an edge to a later one of the same instance was not ended either
             live.waits |= {x for x in Graph.edges_into(live.primitive) if x in own}
+            if live.primitive.early:
+                self._keep_predictions(live)
         return made
 
     def hold(self, holder: str, refs: Iterable[Ref]) -> None:

@@ -1,0 +1,161 @@
+"""Parts that are planned when they begin: what a branch, a router, a fallback or the user's function chooses.
+
+What runs is known at run time only. So the composite runs as it always did, in a copy whose parts are accelerated
+objects of their own: when one is called, its e-graph joins the live query.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from langchain_core.runnables import (
+    RouterRunnable,
+    Runnable,
+    RunnableBranch,
+    RunnableLambda,
+    RunnableWithFallbacks,
+)
+from langchain_core.runnables.base import RunnableBindingBase, RunnableEach
+from langchain_core.runnables.configurable import RunnableConfigurableAlternatives
+from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_core.runnables.retry import RunnableRetry
+
+from teola_plugin.adapters.langchain.routed import parts as structural_parts
+from teola_plugin.adapters.langchain.routed import with_parts as with_structural_parts
+from teola_plugin.tracer.lcel import trace
+from teola_plugin.tracer.lcel_classes import changed, is_pool_backed
+from teola_plugin.tracer.pure import understood
+
+Node = Runnable[Any, Any]
+Accelerate = Callable[[Node], Node]
+"""A part -> the same part, accelerated if that is of any use."""
+KEPT = 32
+"""Runnables that a function of the user's returned, remembered with what was made of them."""
+
+
+def with_parts(node: Node, accelerate: Accelerate) -> Node:
+    """`node`, or a copy of its composites in which parts that are chosen at run time are accelerated."""
+    if is_pool_backed(node):
+        return node
+    for kind, make in _KINDS:
+        if type(node) is kind:  # a class of the user's own may do anything with its parts
+            return node if changed(node, kind) else make(node, accelerate)
+    before = dict(structural_parts(node))
+    made = {where: with_parts(part, accelerate) for where, part in before.items()}
+    return node if all(made[where] is before[where] for where in made) else with_structural_parts(node, made)
+
+
+def _updated(node: Any, **fields: Any) -> Node:
+    """A copy with other values for some fields; the very same object when they are what they were."""
+    same = all(_same(getattr(node, name), value) for name, value in fields.items())
+    made: Node = node if same else node.model_copy(update=fields)
+    return made
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(new, Mapping):
+        return all(old[key] is value for key, value in new.items())
+    if isinstance(new, (list, tuple)):
+        return all(_same(a, b) for a, b in zip(old, new, strict=True))
+    return old is new
+
+
+def _branch(node: RunnableBranch[Any, Any], accelerate: Accelerate) -> Node:
+    arms = [(condition, accelerate(arm)) for condition, arm in node.branches]
+    return _updated(node, branches=arms, default=accelerate(node.default))
+
+
+def _router(node: RouterRunnable[Any], accelerate: Accelerate) -> Node:
+    return _updated(node, runnables={key: accelerate(one) for key, one in node.runnables.items()})
+
+
+def _fallbacks(node: RunnableWithFallbacks[Any, Any], accelerate: Accelerate) -> Node:
+    others = [accelerate(one) for one in node.fallbacks]
+    return _updated(node, runnable=accelerate(node.runnable), fallbacks=others)
+
+
+def _bound(node: RunnableBindingBase[Any, Any], accelerate: Accelerate) -> Node:
+    return _updated(node, bound=accelerate(node.bound))
+
+
+def _each(node: RunnableEach[Any, Any], accelerate: Accelerate) -> Node:
+    if all(row.level == "lowered" for row in trace(node).report):
+        return node  # the graph maps it
+    return _updated(node, bound=accelerate(node.bound))
+
+
+def _alternatives(node: RunnableConfigurableAlternatives[Any, Any], accelerate: Accelerate) -> Node:
+    known = {key: accelerate(one) if isinstance(one, Runnable) else one for key, one in node.alternatives.items()}
+    return _updated(node, default=accelerate(node.default), alternatives=known)
+
+
+def _history(node: RunnableWithMessageHistory, accelerate: Accelerate) -> Node:
+    return _updated(node, bound=with_parts(node.bound, accelerate))
+
+
+def _lambda(node: RunnableLambda[Any, Any], accelerate: Accelerate) -> Node:
+    """The user's function runs as it always did; a Runnable that it returns is accelerated."""
+    func, afunc = vars(node).get("func"), vars(node).get("afunc")
+    wrapped = {
+        name: made
+        for name, one in (("func", func), ("afunc", afunc))
+        if one is not None and understood(one) is None and (made := _returning(one, _Remembered(accelerate)))
+    }
+    if not wrapped:
+        return node
+    copied = copy.copy(node)
+    vars(copied).update(wrapped)
+    return copied
+
+
+class _Remembered:
+    """`accelerate`, once for each of the Runnables that keep coming back."""
+
+    def __init__(self, accelerate: Accelerate) -> None:
+        self._accelerate = accelerate
+        self._known: list[tuple[Node, Node]] = []
+
+    def __call__(self, value: Any) -> Any:
+        if not isinstance(value, Runnable):
+            return value
+        for known, made in list(self._known):
+            if known is value:
+                return made
+        made = self._accelerate(value)
+        self._known = [*self._known[1 - KEPT :], (value, made)]
+        return made
+
+
+def _returning(func: Callable[..., Any], accelerated: _Remembered) -> Callable[..., Any] | None:
+    """`func`, with what it returns accelerated; None for a function that yields."""
+    if not inspect.isroutine(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        return None
+    if inspect.iscoroutinefunction(func):
+
+        @functools.wraps(func)
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            return accelerated(await func(*args, **kwargs))
+
+        return acall
+
+    @functools.wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return accelerated(func(*args, **kwargs))
+
+    return call
+
+
+_KINDS: tuple[tuple[type, Callable[[Any, Accelerate], Node]], ...] = (
+    (RunnableBranch, _branch),
+    (RouterRunnable, _router),
+    (RunnableWithFallbacks, _fallbacks),
+    (RunnableRetry, _bound),
+    (RunnableEach, _each),
+    (RunnableConfigurableAlternatives, _alternatives),
+    (RunnableWithMessageHistory, _history),
+    (RunnableLambda, _lambda),
+)
