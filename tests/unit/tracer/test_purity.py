@@ -88,7 +88,7 @@ def test_pure(function: Any, reads: Purity) -> None:
     [
         setting, extending, endless, generating, waiting, Callable_(), len, str.upper,
         lambda x: os.getcwd(), lambda x: random.random(), lambda x: print(x), lambda x: x.append(1), lambda x: SHARED,
-        lambda x: open(x), lambda x: x.invoke("q"), lambda x: __import__(x), lambda x: x.__class__,
+        lambda x: x.invoke("q"), lambda x: __import__(x), lambda x: x.__class__,
         lambda x, y=1: x, lambda *x: x, lambda: 1, lambda x: (yield x), lambda x: [y for y in x if y.pop()],
         lambda x: (lambda: os.remove(x))(), lambda x: eval(x), lambda x: unknown_name(x),  # noqa: F821
     ],
