@@ -163,7 +163,7 @@ def emits_own_run(node: object) -> bool:
     if isinstance(node, (RouterRunnable, DynamicRunnable)):
         return False
     methods = [getattr(type(node), name) for name in ("invoke", "ainvoke", "transform", "atransform")]
-    if not all(getattr(m, "__module__", "").split(".")[0] in _RUN_KEEPERS for m in methods):
+    if not all(str(getattr(m, "__module__", "")).split(".")[0] in _RUN_KEEPERS for m in methods):
         return False
     if isinstance(node, RunnableWithFallbacks):  # what it tries has the same parent and tag as itself
         return all(emits_own_run(one) for one in node.runnables)

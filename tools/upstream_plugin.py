@@ -1,0 +1,245 @@
+"""A pytest plugin: whatever a test calls on a composite of langchain-core runs through the accelerator.
+
+Each entry (`invoke`, `astream`, ...) of each composite class gets a stand-in that calls the same entry of
+`accelerate(self)`. A context variable marks what runs inside, so only the outermost call is routed. The classes stay
+the same objects and no subclass is overridden, so the tracer understands them as it always does.
+
+Options: `--teola-route` (see `MODES`; without it nothing is routed) and `--teola-report` (a JSON file: the outcome of
+each test, and what became of its routed calls).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core import runnables
+from langchain_core.runnables.base import RunnableEach
+from langchain_core.runnables.configurable import RunnableConfigurableAlternatives, RunnableConfigurableFields
+from langchain_core.runnables.retry import RunnableRetry
+
+COMPOSITES: tuple[type, ...] = (
+    runnables.RunnableSequence,
+    runnables.RunnableParallel,
+    runnables.RunnableAssign,
+    runnables.RunnablePick,
+    runnables.RunnablePassthrough,
+    runnables.RunnableBinding,
+    RunnableEach,
+    runnables.RunnableLambda,
+    runnables.RunnableGenerator,
+    runnables.RunnableBranch,
+    runnables.RouterRunnable,
+    RunnableRetry,
+    runnables.RunnableWithFallbacks,
+    RunnableConfigurableFields,
+    RunnableConfigurableAlternatives,
+    runnables.RunnableWithMessageHistory,
+)
+ENTRIES = (
+    *("invoke", "ainvoke", "batch", "abatch", "batch_as_completed", "abatch_as_completed"),
+    *("stream", "astream", "transform", "atransform", "astream_events", "astream_log"),
+)
+ITERATED = ENTRIES[6:]
+MODES = {
+    "default": "accelerate(chain)",
+    "all": 'accelerate(chain, speculate="all")',
+    "pool": 'accelerate(chain, pool=pool, speculate="all"), every plan runs, useful or not',
+}
+OUTCOMES = ("copy", "ahead", "watched", "original")
+"""Of a routed call, the strongest first: a routed copy ran beside its graph; the original did; the original ran as a
+query without a graph, there being nothing to run ahead; the original just ran."""
+
+_inside: ContextVar[collections.Counter[str] | None] = ContextVar("teola_upstream_inside", default=None)
+"""What has begun in the routed call that the running code is a part of."""
+_END = object()
+
+
+class Routing:
+    """Puts the stand-ins in place. `calls`: per test, how many routed calls ended as what."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.test = ""
+        self.calls: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self._terms: dict[str, Any] = {} if mode == "default" else {"speculate": "all"}
+        self._pool: Any = None
+
+    def start(self) -> None:
+        adapter: Any = importlib.import_module("teola_plugin.adapters.langchain.runnable")
+        if self.mode == "pool":
+            from teola_plugin.engines.fake import FakeEmbedder
+            from teola_plugin.pool import EnginePool
+
+            self._pool = self._terms["pool"] = EnginePool.local(embedder=FakeEmbedder()).start()
+            adapter.runs_ahead = lambda source, graph: True
+        adapter.AcceleratedRunnable._begin = _counted(adapter.AcceleratedRunnable._begin)
+        stand_ins = [(cls, name, self._stand_in(getattr(cls, name), name)) for cls in COMPOSITES for name in ENTRIES]
+        for cls, name, stand_in in stand_ins:
+            setattr(cls, name, stand_in)
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def _accelerated(self, chain: Any, name: str) -> Any:
+        from teola_plugin import accelerate
+
+        return getattr(accelerate(chain, **self._terms), name)
+
+    def _ended(self, begun: collections.Counter[str]) -> None:
+        self.calls[self.test][next((kind for kind in OUTCOMES if begun[kind]), "original")] += 1
+
+    def _stand_in(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Of the same nature as the original (function, coroutine function, generator function), for who asks."""
+
+        def passes(chain: Any) -> bool:
+            """A part of a routed call; or a subclass of the test's own, which calls what it overrides."""
+            return _inside.get() is not None or getattr(type(chain), name) is not made or name in vars(chain)
+
+        if inspect.isasyncgenfunction(original):
+
+            async def made(chain: Any, *args: Any, **kwargs: Any) -> Any:
+                items = original(chain, *args, **kwargs) if passes(chain) else self._aiter(chain, name, args, kwargs)
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        yield item
+
+        elif inspect.isgeneratorfunction(original):
+
+            def made(chain: Any, *args: Any, **kwargs: Any) -> Any:
+                yield from original(chain, *args, **kwargs) if passes(chain) else self._iter(chain, name, args, kwargs)
+
+        elif inspect.iscoroutinefunction(original):
+
+            async def made(chain: Any, *args: Any, **kwargs: Any) -> Any:
+                if passes(chain):
+                    return await original(chain, *args, **kwargs)
+                with self._marked() as begun:
+                    try:
+                        return await self._accelerated(chain, name)(*args, **kwargs)
+                    finally:
+                        self._ended(begun)
+
+        elif name in ITERATED:  # a plain function that returns an iterator
+
+            def made(chain: Any, *args: Any, **kwargs: Any) -> Any:
+                if passes(chain) or kwargs.get("version") == "v3":
+                    return original(chain, *args, **kwargs)
+                return (self._iter if name in ("stream", "transform") else self._aiter)(chain, name, args, kwargs)
+
+        else:
+
+            def made(chain: Any, *args: Any, **kwargs: Any) -> Any:
+                if passes(chain):
+                    return original(chain, *args, **kwargs)
+                with self._marked() as begun:
+                    try:
+                        return self._accelerated(chain, name)(*args, **kwargs)
+                    finally:
+                        self._ended(begun)
+
+        return functools.wraps(original)(made)
+
+    @contextlib.contextmanager
+    def _marked(self, begun: collections.Counter[str] | None = None) -> Iterator[collections.Counter[str]]:
+        begun = collections.Counter() if begun is None else begun
+        token = _inside.set(begun)
+        try:
+            yield begun
+        finally:
+            _inside.reset(token)
+
+    def _iter(self, chain: Any, name: str, args: Any, kwargs: Any) -> Iterator[Any]:
+        """The mark is set while an item is made, never while its reader works."""
+        begun: collections.Counter[str] = collections.Counter()
+        with self._marked(begun):
+            items = self._accelerated(chain, name)(*args, **kwargs)
+        try:
+            while True:
+                with self._marked(begun):
+                    item = next(items, _END)
+                if item is _END:
+                    return
+                yield item
+        finally:
+            with self._marked(begun):
+                items.close()
+            self._ended(begun)
+
+    async def _aiter(self, chain: Any, name: str, args: Any, kwargs: Any) -> AsyncIterator[Any]:
+        begun: collections.Counter[str] = collections.Counter()
+        with self._marked(begun):
+            items = self._accelerated(chain, name)(*args, **kwargs)
+        try:
+            while True:
+                with self._marked(begun):
+                    item = await anext(items, _END)
+                if item is _END:
+                    return
+                yield item
+        finally:
+            with self._marked(begun):
+                await items.aclose()
+            self._ended(begun)
+
+
+def _counted(begin: Callable[..., Any]) -> Callable[..., Any]:
+    """`AcceleratedRunnable._begin`, noting what it began."""
+
+    @functools.wraps(begin)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begun = begin(self, *args, **kwargs)
+        counter = _inside.get()
+        if begun is not None and counter is not None:
+            graph = getattr(begun.run, "graph", None)
+            counter["copy" if begun.place is not None else "ahead" if graph else "watched"] += 1
+        return begun
+
+    return counted
+
+
+class Report:
+    """What each test came to."""
+
+    def __init__(self, path: Path, routing: Routing | None) -> None:
+        self._path, self._routing = path, routing
+        self._outcomes: dict[str, str] = {}
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self._routing is not None:
+            self._routing.test = item.nodeid
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            expected = hasattr(report, "wasxfail")
+            self._outcomes[report.nodeid] = "xfailed" if expected and report.skipped else report.outcome
+
+    def pytest_sessionfinish(self) -> None:
+        calls = {} if self._routing is None else self._routing.calls
+        self._path.write_text(json.dumps({"outcomes": self._outcomes, "calls": calls}, indent=1))
+        if self._routing is not None:
+            self._routing.stop()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--teola-route", choices=list(MODES), help="route composites through accelerate()")
+    parser.addoption("--teola-report", type=Path, help="JSON file for the outcomes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    mode, path = config.getoption("--teola-route"), config.getoption("--teola-report")
+    routing = Routing(mode) if mode else None
+    if routing is not None:
+        routing.start()
+    if path is not None:
+        config.pluginmanager.register(Report(path, routing), "teola-report")
