@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
-from langchain_core.documents import Document
 from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel, BaseLLM
-from langchain_core.runnables import Runnable, RunnableSequence
-from langchain_core.vectorstores import InMemoryVectorStore, VectorStoreRetriever
+from langchain_core.runnables import Runnable
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from teola_plugin.adapters.langchain.active import active_run, check_engine
+from teola_plugin.adapters.langchain.active import check_engine
+from teola_plugin.adapters.langchain.bind_huggingface import (
+    cross_encoder_on,
+    embeddings_on,
+    is_cross_encoder,
+    is_own_decoder,
+)
+from teola_plugin.adapters.langchain.bind_openai import is_openai_chat, served_by_server
+from teola_plugin.adapters.langchain.bind_stores import retriever_on, store_on
+from teola_plugin.adapters.langchain.bind_walk import Make, replaced
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.llm import TeolaLLM
-from teola_plugin.adapters.langchain.routed import parts, rebuilt
-from teola_plugin.engines.payloads import EmbedText
+from teola_plugin.engines.openai_api import OpenAIServer
 from teola_plugin.errors import RegistrationError
-from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.lcel_classes import changed
 
 Node = Runnable[Any, Any]
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
@@ -64,70 +68,90 @@ _KEPT = (
 def bound(chain: Node, bind: Bindings | None, pool: EnginePool | None) -> Node:
     """The chain with the named objects replaced by ones on the pool; the very chain when nothing is bound.
 
-    A chat model becomes a `ChatTeola`, a text model a `TeolaLLM`, with the same name, tags and sampling parameters
-    (those the model leaves to its provider are the engine's defaults: greedy, 256 tokens). Messages then carry the
-    engine's `response_metadata`. Embeddings are served inside retrievers over an `InMemoryVectorStore`; the vectors in
-    the store must come from the same model. Raises `RegistrationError` for what cannot be served faithfully.
+    A `ChatOpenAI` on an `OpenAIServer` engine keeps its own code and is carried by the engine. Another chat model
+    becomes a `ChatTeola`, a text model a `TeolaLLM`, with the same name, tags and sampling parameters (those the model
+    leaves to its provider are the engine's defaults: greedy, 256 tokens); messages then carry the engine's
+    `response_metadata`. Embeddings and cross encoders are replaced wherever they sit in retrievers and compressors;
+    see `bind_stores` for the stores. Raises `RegistrationError` for what cannot be served faithfully.
     """
     pairs = list(bind.items() if isinstance(bind, Mapping) else bind or ())
-    if not pairs:
-        return chain
-    if pool is None:
+    if pairs and pool is None:
         raise RegistrationError(
             "bind= names engines, but there is no pool.", hint="accelerate(..., pool=..., bind=...)"
         )
-    chosen: dict[str, Callable[[str], Node]] = {}
     for obj, engine in pairs:
+        assert pool is not None
         check_engine(pool, engine)
-        found = {
-            path: _served(obj, engine, node, kwargs, pool)
-            for path, node, kwargs in _leaves(chain, "chain", {})
-            if node is obj or _embeds(node, obj)
-        }
-        if not found:
+        made = replaced(chain, _stand_in(obj, engine, pool))
+        if made is chain:
             raise _absent(obj)
-        chosen |= {path: lambda where, made=made: made for path, made in found.items()}  # type: ignore[misc]
-    return rebuilt(chain, "chain", chosen)
+        chain = made
+    return chain
 
 
-def _leaves(node: Node, path: str, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Node, Mapping[str, Any]]]:
-    """Every node with its path and the arguments bound to it."""
-    yield path, node, kwargs
-    inner = {**getattr(node, "kwargs", {}), **kwargs}
-    for i, (where, part) in enumerate(parts(node)):
-        handed_on = where == ".bound" or (isinstance(node, RunnableSequence) and i == 0)
-        yield from _leaves(part, path + where, inner if handed_on else {})
+def _stand_in(obj: Any, engine: str, pool: EnginePool) -> Make:
+    """What replaces `obj`. Raises `RegistrationError` for what no engine can do."""
+    if is_cross_encoder(obj):
+        return _once(obj, lambda kwargs: cross_encoder_on(obj, engine, pool))
+    if isinstance(obj, Embeddings):
+        return _embeddings(obj, engine, pool)
+    if is_own_decoder(obj):
+        raise RegistrationError(
+            f"a {type(obj).__name__} decodes by means of its own: an engine's answers would be others.",
+            hint="leave it unbound, or put ChatTeola(pool=pool) in the chain",
+        )
+    if is_openai_chat(obj) and isinstance(_innermost(pool.engine(engine)), OpenAIServer):
+        return _once(obj, lambda kwargs: served_by_server(obj, engine, pool))
+    if isinstance(obj, BaseChatModel | BaseLLM):
+        return _once(obj, lambda kwargs: _model(obj, engine, kwargs, pool))
+    if isinstance(obj, BaseDocumentCompressor) or hasattr(obj, "score"):
+        raise RegistrationError(
+            f"a reranker ({type(obj).__name__}) cannot be bound.",
+            hint="bind its HuggingFaceCrossEncoder, or use TeolaRerank(pool=pool) in the chain",
+        )
+    raise RegistrationError(
+        f"a {type(obj).__name__} cannot be bound to an engine.",
+        hint="bind chat models, text models, embeddings or a HuggingFaceCrossEncoder",
+    )
 
 
-def _embeds(node: Any, obj: Any) -> bool:
-    return isinstance(node, VectorStoreRetriever) and node.vectorstore.embeddings is obj and obj is not None
+def _innermost(engine: Any) -> Any:
+    return vars(engine).get("_engine", engine)
+
+
+def _once(obj: Any, make: Callable[[Mapping[str, Any]], Any]) -> Make:
+    return lambda node, kwargs: make(kwargs) if node is obj else node
+
+
+def _embeddings(obj: Embeddings, engine: str, pool: EnginePool) -> Make:
+    made: Any = None
+
+    def stand_in(node: Any, kwargs: Mapping[str, Any]) -> Any:
+        nonlocal made
+        store = node.vectorstore if isinstance(node, VectorStoreRetriever) else node
+        if node is not obj and not (isinstance(store, VectorStore) and store.embeddings is obj):
+            return node
+        made = made or embeddings_on(obj, engine, pool)
+        if node is obj:
+            return made
+        return store_on(node, made) if node is store else retriever_on(node, made)
+
+    return stand_in
 
 
 def _absent(obj: Any) -> RegistrationError:
-    name = type(obj).__name__
-    if isinstance(obj, BaseDocumentCompressor) or hasattr(obj, "score"):
-        return RegistrationError(
-            f"a reranker ({name}) cannot be bound.", hint="use TeolaRerank(pool=pool) in the chain"
-        )
     return RegistrationError(
-        f"the {name} in bind= does not occur in the chain where it could be replaced.",
+        f"the {type(obj).__name__} in bind= does not occur in the chain where it could be replaced.",
         hint="bind the very object that the chain holds; what functions and agents call inside cannot be replaced",
     )
 
 
-def _served(obj: Any, engine: str, node: Any, kwargs: Mapping[str, Any], pool: EnginePool) -> Node:
-    if isinstance(obj, Embeddings):
-        return _retriever(node, engine, pool)
+def _model(obj: Any, engine: str, kwargs: Mapping[str, Any], pool: EnginePool) -> Node:
+    fields = _fields(obj)
     if isinstance(obj, BaseChatModel):
-        made: Any = ChatTeola(pool=pool, engine=engine, **_fields(obj))
-    elif isinstance(obj, BaseLLM):
-        made = TeolaLLM(
-            pool=pool, engine=engine, **{k: v for k, v in _fields(obj).items() if k in TeolaLLM.model_fields}
-        )
+        made: Any = ChatTeola(pool=pool, engine=engine, **fields)
     else:
-        raise RegistrationError(
-            f"a {type(obj).__name__} cannot be bound to an engine.", hint="bind chat models, text models or embeddings"
-        )
+        made = TeolaLLM(pool=pool, engine=engine, **{k: v for k, v in fields.items() if k in TeolaLLM.model_fields})
     made.sampling(None, kwargs)  # arguments that the chain binds to it
     return made  # type: ignore[no-any-return]
 
@@ -157,54 +181,3 @@ _HINT = "take the parameter out, or leave the model unbound"
 def _value(model: Any, name: str) -> Any:
     value = vars(model).get(name)
     return None if callable(value) else value
-
-
-def _retriever(node: VectorStoreRetriever, engine: str, pool: EnginePool) -> Node:
-    store = node.vectorstore
-    if not isinstance(store, InMemoryVectorStore) or changed(store, InMemoryVectorStore):
-        raise RegistrationError(
-            f"embeddings can be bound inside an InMemoryVectorStore, not a {type(store).__name__}.",
-            hint="keep the documents in a TeolaVectorStore(pool=pool)",
-        )
-    if node.search_type != "similarity" or changed(node, VectorStoreRetriever):
-        raise RegistrationError(
-            f"embeddings can be bound where a plain similarity search runs, not {node.search_type!r} of a "
-            f"{type(node).__name__}.",
-            hint="leave them unbound here",
-        )
-    made = PoolEmbeddedRetriever(
-        vectorstore=store,
-        search_kwargs=node.search_kwargs,
-        tags=node.tags,
-        metadata=node.metadata,
-        name=node.get_name(),
-    )
-    made._pool, made._engine = pool, engine
-    return made
-
-
-class PoolEmbeddedRetriever(VectorStoreRetriever):
-    """A retriever over the user's own store whose queries are embedded by an engine of the pool."""
-
-    _pool: Any = None
-    _engine: str = ""
-
-    def _handle(self, query: str, run_manager: Any) -> Any:
-        payload = EmbedText(query, "query")
-        return self._pool.call(PrimitiveKind.EMBEDDING, self._engine, [payload], run=active_run(run_manager))
-
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
-    ) -> list[Document]:
-        vector = list(self._handle(query, run_manager).result()[0])
-        return self.vectorstore.similarity_search_by_vector(vector, **(self.search_kwargs | kwargs))
-
-    async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
-    ) -> list[Document]:
-        vector = list((await self._handle(query, run_manager))[0])
-        return await self.vectorstore.asimilarity_search_by_vector(vector, **(self.search_kwargs | kwargs))
-
-    def _get_ls_params(self, **kwargs: Any) -> Any:
-        """As the retriever that it stands for."""
-        return {**super()._get_ls_params(**kwargs), "ls_retriever_name": "vectorstore"}

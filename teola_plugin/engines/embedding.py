@@ -78,14 +78,14 @@ class EmbeddingEngine(StaticEngine):
     ) -> None:
         super().__init__(name, str(model or packaged_minilm()), device=device, cores=cores, max_batch=max_batch)
         self.normalize, self._batch_size = normalize, batch_size
-        self._prompts, self._options = dict(prompts or {}), dict(options or {})
+        self.prompts, self.options = dict(prompts or {}), dict(options or {})
 
     def _load(self) -> _Embedder:
         with no_loading_bars():
             from sentence_transformers import SentenceTransformer
 
-            options = {"prompts": self._prompts} if self._prompts else {}
-            model = SentenceTransformer(self.model_name, device=self.device, **options, **self._options)
+            options = {"prompts": self.prompts} if self.prompts else {}
+            model = SentenceTransformer(self.model_name, device=self.device, **options, **self.options)
         routed = any(type(module).__name__ == "Router" for module in model)
         return _Embedder(model, self.normalize, self._batch_size, routed or any(model.prompts.values()))
 

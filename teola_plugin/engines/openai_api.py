@@ -179,7 +179,8 @@ class OpenAIServer:
         except EngineError as error:
             end: Result = Failed(request.id, error)
         except Exception as error:
-            end = Failed(request.id, failed_by_network(self.name, self.base_url, error))
+            again = not isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
+            end = Failed(request.id, failed_by_network(self.name, self.base_url, error, again=again))
         else:
             end = Done(request.id, value, {"seconds": time.perf_counter() - begun})
         inbox.put_nowait(end)
@@ -235,8 +236,9 @@ class OpenAIServer:
                 chunk = line.removeprefix("data:").strip()
                 if not line.startswith("data:") or chunk == "[DONE]":
                     continue
-                text = chunks.add(chunk)
+                text = chunks.text(chunk)
                 inbox.put_nowait(wire.WirePiece(request.id, text, int(bool(text)), chunk))
+                chunks.add(chunk)
         joined = chunks.response(self._shape)
         value = wire.generation(joined, wire=as_is)
         whole = as_is and wire.joinable(body) and self._same_shape(joined)

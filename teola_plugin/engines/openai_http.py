@@ -61,14 +61,14 @@ def unreachable(name: str, url: str, error: BaseException) -> EngineUnavailable:
     )
 
 
-def failed_by_network(name: str, url: str, error: BaseException) -> EngineError:
+def failed_by_network(name: str, url: str, error: BaseException, *, again: bool) -> EngineError:
     """A request that got no answer, or none that makes sense. Only the former may be done again."""
     if isinstance(error, ValueError):
         return EngineError(f"{name}: {error}", engine=name, hint="see the server's log")
     late = "Timeout" in type(error).__name__
     reason = f"{url} did not answer in time" if late else f"{url} could not be reached"
     hint = "raise the engine's timeout" if late else "see whether the server is up"
-    return EngineError(f"{name}: {reason} ({_named(error)}).", engine=name, retryable=not late, hint=hint)
+    return EngineError(f"{name}: {reason} ({_named(error)}).", engine=name, retryable=again and not late, hint=hint)
 
 
 def _named(error: BaseException) -> str:

@@ -110,11 +110,11 @@ def _filled(value: Any, filler: str) -> Any:
 def generation(response: str, *, wire: bool) -> Generation:
     """The value of a whole response. Raises `ValueError` for JSON that is no completion."""
     try:
-        data = json.loads(response)
+        data: dict[str, Any] = json.loads(response)
         choice = data["choices"][0]
         message = choice.get("message")
         text = choice["text"] if message is None else _text(message.get("content"))
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"the answer is no completion: {response[:200]}") from error
     usage = data.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
@@ -134,16 +134,19 @@ class Chunks:
     def __init__(self) -> None:
         self.all: list[dict[str, Any]] = []
 
-    def add(self, chunk: str) -> str:
-        """The text that this chunk adds. Raises `ValueError` for an error that the server sends in its place."""
+    def text(self, chunk: str) -> str:
+        """The text that a chunk adds."""
+        choices = json.loads(chunk).get("choices")
+        if not choices:
+            return ""
+        return _text((choices[0].get("delta") or {}).get("content")) or choices[0].get("text") or ""
+
+    def add(self, chunk: str) -> None:
+        """Raises `ValueError` for an error that the server sends in place of a chunk."""
         data = json.loads(chunk)
         if "choices" not in data:
             raise ValueError(f"the stream broke off: {_told(data) or chunk[:200]}")
         self.all.append(data)
-        choices = data["choices"]
-        if not choices:
-            return ""
-        return _text((choices[0].get("delta") or {}).get("content")) or choices[0].get("text") or ""
 
     def response(self, shape: Mapping[str, Any] | None = None) -> str:
         """JSON of the response that would have come without streaming.

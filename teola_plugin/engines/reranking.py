@@ -58,14 +58,14 @@ class RerankingEngine(StaticEngine):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(name, str(model or TINY), device=device, cores=cores, max_batch=max_batch)
-        self.max_length, self._batch_size, self._options = max_length, batch_size, dict(options or {})
+        self.max_length, self._batch_size, self.options = max_length, batch_size, dict(options or {})
 
     def _load(self) -> _Scorer:
         folder = str(tiny_reranker.make()) if self.model_name == TINY else self.model_name
         with no_loading_bars():
             from sentence_transformers import CrossEncoder
 
-            model = CrossEncoder(folder, device=self.device, max_length=self.max_length, **self._options)
+            model = CrossEncoder(folder, device=self.device, max_length=self.max_length, **self.options)
         return _Scorer(model, self._batch_size)
 
     def _fault(self, payload: ScorePair) -> str:

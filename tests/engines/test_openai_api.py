@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -246,8 +247,6 @@ async def test_faults_are_told(odd: tuple[Odd, str], answer: Answer, said: str, 
         [as_is] = await served(engine, own("hello"))
     finally:
         await engine.stop()
-    import re
-
     assert isinstance(error, EngineError) and re.search(said, str(error)), error
     assert error.retryable is again
     assert not as_is.retryable, "whoever sends a request of its own has its own rules"
@@ -310,6 +309,7 @@ def test_a_whole_answer_as_a_stream_adds_up_to_itself() -> None:
         "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
     }
     chunks = wire.Chunks()
-    texts = [chunks.add(chunk) for chunk in wire.chunks_of(json.dumps(whole))]
-    assert "".join(texts) == "Hello"
+    for chunk in wire.chunks_of(json.dumps(whole)):
+        chunks.add(chunk)
+    assert "".join(map(chunks.text, wire.chunks_of(json.dumps(whole)))) == "Hello"
     assert json.loads(chunks.response(whole)) == whole

@@ -198,7 +198,12 @@ def test_embeddings_where_they_cannot_be_served(fakes: EnginePool) -> None:
 
     for retriever, said in (
         (Other(words).as_retriever(), "Other"),
-        (InMemoryVectorStore(words).as_retriever(search_type="mmr"), "mmr"),
+        (
+            InMemoryVectorStore(words).as_retriever(
+                search_type="similarity_score_threshold", search_kwargs={"score_threshold": 0.5}
+            ),
+            "similarity_score_threshold",
+        ),
     ):
         with pytest.raises(RegistrationError, match=said):
             accelerate(retriever | RunnableLambda(len), pool=fakes, bind={words: "embedder"})

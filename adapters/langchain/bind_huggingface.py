@@ -1,0 +1,165 @@
+"""Sentence-transformers objects of LangChain on engines: served only where the engine computes what they compute."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.engines.payloads import ScorePair
+from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.pool import EnginePool
+from teola_plugin.tracer.lcel_classes import changed
+
+_EMBEDDINGS = ("langchain_huggingface.embeddings.huggingface", "langchain_community.embeddings.huggingface")
+_CROSS_ENCODERS = ("langchain_community.cross_encoders.huggingface",)
+_MODELS = ("ChatHuggingFace", "HuggingFacePipeline", "HuggingFaceEndpoint")
+_DEVICE = ("device", "prompts", "default_prompt_name", "max_length")
+"""Arguments of a model that are compared by themselves, or do not change what it computes."""
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {"convert_to_numpy": (True,), "precision": (None, "float32")}
+_COMPARED = ("normalize_embeddings", "prompt", "prompt_name", "batch_size", "device")
+_PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+def _class(modules: Iterable[str], name: str, obj: Any) -> type[Any] | None:
+    """The class of that name that `obj` is an instance of; without importing what nobody has imported."""
+    found = (getattr(sys.modules.get(module), name, None) for module in modules)
+    return next((cls for cls in found if cls is not None and isinstance(obj, cls)), None)
+
+
+def is_own_decoder(obj: Any) -> bool:
+    """Whether it decodes by Hugging Face's means: no engine answers in its words."""
+    modules = ("langchain_huggingface", "langchain_community.llms", "langchain_community.chat_models")
+    return any(_class(modules, name, obj) for name in _MODELS)
+
+
+# ------------------------------------------------------------ embeddings
+
+
+class _OneLineEmbeddings(TeolaEmbeddings):
+    """As the object that it stands for, which embeds line breaks as spaces."""
+
+    def _call(self, texts: Iterable[str], role: Any) -> Any:
+        return super()._call([text.replace("\n", " ") for text in texts], role)
+
+
+def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
+    """Embeddings that an engine makes in place of `obj`. Raises `RegistrationError` where they would differ."""
+    cls = _class(_EMBEDDINGS, "HuggingFaceEmbeddings", obj)
+    if cls is None:
+        return TeolaEmbeddings(pool=pool, engine=engine)
+    if other := changed(obj, cls):
+        raise _differs(obj, f"{other} overrides how it embeds", "leave it unbound")
+    server = pool.engine(engine)
+    if hasattr(server, "model_name"):
+        _check_embedder(obj, server)
+    return _OneLineEmbeddings(pool=pool, engine=engine)
+
+
+def _check_embedder(obj: Any, server: Any) -> None:
+    _check_model(obj, server, "EmbeddingEngine")
+    client = getattr(obj, "_client", None) or obj.client
+    kinds = {type(module).__name__ for module in client}
+    if obj.multi_process or "Router" in kinds:
+        what = (
+            "it embeds in many processes" if obj.multi_process else "its model tells queries from documents by itself"
+        )
+        raise _differs(obj, what, "leave it unbound")
+    for role, given in (("document", obj.encode_kwargs), ("query", _of_queries(obj))):
+        _check_encoding(obj, given)
+        _check_prompt(obj, client, server, role, given)
+        if bool(given.get("normalize_embeddings")) != server.normalize and "Normalize" not in kinds:
+            wanted = bool(given.get("normalize_embeddings"))
+            raise _differs(
+                obj, f"its {role} vectors have normalize_embeddings={wanted}", f"EmbeddingEngine(normalize={wanted})"
+            )
+
+
+def _of_queries(obj: Any) -> Mapping[str, Any]:
+    return getattr(obj, "query_encode_kwargs", None) or obj.encode_kwargs  # type: ignore[no-any-return]
+
+
+def _check_encoding(obj: Any, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name not in _COMPARED and value not in _HARMLESS.get(name, ()):
+            raise _differs(obj, f"it encodes with {name}={value!r}", f"take {name} out of encode_kwargs")
+
+
+def _check_prompt(obj: Any, client: Any, server: Any, role: str, given: Mapping[str, Any]) -> None:
+    name = given.get("prompt_name") or client.default_prompt_name
+    own = given.get("prompt") if given.get("prompt") is not None else client.prompts.get(name or "", "")
+    prompts = {**client.prompts, **server.prompts}
+    known = next((one for one in _PROMPT_NAMES[role] if one in prompts), client.default_prompt_name)
+    theirs = prompts.get(known or "", "")
+    if own != theirs:
+        hint = f"EmbeddingEngine(prompts={{{role!r}: {own!r}, ...}})"
+        raise _differs(obj, f"it puts {own!r} before a {role}, the engine {theirs!r}", hint)
+
+
+# ------------------------------------------------------------ rerankers
+
+
+class PoolCrossEncoder:
+    """Scores pairs on an engine, in place of a `HuggingFaceCrossEncoder`."""
+
+    def __init__(self, engine: str, pool: EnginePool) -> None:
+        self._engine, self._pool = engine, pool
+
+    def score(self, text_pairs: Sequence[tuple[str, str]]) -> Any:
+        import numpy as np
+
+        pairs = [ScorePair(query, text) for query, text in text_pairs]
+        handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, pairs, run=active_run())
+        return np.asarray(handle.result(), dtype=np.float32)
+
+
+def is_cross_encoder(obj: Any) -> bool:
+    return _class(_CROSS_ENCODERS, "HuggingFaceCrossEncoder", obj) is not None
+
+
+def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> PoolCrossEncoder:
+    """Scores that an engine makes in place of `obj`. Raises `RegistrationError` where they would differ."""
+    cls = _class(_CROSS_ENCODERS, "HuggingFaceCrossEncoder", obj)
+    assert cls is not None
+    if other := changed(obj, cls):
+        raise _differs(obj, f"{other} overrides how it scores", "leave it unbound")
+    server: Any = pool.engine(engine)
+    if hasattr(server, "model_name"):
+        _check_model(obj, server, "RerankingEngine")
+        own = obj.model_kwargs.get("max_length")
+        if own != server.max_length:
+            hint = f"RerankingEngine(max_length={own})"
+            raise _differs(obj, f"it cuts pairs at max_length={own}, the engine at {server.max_length}", hint)
+        if obj.client.config.num_labels != 1:
+            raise _differs(obj, f"its model gives {obj.client.config.num_labels} scores a pair", "leave it unbound")
+    return PoolCrossEncoder(engine, pool)
+
+
+# ------------------------------------------------------------ models
+
+
+def _check_model(obj: Any, server: Any, kind: str) -> None:
+    if not _same_model(obj.model_name, server.model_name):
+        raise _differs(
+            obj, f"it runs {obj.model_name!r}, the engine {server.model_name!r}", f"{kind}(model={obj.model_name!r})"
+        )
+    own = {key: value for key, value in obj.model_kwargs.items() if key not in _DEVICE}
+    theirs = {key: value for key, value in server.options.items() if key not in _DEVICE}
+    if own != theirs:
+        raise _differs(
+            obj, f"its model is made with model_kwargs {own}, the engine's with {theirs}", f"{kind}(options={own})"
+        )
+
+
+def _same_model(one: str, other: str) -> bool:
+    if Path(one).is_dir() and Path(other).is_dir():
+        return Path(one).resolve() == Path(other).resolve()
+    return one.removeprefix("sentence-transformers/") == other.removeprefix("sentence-transformers/")
+
+
+def _differs(obj: Any, why: str, hint: str) -> RegistrationError:
+    return RegistrationError(f"{type(obj).__name__} cannot be served by the engine: {why}.", hint=hint)

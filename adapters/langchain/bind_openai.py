@@ -1,0 +1,140 @@
+"""`ChatOpenAI` on an engine: the object's own code writes the request and reads the answer, the engine carries both.
+
+The copy that runs in the chain has HTTP clients of its own whose transport hands chat completions to the engine. So
+prompts, parameters, messages, errors and retries are the object's. What the engine cannot do goes the object's way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
+from functools import lru_cache
+from typing import Any
+
+from langchain_core.globals import get_llm_cache
+from langchain_core.messages import BaseMessage
+
+from teola_plugin.adapters.langchain.active import active_run, astreamed_in, joined, streamed_in
+from teola_plugin.adapters.langchain.openai_transport import AsyncCarrier, Captured, Carrier, capturing
+from teola_plugin.engines.openai_wire import WireGeneration
+from teola_plugin.engines.payloads import Generate, Generation
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+from teola_plugin.tracer.leaf import GenerationLeaf
+
+_FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
+"""Arguments that LangChain takes out before it calls a model."""
+
+
+def is_openai_chat(obj: Any) -> bool:
+    """Whether it talks to its server through the `openai` package, as `ChatOpenAI` and what is made of it do."""
+    import sys
+
+    base = getattr(sys.modules.get("langchain_openai.chat_models.base"), "BaseChatOpenAI", None)
+    return base is not None and isinstance(obj, base)
+
+
+def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
+    """The object as it is, carried by the engine. Raises `RegistrationError` where the two talk to different places."""
+    server: Any = pool.engine(engine)
+    _check(obj, server)
+    own: Any = type(obj)
+    cls = _served_class(own, bool(server.prefix_caching))
+    copied = obj.model_copy()
+    made = cls.model_construct()
+    vars(made).update(vars(copied))
+    for slot in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
+        object.__setattr__(made, slot, getattr(copied, slot))
+    clients: dict[str, Any] = {"_teola_engine": engine}
+    if obj.root_client is not None:
+        root = obj.root_client.copy(http_client=Carrier.client(obj.root_client._client, pool, engine))
+        clients |= {"root_client": root, "client": root.chat.completions}
+    root = obj.root_async_client.copy(http_client=AsyncCarrier.client(obj.root_async_client._client, pool, engine))
+    vars(made).update(clients | {"root_async_client": root, "async_client": root.chat.completions})
+    return made
+
+
+def _check(obj: Any, server: Any) -> None:
+    own = str(obj.root_async_client.base_url).rstrip("/")
+    if own != server.base_url:
+        raise RegistrationError(
+            f"the {type(obj).__name__} talks to {own}, the engine {server.name!r} to {server.base_url}.",
+            hint=f"OpenAIServer(base_url={own!r}, ...)",
+        )
+    if server.model is not None and obj.model_name != server.model:
+        raise RegistrationError(
+            f"the {type(obj).__name__} asks for {obj.model_name!r}, the engine {server.name!r} for {server.model!r}.",
+            hint=f"OpenAIServer(model={obj.model_name!r}, ...)",
+        )
+
+
+class _Served:
+    """Before the object's class in the order of methods: calls find their query, wherever they run."""
+
+    def _generate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
+        with joined(active_run(run_manager)):
+            return super()._generate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
+
+    async def _agenerate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
+        with joined(active_run(run_manager)):
+            return await super()._agenerate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
+
+    def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Iterator[Any]:
+        yield from streamed_in(_run_of(config), super().stream(input, config, **kwargs))  # type: ignore[misc]
+
+    async def astream(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncIterator[Any]:
+        chunks = super().astream(input, config, **kwargs)  # type: ignore[misc]
+        async with aclosing(astreamed_in(_run_of(config), chunks)) as found:
+            async for chunk in found:
+                yield chunk
+
+
+class _ServedAhead(_Served):
+    """On a server declared to cache prefixes: the graph knows its prompts, and calls it when they are ready."""
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
+        """None with a cache or a rate limiter, which a call made ahead would go around, and for the Responses API."""
+        model: Any = self
+        cached = model.cache or (model.cache is None and get_llm_cache() is not None)
+        given = {key: value for key, value in kwargs.items() if key not in _FOR_TRACES}
+        if cached or model.rate_limiter is not None or given.get("tools") or model.root_client is None:
+            return None
+        if model._use_responses_api({**model._default_params, **given}):
+            return None
+        return GenerationLeaf(
+            model._teola_engine, lambda value: _asked(model, value, given), lambda made: _message(model, made)
+        )
+
+
+def _run_of(config: Any) -> Any:
+    return active_run(None if config is None else config.get("callbacks"))
+
+
+def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
+    """The request that a call would make, caught before it is sent. Runs nothing but the object's own formatting."""
+    messages: list[BaseMessage] = model._convert_input(value).to_messages()
+    given = dict(kwargs)
+    with capturing():
+        try:
+            super(_Served, model)._generate(messages, stop=given.pop("stop", None), **given)
+        except Captured as caught:
+            return caught.asked
+    raise RegistrationError(f"{type(model).__name__} made no request.", hint="leave it unbound")
+
+
+def _message(model: Any, generation: Generation) -> Any:
+    """What the object makes of an answer, as `invoke` returns it."""
+    assert isinstance(generation, WireGeneration)
+    result = model._create_chat_result(json.loads(generation.response))
+    message = result.generations[0].message
+    info = {**(result.generations[0].generation_info or {}), **(result.llm_output or {})}
+    message.response_metadata = {**info, **message.response_metadata}
+    return message
+
+
+@lru_cache(maxsize=64)
+def _served_class(cls: Any, ahead: bool) -> Any:
+    """A subclass of the object's class with its name, so that traces and events tell the same."""
+    base = _ServedAhead if ahead else _Served
+    return type(cls.__name__, (base, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})

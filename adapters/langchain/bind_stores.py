@@ -1,0 +1,98 @@
+"""Retrievers over stores of the user's own, whose queries an engine embeds. The stores themselves stay as they are.
+
+Embedding and searching come apart only for classes whose search is known to be the one, then the other; each has a
+test of equality.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
+
+from teola_plugin.adapters.langchain.active import active_run, joined
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
+from teola_plugin.errors import RegistrationError
+from teola_plugin.tracer.lcel_classes import changed
+
+_SEARCHES = {
+    "similarity": "similarity_search_by_vector",
+    "mmr": "max_marginal_relevance_search_by_vector",
+}
+"""Search type -> the method to which the store's own search hands the vector of the query."""
+_LAZY = (("langchain_community.vectorstores.faiss", "FAISS", ("similarity", "mmr")),)
+"""More stores that split: where the class is, what splits. Looked up only when somebody has imported them."""
+
+
+def _splits(store: VectorStore, search_type: str) -> bool:
+    known: list[tuple[type[Any], tuple[str, ...]]] = [(InMemoryVectorStore, ("similarity", "mmr"))]
+    for module, name, types in _LAZY:
+        cls = getattr(sys.modules.get(module), name, None)
+        if cls is not None:
+            known.append((cls, types))
+    return any(isinstance(store, cls) and not changed(store, cls) and search_type in types for cls, types in known)
+
+
+def retriever_on(node: VectorStoreRetriever, embeddings: TeolaEmbeddings) -> VectorStoreRetriever:
+    """The retriever, with its queries embedded by an engine. Raises `RegistrationError` where that may differ."""
+    store = node.vectorstore
+    if isinstance(node, TeolaRetriever) and isinstance(store, TeolaVectorStore):
+        return node.model_copy(update={"vectorstore": store_on(store, embeddings)})
+    if changed(node, VectorStoreRetriever):
+        raise _refused(f"a {type(node).__name__}")
+    if not _splits(store, node.search_type):
+        raise _refused(f"a search of type {node.search_type!r} in a {type(store).__name__}")
+    made = PoolEmbeddedRetriever(**{name: getattr(node, name) for name in VectorStoreRetriever.model_fields})
+    made.name = node.get_name()
+    made._embeddings = embeddings
+    return made
+
+
+def store_on(store: VectorStore, embeddings: TeolaEmbeddings) -> VectorStore:
+    """A store that others search, with its embeddings on an engine: only ours, which keeps no data in its object."""
+    if not isinstance(store, TeolaVectorStore):
+        raise _refused(f"a {type(store).__name__} that is searched by something else than its own retriever")
+    made = copy.copy(store)
+    made._embedding = embeddings
+    return made
+
+
+def _refused(where: str) -> RegistrationError:
+    return RegistrationError(
+        f"embeddings cannot be bound inside {where}, which is not known to embed and then search by vector.",
+        hint="leave them unbound, or keep the documents in FAISS, InMemoryVectorStore or TeolaVectorStore(pool=pool)",
+    )
+
+
+class PoolEmbeddedRetriever(VectorStoreRetriever):
+    """A retriever over the user's own store whose queries are embedded by an engine of the pool."""
+
+    _embeddings: Any = None
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        with joined(active_run(run_manager)):
+            vector = self._embeddings.embed_query(query)
+        search = getattr(self.vectorstore, _SEARCHES[self.search_type])
+        return search(vector, **(self.search_kwargs | kwargs))  # type: ignore[no-any-return]
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        with joined(active_run(run_manager)):
+            vector = await self._embeddings.aembed_query(query)
+        given = self.search_kwargs | kwargs
+        if self.search_type == "mmr" and isinstance(self.vectorstore, InMemoryVectorStore):
+            return self.vectorstore.max_marginal_relevance_search_by_vector(vector, **given)  # as its own async search
+        search = getattr(self.vectorstore, f"a{_SEARCHES[self.search_type]}")
+        return await search(vector, **given)  # type: ignore[no-any-return]
+
+    def _get_ls_params(self, **kwargs: Any) -> Any:
+        """As the retriever that it stands for."""
+        return {**super()._get_ls_params(**kwargs), "ls_retriever_name": "vectorstore"}
