@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -47,6 +48,19 @@ class Recorder(BaseCallbackHandler):
     def on_retriever_start(self, serialized, query, *, run_id, parent_run_id=None, tags=None, name=None, **_):  # type: ignore[no-untyped-def]
         self._begin("retriever_start", run_id, parent_run_id, name, tags, query)
 
+    def on_llm_start(self, serialized, prompts, *, run_id, parent_run_id=None, tags=None, name=None, **_):  # type: ignore[no-untyped-def]
+        self.prompts[str(prompts)] += 1
+        self._begin("llm_start", run_id, parent_run_id, name, tags, prompts)
+
+    def on_tool_start(self, serialized, given, *, run_id, parent_run_id=None, tags=None, name=None, **_):  # type: ignore[no-untyped-def]
+        self._begin("tool_start", run_id, parent_run_id, name or (serialized or {}).get("name"), tags, given)
+
+    def on_tool_end(self, output, *, run_id, **_):  # type: ignore[no-untyped-def]
+        self._finish("tool_end", run_id, output)
+
+    def on_tool_error(self, error, *, run_id, **_):  # type: ignore[no-untyped-def]
+        self._finish("tool_error", run_id, repr(error))
+
     def on_chain_end(self, outputs, *, run_id, **_):  # type: ignore[no-untyped-def]
         self._finish("chain_end", run_id, outputs)
 
@@ -73,7 +87,8 @@ def plain(value: Any) -> str:
         usage = getattr(value, "usage_metadata", None) or {}
         counts = {k: v for k, v in usage.items() if k != "input_token_details"}
         chunk = getattr(value, "chunk_position", None) if isinstance(value, BaseMessageChunk) else None
-        return f"{kind}({value.content!r}, {counts}, {value.response_metadata}, {chunk})"
+        calls = getattr(value, "tool_calls", None) or getattr(value, "tool_call_id", "")
+        return f"{kind}({value.content!r}, {calls or ''}, {counts}, {value.response_metadata}, {chunk})"
     if isinstance(value, dict):
         # The branches of a parallel stream in the order of a race, in the plain object too.
         return "{" + ", ".join(f"{k!r}: {plain(v)}" for k, v in sorted(value.items())) + "}"
@@ -81,7 +96,11 @@ def plain(value: Any) -> str:
         return f"{type(value).__name__}[" + ", ".join(map(plain, value)) + "]"
     if hasattr(value, "to_messages"):
         return f"{type(value).__name__}({plain(value.to_messages())})"
-    return f"{type(value).__name__}:{value!r}"
+    return f"{type(value).__name__}:{_ID.sub('#', repr(value))}"
+
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Made anew for every message, and for every document that is stored without one."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +136,13 @@ WAYS: dict[str, Way] = {
 }
 
 
-def observe(chain: Runnable[Any, Any], way: str, given: Any, **config: Any) -> Outcome:
-    """The outcome of one call; an exception is a result like any other."""
+def observe(chain: Runnable[Any, Any], way: str, given: Any, call: Way | None = None, **config: Any) -> Outcome:
+    """The outcome of one call, by `call` where that is none of `WAYS`; an exception is a result like any other."""
     recorder = Recorder()
     full = {"callbacks": [recorder], "tags": ["mine"], "metadata": {"user": 7}, **config}
     failed = False
     try:
-        value = WAYS[way](chain, given, full)
+        value = (call or WAYS[way])(chain, given, full)
         raced = "stream" in way and any(isinstance(chunk, dict) for chunk in value)
         result = str(sorted(map(plain, value))) if raced else plain(value)
     except Exception as error:

@@ -1,0 +1,86 @@
+"""One call and everything that can be seen of it; and in what two of them differ."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from differential.cookbook.bench import Bench
+from differential.recording import WAYS, Outcome, Way, observe, plain
+from langchain_core.runnables import Runnable
+
+Chain = Runnable[Any, Any]
+
+
+async def _events(chain: Chain, given: Any, config: dict[str, Any]) -> list[str]:
+    seen = [e async for e in chain.astream_events(given, config, version="v2")]
+    return sorted(f"{e['event']} {e['name']} {e['tags']} {len(e['parent_ids'])} {plain(e['data'])}" for e in seen)
+
+
+EVENTS: Way = lambda chain, given, config: asyncio.run(_events(chain, given, config))  # noqa: E731
+EVERY: dict[str, Way] = {**WAYS, "astream_events": EVENTS}
+
+
+@dataclass(frozen=True)
+class Seen:
+    outcome: Outcome
+    prompts: Counter[str]
+    """That reached the models."""
+    texts: Counter[str]
+    """That reached the embedder."""
+    tools: tuple[str, ...]
+    wasted: int = 0
+    """Early work that nobody asked for, as the trace of the call counts it."""
+
+
+def see(bench: Bench, chain: Chain, way: str, given: Any) -> Seen:
+    """The call, from a clean slate."""
+    bench.kit.fresh()
+    bench.ledger.clear()
+    outcome = observe(chain, way, copy.deepcopy(given), EVERY[way])  # some steps change their input
+    trace = chain.last_trace() if hasattr(chain, "last_trace") else None
+    prompts, texts = bench.ledger.reached
+    return Seen(outcome, prompts, texts, tuple(bench.ledger.tools), trace.wasted()[0] if trace else 0)
+
+
+def differences(before: Seen, after: Seen, way: str = "invoke", *, merged: bool = False) -> list[str]:
+    """What the second call shows that the first does not; empty when nothing differs.
+
+    `merged`: equal texts may have been embedded once, and early work may have gone for nothing, if it is counted.
+    After an error how far siblings got is a race, in the plain object too: only the error counts then.
+    """
+    found = []
+    if anonymous(before.outcome.result) != anonymous(after.outcome.result):
+        found.append(f"result: {before.outcome.result}\n   then: {after.outcome.result}")
+    if before.outcome.failed:
+        return found
+    old_events, new_events = _anonymous(before.outcome.events), _anonymous(after.outcome.events)
+    if old_events != new_events:
+        found.append(f"events: missing {dict(old_events - new_events)}, more {dict(new_events - old_events)}")
+    in_order = sorted if "batch" in way else list  # the queries of a batch race
+    if in_order(before.tools) != in_order(after.tools):
+        found.append(f"tools: {before.tools} then {after.tools}")
+    for what, old, new in (("prompts", before.prompts, after.prompts), ("texts", before.texts, after.texts)):
+        fewer, more = old - new, new - old
+        if merged:
+            fewer = fewer - Counter({k: n for k, n in fewer.items() if what == "texts" and new[k]})
+            more = more if sum(more.values()) > after.wasted else Counter()
+        if fewer or more:
+            found.append(f"{what}: missing {dict(fewer)}, more {dict(more)}")
+    return found
+
+
+def anonymous(text: str) -> str:
+    """Without the numbers that requests have."""
+    return re.sub(r"(request|query|primitive) [\w#.-]+", r"\1 #", text)
+
+
+def _anonymous(events: Counter[Any]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for event, n in events.items():
+        found[anonymous(str(event))] += n
+    return found

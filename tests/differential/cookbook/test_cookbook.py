@@ -1,0 +1,219 @@
+"""Chains as cookbooks write them, plain and accelerated, on a pool and on the user's own models: nothing differs."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from differential.cookbook import control, retrieval
+from differential.cookbook.bench import Bench, own_bench, pool_bench
+from differential.cookbook.compare import EVERY, Seen, differences, see
+from differential.recording import plain
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables.base import RunnableBindingBase
+
+from benchmarks import cookbook
+from benchmarks.apps import document
+from teola_plugin import accelerate
+
+Chain = Runnable[Any, Any]
+Make = Callable[[Bench], Chain]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def _of_the_benchmarks(pattern: cookbook.Pattern) -> tuple[Make, Any]:
+    small = {"document": document(chunks=6)} if "document" in pattern.given else {}
+    return lambda b: pattern.make(b.kit), {**pattern.given, **small}
+
+
+CHAINS: dict[str, tuple[Make, Any]] = {
+    **{name.replace(" ", "_"): _of_the_benchmarks(pattern) for name, pattern in cookbook.PATTERNS.items()},
+    **retrieval.CHAINS,
+    **control.CHAINS,
+}
+KITS: dict[str, Callable[[], Bench]] = {"pool": pool_bench, "own": own_bench}
+
+
+@pytest.fixture(scope="module", params=KITS)
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = KITS[request.param]()
+    gc.collect()
+    gc.freeze()  # every call is followed by a collection, to see generators that were left
+    yield made
+    gc.unfreeze()
+    if made.kit.pool is not None:
+        made.kit.pool.close()
+
+
+def both(b: Bench, name: str, way: str, **options: Any) -> tuple[Seen, Seen]:
+    """The plain call and the accelerated one, each on a chain made for it: some remember."""
+    make, given = CHAINS[name]
+    before = see(b, make(b), way, given)
+    return before, see(b, accelerate(make(b), pool=b.kit.pool, **options), way, given)
+
+
+def same(before: Seen, after: Seen, way: str, *, merged: bool) -> None:
+    if found := differences(before, after, way, merged=merged):
+        pytest.fail("\n".join(one[:2000] for one in found), pytrace=False)
+
+
+@pytest.mark.parametrize("way", EVERY)
+@pytest.mark.parametrize("name", CHAINS)
+def test_same(bench: Bench, name: str, way: str) -> None:
+    before, after = both(bench, name, way)
+    same(before, after, way, merged=bench.kit.pool is not None)
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_same_with_all_speculation(bench: Bench, name: str, way: str) -> None:
+    before, after = both(bench, name, way, speculate="all")
+    same(before, after, way, merged=True)
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_model_that_raises(bench: Bench, name: str, way: str) -> None:
+    """At the first, the middle and the last of its calls: the same exception with the same message, or the same end."""
+    make, given = CHAINS[name]
+    bench.kit.fresh()
+    bench.ledger.clear()
+    make(bench).invoke(copy.deepcopy(given))
+    prompts = bench.ledger.prompts
+    try:
+        for n in {0, len(prompts) // 2, len(prompts) - 1} if prompts else ():
+            bench.ledger.broken = prompts[n]
+            before, after = both(bench, name, way)
+            same(before, after, way, merged=bench.kit.pool is not None)
+    finally:
+        bench.ledger.broken = None
+
+
+def test_eight_at_a_time(bench: Bench) -> None:
+    """Queries over all chains, from eight threads, half of them by the async way."""
+    made = {name: (make(bench), given) for name, (make, given) in CHAINS.items() if name not in _KEEPS}
+    bench.kit.fresh()
+    expected = {
+        name: plain(chain.invoke(copy.deepcopy(given))) for name, (chain, given) in made.items() if name != "rephrased"
+    }
+    fast = {name: accelerate(made[name][0], pool=bench.kit.pool) for name in expected}
+    order = [(name, asynchronous) for name in expected for asynchronous in (True, False)]
+    random.Random(1).shuffle(order)
+
+    def ask(one: tuple[str, bool]) -> str:
+        name, asynchronous = one
+        given = copy.deepcopy(made[name][1])
+        return plain(asyncio.run(fast[name].ainvoke(given)) if asynchronous else fast[name].invoke(given))
+
+    with ThreadPoolExecutor(8) as threads:
+        for (name, _), found in zip(order, threads.map(ask, order), strict=True):
+            assert found == expected[name], name
+
+
+_KEEPS = ("upload", "conversational", "remembered", "configurable_model")
+
+
+# ------------------------------------------------------------ the harness
+
+
+class Wrong(RunnableBindingBase[Any, Any]):
+    """An accelerated object that is not faithful."""
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return self.spoil(input, config)
+
+    def spoil(self, input: Any, config: RunnableConfig | None) -> Any:
+        raise NotImplementedError
+
+
+class OtherAnswer(Wrong):
+    def spoil(self, input: Any, config: RunnableConfig | None) -> Any:
+        return self.bound.invoke(input, config) + " "
+
+
+class OtherType(Wrong):
+    def spoil(self, input: Any, config: RunnableConfig | None) -> Any:
+        return [self.bound.invoke(input, config)]
+
+
+class NoEvents(Wrong):
+    def spoil(self, input: Any, config: RunnableConfig | None) -> Any:
+        return self.bound.invoke(input)
+
+
+class AsksTwice(Wrong):
+    def spoil(self, input: Any, config: RunnableConfig | None) -> Any:
+        self.bound.invoke(input)
+        return self.bound.invoke(input, config)
+
+
+class Swallows(Wrong):
+    def spoil(self, input: Any, config: RunnableConfig | None) -> Any:
+        try:
+            return self.bound.invoke(input, config)
+        except Exception as error:
+            raise type(error)("something else") from error
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [(OtherAnswer, "result"), (OtherType, "result"), (NoEvents, "events"), (AsksTwice, "prompts")],
+)
+def test_a_wrong_object_is_caught(bench: Bench, wrong: type[Wrong], what: str) -> None:
+    make, given = CHAINS["rag"]
+    before, after = see(bench, make(bench), "invoke", given), see(bench, wrong(bound=make(bench)), "invoke", given)
+    assert any(found.startswith(what) for found in differences(before, after, merged=bench.kit.pool is not None))
+
+
+def test_a_wrong_error_is_caught(bench: Bench) -> None:
+    make, given = CHAINS["rag"]
+    make(bench).invoke(given)
+    bench.ledger.broken = bench.ledger.prompts[-1]
+    try:
+        before, after = (
+            see(bench, make(bench), "invoke", given),
+            see(bench, Swallows(bound=make(bench)), "invoke", given),
+        )
+    finally:
+        bench.ledger.broken = None
+    assert before.outcome.failed and differences(before, after)
+
+
+def test_tools_in_another_order_are_caught(bench: Bench) -> None:
+    def using(*names: str) -> Chain:
+        return RunnableLambda(lambda _: [bench.ledger.used(name) for name in names])
+
+    before, after = (see(bench, using(*names), "invoke", 0) for names in (("a", "b"), ("b", "a")))
+    assert any(found.startswith("tools") for found in differences(before, after))
+
+
+def test_what_is_merged_must_be_counted(bench: Bench) -> None:
+    """Early work beyond what the trace admits is caught, and a text never embedded; once instead of twice is fine."""
+    base = see(bench, RunnableLambda(lambda x: x), "invoke", 0)
+
+    def with_(prompts: list[str], texts: list[str], wasted: int = 0) -> Seen:
+        return Seen(base.outcome, Counter(prompts), Counter(texts), (), wasted)
+
+    plain_ = with_(["p"], ["t", "t", "u"])
+    assert not differences(plain_, with_(["p", "q"], ["t", "u"], wasted=1), merged=True)
+    assert differences(plain_, with_(["p", "q"], ["t", "u"]), merged=True)
+    assert differences(plain_, with_(["p"], ["t"]), merged=True)
+    assert differences(plain_, with_(["p"], ["t", "u"]))
+
+
+def test_there_are_enough(bench: Bench) -> None:
+    """At least 40, and each asks a model or an embedder something: none is compared with nothing."""
+    assert len(CHAINS) >= 40
+    silent = []
+    for name, (make, given) in CHAINS.items():
+        seen = see(bench, make(bench), "invoke", given)
+        if not seen.prompts and not seen.texts:
+            silent.append(name)
+    assert not silent
