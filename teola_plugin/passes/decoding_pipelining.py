@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from teola_plugin.graph import ITEM, STREAM_ITEMS, Effect, Graph, GraphEdit, Primitive, PrimitiveKind, Ref, Slice
+from teola_plugin.graph import ITEM, LLM_KINDS, STREAM_ITEMS, Effect, Graph, GraphEdit, Primitive, PrimitiveKind, Ref, Slice
 from teola_plugin.graph.build import captures
 from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.prune_dependencies import conflict
@@ -18,7 +18,7 @@ from teola_plugin.passes.stage_decomposition import list_inputs
 
 _K = PrimitiveKind
 LIST_MAKERS = frozenset({_K.CALL, _K.OPAQUE})
-TENTATIVE_KINDS = frozenset({_K.EMBEDDING, _K.RERANKING, _K.SEARCHING, _K.CALL, _K.AGGREGATE})
+TENTATIVE_KINDS = frozenset({_K.EMBEDDING, _K.RERANKING, _K.SEARCHING, _K.CALL, _K.AGGREGATE, *LLM_KINDS})
 GROW = "grow"
 """Option of a MAP whose width only the run knows: it grows item by item, as the decoding's STREAM_ITEMS say."""
 

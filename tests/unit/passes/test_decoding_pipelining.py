@@ -98,6 +98,12 @@ def test_a_writer_behind_the_list_is_waited_for_too() -> None:
     assert after["m"].after == () and after["m[0]/hits.searching"].after == ("write",)
 
 
+def test_each_item_may_be_answered_by_the_pools_own_model() -> None:
+    asks = mapped(body_with(Component("g", Role.GENERATION, named(x=Ref("$item")), "llm")))
+    after = PIPELINE.run(graph_of(asks), CONTEXT)
+    assert after["m[1]/g.prefilling"].inputs == named(x=Ref("d#1")) and after["m[1]/g.decoding"].tentative
+
+
 def test_unknown_width_grows_at_run_time(golden: Golden) -> None:
     before = graph_of(mapped(), size=None)
     after = PIPELINE.run(before, CONTEXT)
@@ -130,8 +136,8 @@ def test_must_not_fire() -> None:
     assert PIPELINE.run(no_reader, CONTEXT) is no_reader
     tools = graph_of(mapped(body_with(Component("t", Role.TOOL, named(x=Ref("$item"))))))
     assert PIPELINE.run(tools, CONTEXT) is tools, "a tool never runs on a prediction"
-    asks = graph_of(mapped(body_with(Component("g", Role.GENERATION, named(x=Ref("$item")), "llm"))))
-    assert PIPELINE.run(asks, CONTEXT) is asks
+    asks = graph_of(mapped(body_with(Component("g", Role.GENERATION, named(x=Ref("$item")), "hosted"))))
+    assert PIPELINE.run(asks, CONTEXT) is asks, "the user's own model gets no extra call"
     writes = graph_of(mapped(retrieval_body(WRITES)))
     assert PIPELINE.run(writes, CONTEXT) is writes
 

@@ -22,6 +22,8 @@ from teola_plugin.scheduling.events import (
     Expanded,
     Finished,
     ItemClosed,
+    PartBegun,
+    PartEnded,
     PrimitiveFailed,
     Release,
     Reprioritise,
@@ -209,6 +211,38 @@ def test_items_that_close_early_get_tentative_instances_and_right_ones_are_used(
     assert "dispatch m[1']/e@2" in out
     d.done("m[1']/e")
     assert "collect m" in d.done("m[1']/s")
+
+
+PART = Graph([embed("a", "$input"), call("b", "a"), embed("c", "b", "$input")], Ref("c"))
+
+
+def test_a_part_that_begins_later_joins_the_query() -> None:
+    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    assert d.say(PartBegun(1.0, "q", "part1", PART, "$part1")) == ["dispatch part1/a@2"]
+    assert d.say(PartBegun(1.0, "q", "part2", PART, "$part2")) == ["dispatch part2/a@2"]
+    assert d.done("part1/a") == ["runcall part1/b"]
+    assert d.done("part1/b") == ["release part1/a", "dispatch part1/c@0"]
+    assert d.done("part1/c") == ["release $part1", "release part1/b"]
+    assert d.say(PartEnded(2.0, "q", "part2")) == [
+        "cancel part2/a",
+        "release $part2",
+        "release part2/a",
+        "release part2/b",
+    ]
+    assert d.say(Close(3.0, "q")) == ["end closed"]
+
+
+def test_a_list_grows_inside_a_part() -> None:
+    primitives = [
+        Primitive("p", K.PREFILLING, "llm"),
+        Primitive("d", K.DECODING, "llm", named(prefilling=Ref("p")), options=(("stream_items", "m"),)),
+        call("list", "d"),
+        Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY),
+    ]
+    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    d.say(PartBegun(1.0, "q", "part1", Graph(primitives, Ref("m")), "$part1"))
+    d.done("part1/p")
+    assert d.say(ItemClosed(1.0, "q", "part1/d", 0, "part1/d#0")) == ["dispatch part1/m[0]/e@2"]
 
 
 def test_fold_chains_its_instances() -> None:

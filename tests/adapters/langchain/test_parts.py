@@ -1,0 +1,146 @@
+"""What a branch, a router, a fallback or the user's function chooses is planned when it begins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import (
+    ConfigurableField,
+    RouterRunnable,
+    Runnable,
+    RunnableBranch,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+)
+
+from benchmarks import apps
+from benchmarks.kits import scaled
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.parts import with_parts
+from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+from teola_plugin.engines import profiles
+
+Chain = Runnable[Any, Any]
+GIVEN = {"question": apps.QUESTION, "document": apps.document()[:40_000], "key": "rag", "input": None}
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[apps.Bench]:
+    made = apps.fake_pool(scaled(profiles.rtx3090(), 0.02))
+    with made.pool:
+        yield made
+
+
+def chosen(x: dict[str, Any]) -> bool:
+    CHOICES.append(x["key"])
+    return bool(x["key"] == "rag")
+
+
+CHOICES: list[str] = []
+
+
+def choosing(rag: Chain, other: Chain) -> dict[str, Callable[[], Chain]]:
+    """Every way to choose between two chains at run time."""
+
+    def route(x: dict[str, Any]) -> Chain:
+        return rag if chosen(x) else other
+
+    async def aroute(x: dict[str, Any]) -> Chain:
+        return route(x)
+
+    def failing(x: dict[str, Any]) -> Any:
+        raise ValueError("as always")
+
+    alternatives = rag.configurable_alternatives(ConfigurableField(id="which"), default_key="rag", other=other)  # type: ignore[attr-defined]
+    return {
+        "branch": lambda: RunnableBranch((chosen, rag), other),
+        "default arm": lambda: RunnableBranch((lambda x: not chosen(x), other), rag),
+        "function": lambda: RunnableLambda(route),
+        "both kinds of function": lambda: RunnableLambda(route, afunc=aroute),
+        "fallbacks": lambda: RunnableLambda(failing).with_fallbacks([rag]),
+        "first of the fallbacks": lambda: rag.with_fallbacks([other]),
+        "retry": lambda: rag.with_retry(),
+        "router": lambda: (
+            RunnableParallel(key=lambda x: x["key"], input=RunnablePassthrough())
+            | RouterRunnable({"rag": rag, "other": other})
+        ),
+        "alternatives": lambda: alternatives,
+        "inside a sequence": lambda: (
+            RunnablePassthrough.assign(seen=lambda x: len(x)) | RunnableBranch((chosen, rag), other)
+        ),
+        "inside each other": lambda: RunnableBranch((chosen, RunnableLambda(route).with_retry()), other),
+    }
+
+
+NAMES = list(choosing(RunnablePassthrough(), RunnablePassthrough()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "batch"])
+def test_the_part_runs_ahead_inside_the_query(bench: apps.Bench, name: str, way: str) -> None:
+    other = ChatPromptTemplate.from_template("{question}") | bench.model(10) | StrOutputParser()
+    chain = choosing(apps.advanced_rag(bench, 10), other)[name]()
+    fast = accelerate(chain, pool=bench.pool)
+    if way == "invoke":
+        plain, made = chain.invoke(GIVEN), fast.invoke(GIVEN)
+    elif way == "ainvoke":
+        plain, made = asyncio.run(chain.ainvoke(GIVEN)), asyncio.run(fast.ainvoke(GIVEN))
+    elif way == "stream":
+        plain, made = list(chain.stream(GIVEN)), list(fast.stream(GIVEN))
+        plain, made = "".join(plain), "".join(made)
+    else:
+        plain, made = chain.batch([GIVEN, {**GIVEN, "key": "no"}]), fast.batch([GIVEN, {**GIVEN, "key": "no"}])
+    assert made == plain
+    traces = bench.pool.runtime.traces[-3:] if way == "batch" else [fast.last_trace()]
+    names = {span.primitive for trace in traces if trace is not None for span in trace.spans}
+    assert any(n.startswith("part1/") and "partial#" in n for n in names), names
+
+
+def test_errors_are_the_plain_ones(bench: apps.Bench) -> None:
+    def broken(x: Any) -> Any:
+        raise KeyError("mine")
+
+    chain = RunnableBranch((chosen, RunnablePassthrough.assign(x=broken) | apps.advanced_rag(bench, 10)), broken)
+    for given in (GIVEN, {**GIVEN, "key": "no"}):
+        with pytest.raises(KeyError, match="mine"):
+            accelerate(chain, pool=bench.pool).invoke(given)
+
+
+def test_what_has_nothing_to_gain_is_left_as_it_is(bench: apps.Bench) -> None:
+    def accelerated(node: Chain) -> Chain:
+        raise AssertionError("not asked for")
+
+    plain = ChatPromptTemplate.from_template("{question}") | bench.model(10)
+    assert with_parts(plain, accelerated) is plain
+    assert with_parts(plain.map(), accelerated) is not None
+    same = RunnableBranch((chosen, plain), plain)
+    assert with_parts(same, lambda node: node) is same
+
+
+def test_a_class_of_the_users_own_is_left_as_it_is() -> None:
+    class Mine(RunnableBranch[Any, Any]):
+        def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+            return "mine"
+
+    chain = Mine((chosen, RunnablePassthrough()), RunnablePassthrough())
+    assert with_parts(chain, lambda node: AcceleratedRunnable(bound=node)) is chain
+
+
+def test_a_function_that_keeps_returning_one_chain_is_traced_once(bench: apps.Bench) -> None:
+    rag = apps.advanced_rag(bench, 10)
+    seen: list[Chain] = []
+
+    def accelerated(node: Chain) -> Chain:
+        seen.append(node)
+        return node
+
+    made = with_parts(RunnableLambda(lambda x: rag if chosen(x) else "text"), accelerated)
+    assert isinstance(made, RunnableLambda)
+    assert made.func(GIVEN) is rag and made.func(GIVEN) is rag and made.func({"key": "no"}) == "text"
+    assert seen == [rag]
