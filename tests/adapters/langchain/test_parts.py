@@ -27,7 +27,7 @@ from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.engines import profiles
 
 Chain = Runnable[Any, Any]
-GIVEN = {"question": apps.QUESTION, "document": apps.document()[:40_000], "key": "rag", "input": None}
+GIVEN = {"question": apps.QUESTION, "document": apps.document()[:12_000], "key": "rag", "input": None}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def choosing(rag: Chain, other: Chain) -> dict[str, Callable[[], Chain]]:
         "retry": lambda: rag.with_retry(),
         "router": lambda: (
             RunnableParallel(key=lambda x: x["key"], input=RunnablePassthrough())
-            | RouterRunnable({"rag": rag, "other": other})
+            | RouterRunnable({"rag": rag, "no": other})
         ),
         "alternatives": lambda: alternatives,
         "inside a sequence": lambda: (
