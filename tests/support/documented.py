@@ -240,7 +240,17 @@ GENERATED: dict[str, Callable[[], str]] = {
     "prefilling-split": lambda: fenced(rewrite(PrefillingSplit(), answer())),
     "decoding-pipelining": lambda: fenced(rewrite(DecodingPipelining(), questions())),
     "graph events": lambda: table(
-        E.Admit, E.Started, E.Finished, E.Unused, E.PrimitiveFailed, E.Expanded, E.ItemClosed, E.CancelQuery, E.Close
+        E.Admit,
+        E.Started,
+        E.Finished,
+        E.Unused,
+        E.PrimitiveFailed,
+        E.Expanded,
+        E.ItemClosed,
+        E.PartBegun,
+        E.PartEnded,
+        E.CancelQuery,
+        E.Close,
     ),
     "graph instructions": lambda: table(
         E.Dispatch, E.RunCall, E.Await, E.Expand, E.Collect, E.Release, E.Cancel, E.Reprioritise, E.End, E.WakeAt

@@ -225,7 +225,7 @@ def test_a_part_that_begins_later_joins_the_query() -> None:
     assert d.done("part1/c") == ["release $part1", "release part1/b"]
     ended = d.say(PartEnded(2.0, "q", "part2"))
     assert sorted(ended) == ["cancel part2/a", "release $part2", "release part2/a", "release part2/b"]
-    assert d.say(Close(3.0, "q")) == ["end closed"]
+    assert d.say(Close(3.0, "q")) == ["cancel user", "end closed"]
 
 
 def test_a_list_grows_inside_a_part() -> None:
