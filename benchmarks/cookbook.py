@@ -183,15 +183,16 @@ GRADE = (
 
 
 def corrective(kit: Kit) -> Chain:
-    """Grade what was found; when too little is relevant, rewrite the question and search elsewhere."""
+    """Grade what was found; unless all is relevant, rewrite the question and add what a web search finds."""
     grade = ask(GRADE) | kit.chat(1) | StrOutputParser()
     rewrite = ask("Look at the input and formulate an improved question: {question}") | kit.chat(QUERIES)
-    elsewhere = RunnablePassthrough.assign(context=rewrite | StrOutputParser() | kit.keywords | joined)
+    more = RunnablePassthrough.assign(web=rewrite | StrOutputParser() | kit.web)
+    elsewhere = more | RunnablePassthrough.assign(context=lambda x: joined([*_relevant(x), *x["web"]]))
     kept = RunnablePassthrough.assign(context=lambda x: joined(_relevant(x)))
     return (
         RunnablePassthrough.assign(found=itemgetter("question") | retriever(kit))
         | RunnablePassthrough.assign(grades=RunnableLambda(_pairs) | grade.map())
-        | RunnableBranch((lambda x: len(_relevant(x)) > 2, kept), elsewhere)
+        | RunnableBranch((lambda x: len(_relevant(x)) == len(x["found"]), kept), elsewhere)
         | ask(RAG)
         | kit.chat(ANSWER)
         | StrOutputParser()
@@ -334,7 +335,7 @@ def _talk(system: str) -> ChatPromptTemplate:
 def map_reduce(kit: Kit) -> Chain:
     """Search, summarise each passage, combine."""
     each = ask("Write a concise summary of the following: {document}") | kit.chat(ANSWER) | StrOutputParser()
-    return (
+    return (  # type: ignore[no-any-return]
         itemgetter("question")
         | retriever(kit, 6)
         | (lambda found: [{"document": d.page_content} for d in found])
@@ -375,7 +376,7 @@ def refine_chain(kit: Kit) -> Chain:
     from langchain_classic.chains.summarize import load_summarize_chain
 
     summary = load_summarize_chain(kit.chat(ANSWER), chain_type="refine")
-    return {"input_documents": itemgetter("question") | retriever(kit, 3)} | summary | itemgetter("output_text")
+    return {"input_documents": itemgetter("question") | retriever(kit, 3)} | summary | itemgetter("output_text")  # type: ignore[no-any-return]
 
 
 def aspects(kit: Kit) -> Chain:

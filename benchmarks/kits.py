@@ -55,6 +55,8 @@ class Kit:
     pool: EnginePool | None
     fresh: Callable[[], None]
     """Nothing of an earlier query helps the next."""
+    web: BaseRetriever
+    """A search on the web, as slow as those are: the user's own in both kits."""
 
 
 def scaled(machine: Machine, scale: float) -> dict[str, EngineProfile]:
@@ -118,7 +120,13 @@ def pool_kit(machine: Machine) -> Kit:
         TeolaRerank(pool=pool, top_n=3),
         pool,
         fresh,
+        web(machine),
     )
+
+
+def web(machine: Machine) -> Keywords:
+    """As slow as the decoding of 18 tokens, 0.5 s on the RTX 3090: assumed, there is nothing in the logs about it."""
+    return Keywords(documents=corpus(), seconds=machine["llm"].seconds(K.DECODING, 18), k=2)
 
 
 def _filled(store: VectorStore) -> VectorStore:
@@ -250,4 +258,5 @@ def own_kit(machine: Machine) -> Kit:
         OwnReranker(slow=slow),
         None,
         uploads.store.clear,
+        web(machine),
     )

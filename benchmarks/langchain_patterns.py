@@ -55,7 +55,7 @@ def measure(runner: asyncio.Runner, name: str, pattern: Pattern, kit: Kit, repea
     chains = objects(pattern, kit)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     first: Any = None
-    for i in range(repeats if pattern.gain else max(repeats, 5)):
+    for i in range(repeats if pattern.gain else 3 * repeats):
         for way in WAYS[:: 1 if i % 2 == 0 else -1]:
             took, found = timed(runner, kit, chains[way.split()[0]], pattern.given, way)
             seconds[way].append(took)
@@ -84,8 +84,10 @@ def figures(name: str, pattern: Pattern, kit: Kit, seconds: dict[str, list[float
         "seconds": {way: summary(times) for way, times in seconds.items()},
     }
     if not pattern.gain:
-        row["behind_ms"] = round(1000 * max(middle["auto async"] - better, middle["all async"] - better), 2)
-        row["behind_sync_ms"] = round(1000 * (middle["auto sync"] - middle["plain sync"]), 2)
+        pairs = {way: zip(seconds[f"auto {way}"], seconds[f"plain {way}"], strict=True) for way in ("async", "sync")}
+        behind = {way: summary([1000 * (a - p) for a, p in pair], digits=2) for way, pair in pairs.items()}
+        row["behind_ms"] = max(one["median"] for one in behind.values())
+        row["behind"] = behind
     return row
 
 
@@ -124,7 +126,10 @@ def warm_up(runner: asyncio.Runner, pattern: Pattern, kit: Kit) -> None:
 
 
 def quiet() -> None:
-    """langchain_classic says of every chain that it is deprecated."""
+    """Some of what cookbooks use is deprecated, and says so with every call; the imports turn such warnings on."""
+    import langchain_classic.chains  # noqa: F401
+    import langgraph.graph  # noqa: F401
+
     warnings.simplefilter("ignore")
     logging.getLogger("langchain_core").setLevel(logging.ERROR)
 
@@ -150,7 +155,7 @@ if __name__ == "__main__":
         "Cookbook patterns: plain against accelerated.",
         lambda parser: (
             parser.add_argument("--repeats", type=int, default=3, help="runs of each way"),
-            parser.add_argument("--scale", type=float, default=0.4, help="latencies, times this; 1 is an RTX 3090"),
+            parser.add_argument("--scale", type=float, default=0.25, help="latencies, times this; 1 is an RTX 3090"),
             parser.add_argument("--only", default="", help="only patterns whose name contains this"),
             parser.add_argument("--objects", default="pool,own", help="pool, own, or both"),
         ),

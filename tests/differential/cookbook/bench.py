@@ -204,6 +204,7 @@ def own_bench() -> Bench:
         OwnReranker(),
         None,
         uploads.store.clear,
+        Keywords(documents=DOCUMENTS[3:], seconds=0, k=1),
     )
     made = ToolChat(llm=OwnChat(tokens=9, ledger=ledger))
     return Bench(kit, made, embeddings, ledger, lambda name: InMemoryVectorStore(embeddings))
@@ -245,6 +246,7 @@ def pool_bench() -> Bench:
         TeolaRerank(pool=pool, top_n=2),
         pool,
         fresh,
+        Keywords(documents=DOCUMENTS[3:], seconds=0, k=1),
     )
     return Bench(kit, ToolChat(llm=ChatTeola(pool=pool, max_tokens=9)), embeddings, ledger, new_store)
 
