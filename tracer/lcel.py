@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.output_parsers import BaseOutputParser
 from langchain_core.prompts import BasePromptTemplate
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import (
     Runnable,
     RunnableAssign,
@@ -24,10 +26,12 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 from langchain_core.runnables.base import RunnableEach
+from langchain_core.tools import BaseTool
 
 from teola_plugin.graph import INPUT, ITEM, Component, Ref, Role, named
 from teola_plugin.tracer import paths
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, Traced
+from teola_plugin.tracer.equivalents import Computed, equivalent
 from teola_plugin.tracer.lcel_classes import (
     changed,
     check_runnable,
@@ -147,6 +151,8 @@ class _Walk:
         if leaf is not None:
             with_leaf = leaf
             return self._leaf(node, place, lambda: lower_leaf(self._draft, with_leaf, value, place.name, place.tags))
+        if not place.kwargs and (like := equivalent(node)) is not None:
+            return self._like(node, like, value, place)
         for known, takes_kwargs, lower in self._rules:
             if isinstance(node, known):
                 if not issubclass(known, (BasePromptTemplate, BaseOutputParser)) and (other := changed(node, known)):
@@ -213,10 +219,24 @@ class _Walk:
         component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template)
         return self._draft.add(component), Span((name,), (name,))
 
+    def _like(self, node: Node, like: Node, value: Value, place: _Place) -> Lowered:
+        """As `like` is lowered, when all of it is: nothing inside can be watched, for the plain object is another."""
+        inner = replace(place, watched=False)
+        trial = Draft()
+        _Walk(trial).visit(like, Ref(INPUT), inner)
+        hidden = next((n for n in trial.nodes if n.level != "lowered"), None)
+        if hidden is not None:
+            raise NotUnderstood(f"its {hidden.class_name} is not understood: {hidden.reason}")
+        rows, before = len(self._draft.nodes), len(self._draft.components)
+        made = self.visit(like, simplest(value), inner)
+        del self._draft.nodes[rows:]
+        self._row(node, place, "lowered", tuple(self._draft.components)[before:])
+        return made
+
     # Leaves
 
     def _lambda(self, node: RunnableLambda[Any, Any], value: Value, place: _Place) -> Lowered:
-        reads = understood(vars(node).get("func"))
+        reads = Purity(None) if isinstance(node, Computed) else understood(vars(node).get("func"))
         if reads is None or "afunc" in vars(node):
             raise NotUnderstood(reason(node))
         if isinstance(reads, Purity):
@@ -301,7 +321,8 @@ class _Walk:
     def _opaque(self, node: Node, value: Value, place: _Place, why: str) -> Lowered:
         wanted = place.part if silent(node) else place.name
         name = self._draft.name(wanted(short_name(node)))
-        self._draft.add(Component(name, Role.OPAQUE, unique(leaves(value)), scope=place.tags))
+        slow = (("slow", True),) if isinstance(node, (BaseRetriever, BaseLanguageModel, BaseTool)) else ()
+        self._draft.add(Component(name, Role.OPAQUE, unique(leaves(value)), scope=place.tags, options=slow))
         if isinstance(node, (RunnableLambda, RunnableGenerator, BaseOutputParser)):
             self._draft.lists[name] = ""
         if place.watched and emits_own_run(node):

@@ -42,6 +42,10 @@ PARSERS: tuple[tuple[type[BaseOutputParser[Any]], str], ...] = (
 """Parsers that are pure functions of the text, and how they spell a list."""
 
 
+_BY_NAME = {"langchain_classic.retrievers.multi_query.LineListOutputParser": "lines"}
+"""The same, of packages that need not be there: class -> spelling."""
+
+
 def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str], scope: Names) -> Ref:
     """Adds the components of a pool-backed object that is called with `value`; the ref of what it returns.
 
@@ -184,7 +188,9 @@ def lower_parser(
     draft: Draft, parser: BaseOutputParser[Any], value: Value, name: Callable[[str], str], scope: Names
 ) -> Ref:
     """A CALL of the parser's own code, without events. Raises `NotUnderstood` for one that is not known to be pure."""
-    known = next(((cls, kind) for cls, kind in PARSERS if isinstance(parser, cls)), None)
+    named = _BY_NAME.get(f"{type(parser).__module__}.{type(parser).__qualname__}")
+    known: tuple[type, str] | None = None if named is None else (type(parser), named)
+    known = known or next(((cls, kind) for cls, kind in PARSERS if isinstance(parser, cls)), None)
     if known is None:
         raise NotUnderstood(f"{type(parser).__name__} is not known to be pure")
     if other := changed(parser, known[0]):
