@@ -24,6 +24,7 @@ def accelerate(
     passes: Iterable[Pass | str] | None = None,
     speculate: str = "auto",
     app: str | None = None,
+    shadow: float = 0.0,
 ) -> Any:
     """The same object, sooner: an LCEL Runnable in, a Runnable out, with the same answers.
 
@@ -35,9 +36,13 @@ def accelerate(
         passes: passes to use instead of the pool's; `()` for none.
         speculate: `auto` (work on predictions on pool engines), `all` (also on your own models), `off`.
         app: a name under which queries are scheduled and traced.
+        shadow: the share of calls (`invoke`, `ainvoke`) after which the original runs, too, in the background, and its
+            answer is compared: a difference is logged and counted in `fast.shadow`. Only for chains without side
+            effects, since these calls run twice: no writes, no history, no checkpoints. Your handlers see one run.
 
     With `TEOLA_DISABLE=1` in the environment, `obj` is returned untouched. Raises `TraceError` for an object that is
-    not understood at all, `RegistrationError` for unknown engines or passes.
+    not understood at all; `RegistrationError` for unknown engines or passes, and for `shadow` on a chain that is known
+    to write.
     """
     if os.environ.get(DISABLE, "") not in ("", "0"):
         return obj
@@ -45,7 +50,9 @@ def accelerate(
     if any(cls.__module__.startswith("langchain_core.") for cls in module):
         from teola_plugin.adapters.langchain.accelerate import accelerate_runnable
 
-        return accelerate_runnable(obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app)
+        return accelerate_runnable(
+            obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow
+        )
     raise TraceError(
         f"cannot accelerate a {type(obj).__module__}.{type(obj).__qualname__}.",
         hint="pass a LangChain Runnable (a chain, a retriever, a model); wrap a plain function in RunnableLambda",

@@ -10,12 +10,16 @@ from langchain_core.runnables import Runnable
 from teola_plugin.adapters.langchain.bind import Bindings, bound
 from teola_plugin.adapters.langchain.parts import Accelerate, with_parts
 from teola_plugin.adapters.langchain.routed import routed
-from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable, log_fallback
+from teola_plugin.adapters.langchain.shadow import Shadow, check_repeatable
 from teola_plugin.errors import RegistrationError, TraceError, unknown_name
+from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool
+from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.lcel import trace
+from teola_plugin.tracer.report import TraceNode, TraceReport
 
 
 def accelerate_runnable(
@@ -26,6 +30,7 @@ def accelerate_runnable(
     passes: Iterable[Pass | str] | None,
     speculate: str,
     app: str | None,
+    shadow: float = 0.0,
 ) -> AcceleratedRunnable:
     """See `teola_plugin.accelerate`."""
     if not isinstance(runnable, Runnable):
@@ -42,7 +47,11 @@ def accelerate_runnable(
         fast = _planned(node, node, pool, part, chosen, speculate, app)
         return fast if fast.gains else fast.chain
 
-    return _planned(runnable, bound(runnable, bind, pool), pool, part, chosen, speculate, app)
+    fast = _planned(runnable, bound(runnable, bind, pool), pool, part, chosen, speculate, app)
+    if shadow:
+        check_repeatable(runnable, fast._traced.template)
+        fast._shadow = Shadow(shadow)
+    return fast
 
 
 def _planned(
@@ -55,17 +64,23 @@ def _planned(
     app: str | None,
 ) -> AcceleratedRunnable:
     """`served`: the runnable, with what is bound to engines in its place."""
-    chain = with_parts(served, part)
+    try:
+        chain = with_parts(served, part)
+        traced, sooner = trace(chain), routed(chain, pool, passes=passes, speculate=speculate)
+    except (RegistrationError, TraceError):  # the user's to know
+        raise
+    except Exception as error:
+        log_fallback(error)
+        chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
     return AcceleratedRunnable.of(
-        runnable,
-        trace(chain),
-        pool,
-        passes=passes,
-        speculate=speculate,
-        app=app,
-        chain=chain,
-        routed=routed(chain, pool, passes=passes, speculate=speculate),
+        runnable, traced, pool, passes=passes, speculate=speculate, app=app, chain=chain, routed=sooner
     )
+
+
+def untraced(runnable: Runnable[Any, Any], reason: str) -> Traced:
+    """What is known of an object that could not be traced: it runs as it always did."""
+    report = TraceReport((TraceNode("chain", type(runnable).__name__, "original", (), reason),))
+    return Traced(WorkflowTemplate((), Ref(INPUT)), {}, lambda _: {}, {}, report)
 
 
 def the_pool_of(runnable: Runnable[Any, Any]) -> EnginePool | None:

@@ -16,6 +16,7 @@ from teola_plugin.adapters.langchain.gates import Gate
 from teola_plugin.adapters.langchain.places import AsyncPlace, Place, SyncPlace, placed
 from teola_plugin.adapters.langchain.routed import Routed
 from teola_plugin.adapters.langchain.session import SessionHandler, joined_config, live
+from teola_plugin.adapters.langchain.shadow import Shadow, ShadowReport
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
@@ -50,6 +51,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     """The original, with what the user bound to engines in its place."""
     _routed: Routed | None = PrivateAttr(default=None)
     _limit: Gate | None = PrivateAttr(default=None)
+    _shadow: Shadow | None = PrivateAttr(default=None)
 
     @classmethod
     def of(
@@ -105,7 +107,11 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         """Whether anything of it can start before its place, whatever the input."""
         if self._routed is not None:
             return True
-        plan = self.plan()
+        try:
+            plan = self.plan()
+        except Exception as error:
+            log_fallback(error)
+            return False
         if plan is None or plan.source is None:
             return False
         return runs_ahead(plan.source, plan.graph) or any(p.kind is PrimitiveKind.INGESTION for p in plan.graph)
@@ -119,6 +125,11 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""
         return self._last[0].trace.result(timeout) if self._last else None
+
+    @property
+    def shadow(self) -> ShadowReport:
+        """How the calls that were made once more by the original compared; see `accelerate(..., shadow=)`."""
+        return ShadowReport() if self._shadow is None else self._shadow.report
 
     # ------------------------------------------------------------ one call
 
@@ -138,21 +149,35 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         if self._pool is None and routed is None:
             return None
         merged = ensure_config(self._merge_configs(config) if self.config else config)
-        place = routed.place(kind, merged, limit or self._limit) if routed is not None and kind is not None else None
+        try:
+            return self._begun(input, merged, routed, kind, limit)
+        except Exception as error:  # nothing of the original has run yet
+            log_fallback(error)
+            return None
+
+    def _begun(
+        self,
+        input: Any,
+        config: RunnableConfig,
+        routed: Routed | None,
+        kind: type[Place] | None,
+        limit: Gate | None,
+    ) -> Begun | None:
+        place = routed.place(kind, config, limit or self._limit) if routed is not None and kind is not None else None
         pool, traced, chain = self._pool, self._traced, self._chain
         if place is not None and routed is not None:
             pool, traced, chain = routed.pool, routed.traced, routed.chain
         if pool is None:
             return None
+        begun = Begun(self._submit(input, config, pool, traced, place), config, chain, place)
         try:
-            run = self._submit(input, merged, pool, traced, place)
-        except TeolaError:
-            _log_fallback()
-            return None
-        self._last[:] = [run]
-        return Begun(
-            run, joined_config(merged, SessionHandler(run, traced.watched if run.claims else {})), chain, place
-        )
+            handler = SessionHandler(begun.run, traced.watched if begun.run.claims else {})
+            begun = begun._replace(config=joined_config(config, handler))
+        except BaseException:
+            begun.give_up()
+            raise
+        self._last[:] = [begun.run]
+        return begun
 
     def _submit(
         self, input: Any, config: RunnableConfig, pool: EnginePool, traced: Traced, place: Place | None
@@ -195,6 +220,11 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         )
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        if self._shadow is not None and self._shadow.chosen():
+            return self._shadow.invoke(self._invoke, self.bound, input, config, kwargs)
+        return self._invoke(input, config, **kwargs)
+
+    def _invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         begun = self._begin(input, config, kwargs, SyncPlace)
         if begun is None:
             return self._chain.invoke(input, config, **kwargs)
@@ -202,6 +232,11 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
             return begun.chain.invoke(input, begun.config, **{**self.kwargs, **kwargs})
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        if self._shadow is not None and self._shadow.chosen():
+            return await self._shadow.ainvoke(self._ainvoke, self.bound, input, config, kwargs)
+        return await self._ainvoke(input, config, **kwargs)
+
+    async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         begun = self._begin(input, config, kwargs, AsyncPlace)
         if begun is None:
             return await self._chain.ainvoke(input, config, **kwargs)
@@ -328,7 +363,13 @@ def _live_query(config: RunnableConfig, pool: EnginePool) -> QueryRun | None:
     return run if joins else None
 
 
-def _log_fallback() -> None:
+def log_fallback(error: Exception) -> None:
+    """Say that the original runs instead; to be called where `error` is handled."""
     import logging
 
-    logging.getLogger("teola_plugin").warning("planning failed; the original runs as it always did", exc_info=True)
+    bug = f" ({type(error).__name__} is a bug of teola-plugin: please report it with this traceback)"
+    logging.getLogger("teola_plugin").warning(
+        "planning failed; the original runs as it always did%s",
+        "" if isinstance(error, TeolaError) else bug,
+        exc_info=error,
+    )
