@@ -21,6 +21,7 @@ from langchain_core.runnables.config import merge_configs, var_child_runnable_co
 from langchain_core.tracers._streaming import _StreamingCallbackHandler, _V2StreamingCallbackHandler
 
 from teola_plugin.adapters.langchain.gates import inside_early
+from teola_plugin.adapters.langchain.in_place import InPlace
 from teola_plugin.runtime.context import current_run
 
 _IGNORED_BY = {
@@ -56,8 +57,6 @@ class Event(NamedTuple):
 
 class EventLog(BaseCallbackHandler):
     """The only handler of an early call. Filled where that call runs, drained where it is claimed."""
-
-    run_inline = True
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -104,7 +103,7 @@ def _recorder(name: str) -> Callable[..., None]:
 
 
 for _name in _IGNORED_BY:
-    setattr(EventLog, _name, _recorder(_name))
+    setattr(EventLog, _name, InPlace(_recorder(_name)))
 
 
 def deliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, get_config_list
+from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.langchain.active import active_run
@@ -254,11 +255,23 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         begun = self._begin(input, config)
         if begun is None:
-            async for chunk in self._chain.astream(input, config, **kwargs):
-                yield chunk
+            async with aclosing(self._chain.astream(input, config, **kwargs)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
             return
         with streaming(begun.run):
-            async for chunk in begun.chain.astream(input, begun.config, **{**self.kwargs, **kwargs}):
+            async with aclosing(begun.chain.astream(input, begun.config, **{**self.kwargs, **kwargs})) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        yield from self._chain.transform(input, config, **kwargs)
+
+    async def atransform(
+        self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        async with aclosing(self._chain.atransform(input, config, **kwargs)) as chunks:
+            async for chunk in chunks:
                 yield chunk
 
     def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -268,9 +281,11 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return self._events(input, begun, **kwargs)
 
     async def _events(self, input: Any, begun: Begun, **kwargs: Any) -> AsyncIterator[Any]:
+        events = begun.chain.astream_events(input, begun.config, **{**self.kwargs, **kwargs})
         with streaming(begun.run):
-            async for event in begun.chain.astream_events(input, begun.config, **{**self.kwargs, **kwargs}):
-                yield event
+            async with aclosing(events):  # type: ignore[type-var]
+                async for event in events:  # type: ignore[union-attr]
+                    yield event
 
     # ------------------------------------------------------------ many calls: each input is a query of its own
 
@@ -330,6 +345,8 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> Iterator[tuple[int, Any]]:
+        if self._only_passes:
+            return self._chain.batch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload, no-any-return]
         one = self._limited(config, len(inputs))
         return Runnable.batch_as_completed(one, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, call-overload, no-any-return]
 
@@ -341,10 +358,19 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> AsyncIterator[tuple[int, Any]]:
-        async for done in Runnable.abatch_as_completed(  # type: ignore[call-overload]
-            self._limited(config, len(inputs)), inputs, config, return_exceptions=return_exceptions, **kwargs
-        ):
-            yield done
+        if self._only_passes:
+            made = self._chain.abatch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
+        else:
+            one = self._limited(config, len(inputs))
+            made = Runnable.abatch_as_completed(one, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
+        async with aclosing(made) as ended:
+            async for done in ended:
+                yield done
+
+    @property
+    def _only_passes(self) -> bool:
+        """Whether the original just runs, whatever the input."""
+        return self._pool is None and self._routed is None
 
     def _limited(self, config: Any, inputs: int) -> AcceleratedRunnable:
         """This object for one batch, whose `max_concurrency` bounds the early work of all its inputs together."""

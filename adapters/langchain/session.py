@@ -11,6 +11,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs
 
+from teola_plugin.adapters.langchain.in_place import InPlace
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.paths import NodePath, PathTracker
@@ -21,8 +22,6 @@ class SessionHandler(BaseCallbackHandler):
 
     Pool-backed objects find the query through `teola_run` wherever the framework hands callbacks on.
     """
-
-    run_inline = True
 
     def __init__(self, run: QueryRun | PartRun, watched: Mapping[NodePath, str]) -> None:
         self.teola_run = run.whole
@@ -46,6 +45,7 @@ class SessionHandler(BaseCallbackHandler):
     def ignore_custom_event(self) -> bool:
         return True
 
+    @InPlace
     def _start(
         self,
         serialized: Any,
@@ -60,15 +60,19 @@ class SessionHandler(BaseCallbackHandler):
 
     on_chain_start = on_llm_start = on_chat_model_start = on_retriever_start = on_tool_start = _start  # type: ignore[assignment]
 
+    @InPlace
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
         self._observe(run_id, outputs)
 
+    @InPlace
     def on_retriever_end(self, documents: Any, *, run_id: UUID, **_: Any) -> None:
         self._observe(run_id, documents)
 
+    @InPlace
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
         self._observe(run_id, output)
 
+    @InPlace
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         generation = response.generations[0][0]
         self._observe(run_id, generation.message if isinstance(generation, ChatGeneration) else generation.text)
