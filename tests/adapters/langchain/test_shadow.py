@@ -1,0 +1,499 @@
+"""`accelerate(..., shadow=)`: the original once more, in the background, compared and never seen; and what runs when
+planning fails."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, ClassVar
+
+import pytest
+from differential.recording import Recorder
+from langchain_core.callbacks import get_usage_metadata_callback
+from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel, GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables.history import RunnableWithMessageHistory
+from support.own_leaves import Chat, Ledger
+
+from teola_plugin import EnginePool, PassError, QueryTimeout, RegistrationError, accelerate
+from teola_plugin.adapters.langchain import accelerate as entry
+from teola_plugin.adapters.langchain import runnable as held
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.indexing import TeolaIndexer
+from teola_plugin.adapters.langchain.sameness import difference, snapshot
+from teola_plugin.adapters.langchain.shadow import Shadow, ShadowReport
+from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.graph import Graph
+from teola_plugin.passes import PassContext
+
+QUESTION = {"question": "what is a lambda?"}
+WAYS = ("invoke", "ainvoke")
+
+
+def ask(text: str, model: Runnable[Any, Any]) -> Runnable[Any, str]:
+    return ChatPromptTemplate.from_template(text) | model | StrOutputParser()
+
+
+def two_steps(model: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """Independent, so the second starts ahead of its place."""
+    return RunnablePassthrough.assign(a=ask("Rewrite {question}", model)).assign(b=ask("Shorten {question}", model))
+
+
+def call(fast: Any, way: str, given: Any = QUESTION, expected: int = 1, **config: Any) -> tuple[Any, ShadowReport]:
+    """The answer, and the report once `expected` calls have been counted."""
+
+    async def in_a_loop() -> Any:
+        value = await fast.ainvoke(given, config)
+        await asyncio.to_thread(counted, fast, expected)
+        return value
+
+    value = fast.invoke(given, config) if way == "invoke" else asyncio.run(in_a_loop())
+    return value, counted(fast, expected)
+
+
+def counted(fast: Any, expected: int) -> ShadowReport:
+    for _ in range(500):
+        report: ShadowReport = fast.shadow
+        if report.compared + report.failed + report.skipped >= expected:
+            break
+        time.sleep(0.01)
+    return report
+
+
+@pytest.fixture(scope="module")
+def fakes() -> Any:
+    with EnginePool.local(fake_engines()) as pool:
+        yield pool
+
+
+# ------------------------------------------------------------ comparing
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equal_answers_of_a_pool_are_counted(fakes: EnginePool, way: str, caplog: pytest.LogCaptureFixture) -> None:
+    fast = accelerate(two_steps(ChatTeola(pool=fakes, max_tokens=8)), shadow=1.0)
+    with caplog.at_level(logging.WARNING, "teola_plugin"):
+        value, report = call(fast, way)
+    assert value["a"] and value["b"]
+    assert report == ShadowReport(compared=1)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_messages_are_the_same_whatever_their_ids(fakes: EnginePool, way: str) -> None:
+    fast = accelerate(ChatPromptTemplate.from_template("{question}") | ChatTeola(pool=fakes), shadow=1.0)
+    value, report = call(fast, way)
+    assert isinstance(value, AIMessage) and value.id
+    assert (report.compared, report.different) == (1, 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_difference_is_logged_and_counted(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The framework's fake answers by the order of its calls."""
+    model = FakeListChatModel(responses=["oats", "hay"])
+    fast = accelerate(ask("{question}", model), shadow=1.0)
+    with caplog.at_level(logging.WARNING, "teola_plugin"):
+        value, report = call(fast, way)
+    assert value == "oats"
+    assert (report.compared, report.different, report.failed) == (1, 1, 0)
+    assert report.last_difference == "'oats' here, 'hay' there"
+    assert "'oats' here, 'hay' there" in caplog.text
+
+
+def test_another_fake_of_the_framework() -> None:
+    model = GenericFakeChatModel(messages=iter([AIMessage("one"), AIMessage("two"), AIMessage("two")]))
+    fast = accelerate({"said": ask("{question}", model)} | RunnablePassthrough(), shadow=1.0)
+    _, report = call(fast, "invoke")
+    assert report.last_difference == "['said']: 'one' here, 'two' there"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_original_that_fails_is_contained(way: str) -> None:
+    calls: list[int] = []
+
+    def once(_: Any) -> str:
+        calls.append(1)
+        if len(calls) > 1:
+            raise SystemExit("only once") if way == "invoke" else OSError("only once")
+        return "fine"
+
+    value, report = call(accelerate(RunnableLambda(once), shadow=1.0), way)
+    assert value == "fine"
+    assert report == ShadowReport(failed=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_failure_is_the_same(way: str) -> None:
+    def fail(_: Any) -> Any:
+        raise LookupError("lost")
+
+    fast = accelerate(RunnableLambda(fail), shadow=1.0)
+    with pytest.raises(LookupError, match="lost"):
+        call(fast, way)
+    if way == "invoke":  # the loop ends with the error
+        assert counted(fast, 1) == ShadowReport(compared=1)
+
+
+def test_a_failure_that_the_original_does_not_have() -> None:
+    calls: list[int] = []
+
+    def at_first(_: Any) -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            raise LookupError("lost")
+        return "found"
+
+    fast = accelerate(RunnableLambda(at_first), shadow=1.0)
+    with pytest.raises(LookupError):
+        fast.invoke(1)
+    report = counted(fast, 1)
+    assert report.different == 1 and "LookupError" in report.last_difference and "found" in report.last_difference
+
+
+def test_what_the_caller_changes_afterwards_is_not_compared() -> None:
+    gate = threading.Event()
+    calls: list[int] = []
+
+    def waits(given: dict[str, Any]) -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) > 1:
+            gate.wait(10)
+        return {"items": list(given["items"])}
+
+    fast, given = accelerate(RunnableLambda(waits), shadow=1.0), {"items": [1, 2]}
+    value = fast.invoke(given)
+    value["items"].append("mine")
+    given["items"].clear()
+    gate.set()
+    assert counted(fast, 1) == ShadowReport(compared=1)
+
+
+# ------------------------------------------------------------ unseen
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_handlers_and_usage_see_one_run(fakes: EnginePool, way: str) -> None:
+    chain = two_steps(ChatTeola(pool=fakes, max_tokens=8))
+    recorders, usages = [], []
+    for one in (accelerate(chain), accelerate(chain, shadow=1.0)):
+        recorders.append(Recorder())
+        with get_usage_metadata_callback() as usage:
+            call(one, way, expected=1 if one._shadow else 0, callbacks=[recorders[-1]])
+            usages.append(usage.usage_metadata)
+    assert recorders[0].events == recorders[1].events and recorders[0].events
+    assert [u["output_tokens"] for u in usages[0].values()] == [u["output_tokens"] for u in usages[1].values()] != []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_inside_another_chain_its_handlers_see_one_run(way: str) -> None:
+    """There the config is ambient: the outer lambda does not hand it on."""
+    fast = accelerate(ask("{question}", Chat(says="m")), shadow=1.0)
+    recorder = Recorder()
+    if way == "invoke":
+        RunnableLambda(lambda x: fast.invoke(x)).invoke(QUESTION, {"callbacks": [recorder]})
+    else:
+
+        async def outer(given: Any) -> Any:
+            value = await fast.ainvoke(given)
+            await asyncio.to_thread(counted, fast, 1)
+            return value
+
+        asyncio.run(RunnableLambda(outer).ainvoke(QUESTION, {"callbacks": [recorder]}))
+    assert counted(fast, 1).compared == 1
+    assert sum(n for (event, *_), n in recorder.events.items() if event == "chat_model_start") == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_original_has_the_callers_context_and_config(way: str) -> None:
+    variable: ContextVar[str] = ContextVar("mine", default="lost")
+    seen: list[Any] = []
+
+    def look(given: Any, config: Any) -> str:
+        seen.append((variable.get(), config["tags"], config["configurable"]["user"], config["metadata"]["k"]))
+        return "x"
+
+    variable.set("kept")
+    fast = accelerate(RunnableLambda(look), shadow=1.0)
+    call(fast, way, tags=["t"], configurable={"user": 7}, metadata={"k": 1})
+    assert len(seen) == 2 and seen[0] == seen[1] == ("kept", ["t"], 7, 1)
+
+
+def test_the_caller_does_not_wait_and_few_run_at_once() -> None:
+    gate, fast_thread = threading.Event(), threading.current_thread()
+
+    def waits(given: int) -> int:
+        if threading.current_thread() is not fast_thread:
+            gate.wait(10)
+        return given
+
+    fast = accelerate(RunnableLambda(waits), shadow=1.0)
+    assert [fast.invoke(i) for i in range(10)] == list(range(10))  # would hang if the original were waited for
+    assert fast.shadow == ShadowReport(skipped=6)
+    gate.set()
+    assert counted(fast, 10) == ShadowReport(compared=4, skipped=6)
+
+
+async def test_tasks_are_bounded_too_and_end_with_the_loop() -> None:
+    gate, begun = asyncio.Event(), set[int]()
+
+    async def waits(given: int) -> int:
+        if given in begun:
+            await gate.wait()
+        begun.add(given)
+        return given
+
+    fast = accelerate(RunnableLambda(waits), shadow=1.0)
+    for i in range(6):
+        assert await fast.ainvoke(i) == i
+    assert fast.shadow == ShadowReport(skipped=2)
+    next(iter(fast._shadow._tasks)).cancel()
+    gate.set()
+    while fast._shadow._tasks:
+        await asyncio.sleep(0.001)
+    assert fast.shadow == ShadowReport(compared=3, skipped=3)
+
+
+def test_a_loop_that_ends_first_is_no_error() -> None:
+    async def sleeps(given: int) -> int:
+        if given in begun:
+            await asyncio.sleep(60)
+        begun.append(given)
+        return given
+
+    begun: list[int] = []
+    fast = accelerate(RunnableLambda(sleeps), shadow=1.0)
+    assert asyncio.run(fast.ainvoke(1)) == 1
+    assert fast.shadow == ShadowReport(skipped=1)
+
+
+def test_a_deadline_is_not_compared() -> None:
+    def late(_: Any) -> Any:
+        raise QueryTimeout("too late.")
+
+    fast = accelerate(RunnableLambda(late), shadow=1.0)
+    with pytest.raises(QueryTimeout):
+        fast.invoke(1)
+    assert fast.shadow == ShadowReport()
+
+
+# ------------------------------------------------------------ choosing
+
+
+def test_off_by_default() -> None:
+    ledger = Ledger()
+    fast = accelerate(ask("{question}", Chat(ledger=ledger)))
+    fast.invoke(QUESTION)
+    assert fast.shadow == ShadowReport() and ledger.calls.total() == 1
+
+
+def test_the_share_is_kept_and_the_choice_is_the_same_every_time() -> None:
+    chosen = [[shadow.chosen() for _ in range(2000)] for shadow in (Shadow(0.1), Shadow(0.1), Shadow(0.1, seed=1))]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert 150 < sum(chosen[0]) < 250
+    assert not any(Shadow(0.0).chosen() for _ in range(100))
+
+
+def test_only_the_chosen_calls_are_made_twice() -> None:
+    ledger, twin = Ledger(), Shadow(0.3)
+    fast = accelerate(ask("{question}", Chat(ledger=ledger)), shadow=0.3)
+    chosen = 0
+    for i in range(30):
+        fast.invoke({"question": str(i)})
+        chosen += twin.chosen()
+        counted(fast, chosen)
+    assert 0 < chosen < 30
+    assert fast.shadow == ShadowReport(compared=chosen) and ledger.calls.total() == 30 + chosen
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_share_is_between_nothing_and_all(share: float) -> None:
+    with pytest.raises(RegistrationError, match="no share"):
+        accelerate(RunnableLambda(str), shadow=share)
+
+
+def test_chains_that_write_are_refused(fakes: EnginePool) -> None:
+    store = TeolaVectorStore(pool=fakes, embedding=TeolaEmbeddings(pool=fakes), collection="uploads")
+    with pytest.raises(RegistrationError, match=r"index to .*uploads"):
+        accelerate(itemgetter("documents") | TeolaIndexer(store=store), shadow=0.1)
+    history = RunnableWithMessageHistory(
+        RunnableLambda(lambda messages: AIMessage("x")), lambda session_id: InMemoryChatMessageHistory()
+    )
+    with pytest.raises(RegistrationError, match="message history"):
+        accelerate(history.with_config(tags=["t"]) | StrOutputParser(), shadow=0.1)
+
+
+def test_copies_count_for_themselves() -> None:
+    shadow = Shadow(1.0, seed=3, in_flight=1)
+    shadow._count(compared=1)
+    for again in (copy.deepcopy(shadow), pickle.loads(pickle.dumps(shadow))):
+        assert again.report == ShadowReport() and again.share == 1.0
+
+
+# ------------------------------------------------------------ what is the same
+
+
+class Opaque:
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (AIMessage("a", id="1"), AIMessage("a", id="2"), True),
+        (AIMessage("a"), "a", False),
+        (AIMessage("a", tool_calls=[{"name": "f", "args": {"x": 1}, "id": "1"}]), AIMessage("a"), False),
+        ([0.1, 0.2], [0.1 + 1e-7, 0.2], True),
+        ([0.1, 0.2], [0.2, 0.1], False),
+        ([1], (1,), False),
+        (1, 1.0, False),
+        ({1, 2}, {2, 1}, True),
+        ({"a": [Document(page_content="x")]}, {"a": [Document(page_content="x")]}, True),
+        ({"a": [Document(page_content="x")]}, {"a": [Document(page_content="y")]}, False),
+        (Opaque([1]), Opaque([1]), True),
+        (Opaque(1), Opaque(2), False),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ({"a": 1}, {"b": 1}, False),
+        (float("nan"), float("nan"), True),
+    ],
+)
+def test_what_counts_as_the_same(first: Any, second: Any, same: bool) -> None:
+    assert (difference(snapshot(first), snapshot(second)) == "") is same
+
+
+def test_values_that_hold_themselves_are_no_trap() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    thing = Opaque(None)
+    thing.inside = [thing, thing, {"more": thing}]
+    assert difference(snapshot(loop), snapshot(loop)) == difference(snapshot(thing), snapshot(thing)) == ""
+
+
+# ------------------------------------------------------------ a failure of ours runs the original
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A pass that fails."""
+
+    error: type[BaseException]
+    name: ClassVar[str] = "broken"
+
+    def run(self, graph: Graph, context: PassContext) -> Graph:
+        raise self.error("in a pass")
+
+
+def plain_and_fast(chain: Runnable[Any, Any], **given: Any) -> tuple[Any, Any]:
+    return chain.invoke(QUESTION), accelerate(chain, **given)
+
+
+def broken(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failing_pass_runs_the_original(fakes: EnginePool, way: str, caplog: pytest.LogCaptureFixture) -> None:
+    plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)), passes=[Broken(KeyError)])
+    assert call(fast, way, expected=0)[0] == plain
+    assert "planning failed; the original runs" in caplog.text and "'broken'" in caplog.text
+    assert not fast.gains
+    with pytest.raises(PassError):
+        fast.explain()
+
+
+def test_a_failing_pass_in_a_part_that_is_chosen_at_run_time(fakes: EnginePool) -> None:
+    steps = two_steps(ChatTeola(pool=fakes))
+    chains = [
+        RunnableBranch((lambda x: "question" in x, steps), RunnablePassthrough()),
+        RunnableLambda(lambda x: steps),
+        steps.with_fallbacks([steps]),
+    ]
+    for chain in chains:
+        plain, fast = plain_and_fast(chain, passes=[Broken(ValueError)])
+        assert fast.invoke(QUESTION) == plain
+
+
+@pytest.mark.parametrize("where", ["_submit", "_plan", "_query"])
+@pytest.mark.parametrize("way", WAYS)
+def test_any_bug_while_a_call_begins_runs_the_original(
+    fakes: EnginePool, way: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)))
+    monkeypatch.setattr(held.AcceleratedRunnable, where, broken(ZeroDivisionError("ours")))
+    assert call(fast, way, expected=0)[0] == plain
+    assert "the original runs" in caplog.text and "please report it" in caplog.text
+    assert "ZeroDivisionError: ours" in caplog.text
+
+
+def test_a_bug_after_the_query_was_submitted_leaves_no_query(fakes: EnginePool, monkeypatch: Any) -> None:
+    plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)))
+    monkeypatch.setattr(held, "SessionHandler", broken(TypeError("ours")))
+    assert fast.invoke(QUESTION) == plain
+
+    async def live() -> list[str]:
+        return list(fakes.runtime._driver.runs)
+
+    for _ in range(300):
+        if not fakes.runtime.loop.run(live()).result(5):
+            return
+        time.sleep(0.01)
+    pytest.fail("the query is still live")
+
+
+@pytest.mark.parametrize("where", ["place", "_submit"])
+@pytest.mark.parametrize("way", WAYS)
+def test_any_bug_with_ones_own_models(
+    way: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger()
+    plain, fast = plain_and_fast(two_steps(Chat(ledger=ledger)))
+    ledger.calls.clear()
+    target = type(fast._routed) if where == "place" else held.AcceleratedRunnable
+    monkeypatch.setattr(target, where, broken(AttributeError("ours")))
+    assert call(fast, way, expected=0)[0] == plain
+    assert ledger.calls.total() == 2, "a call was made twice"
+    assert "please report it" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["trace", "with_parts", "routed"])
+def test_a_tracer_that_fails_leaves_the_original(
+    fakes: EnginePool, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(entry, name, broken(RecursionError("ours")))
+    plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)), shadow=1.0)
+    assert fast.invoke(QUESTION) == plain and fast.plan(QUESTION) is None
+    assert "please report it" in caplog.text
+    assert "original" in fast.explain() and "RecursionError" in fast.explain()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, SystemExit])
+def test_what_is_no_failure_passes(fakes: EnginePool, error: type[BaseException], monkeypatch: Any) -> None:
+    _, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)), passes=[Broken(error)])
+    with pytest.raises(error):
+        fast.invoke(QUESTION)
+    monkeypatch.setattr(entry, "trace", broken(error()))
+    with pytest.raises(error):
+        accelerate(two_steps(ChatTeola(pool=fakes)))
+
+
+def test_mistakes_of_the_caller_are_still_told(fakes: EnginePool) -> None:
+    with pytest.raises(RegistrationError):
+        accelerate(two_steps(ChatTeola(pool=fakes)), passes=["no-such-pass"])
