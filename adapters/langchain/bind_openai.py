@@ -17,7 +17,7 @@ from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.langchain.active import active_run, astreamed_in, joined, streamed_in
 from teola_plugin.adapters.langchain.openai_transport import AsyncCarrier, Captured, Carrier, capturing
-from teola_plugin.engines.openai_wire import WireGeneration
+from teola_plugin.engines.openai_wire import WireGeneration, joinable
 from teola_plugin.engines.payloads import Generate, Generation
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
@@ -98,9 +98,10 @@ class _ServedAhead(_Served):
         model: Any = self
         cached = model.cache or (model.cache is None and get_llm_cache() is not None)
         given = {key: value for key, value in kwargs.items() if key not in _FOR_TRACES}
-        if cached or model.rate_limiter is not None or given.get("tools") or model.root_client is None:
+        if cached or model.rate_limiter is not None or model.root_client is None:
             return None
-        if model._use_responses_api({**model._default_params, **given}):
+        params = {**model._default_params, **given}
+        if model._use_responses_api(params) or not joinable(params | (params.get("extra_body") or {})):
             return None
         return GenerationLeaf(
             model._teola_engine, lambda value: _asked(model, value, given), lambda made: _message(model, made)

@@ -55,7 +55,8 @@ class _Carries:
         if request.method != "POST" or not request.url.path.endswith("/chat/completions"):
             return None
         body = json.loads(request.content)
-        prompt = wire.WirePrompt.of(body)
+        server: Any = self._pool.engine(self._engine)
+        prompt = wire.WirePrompt.of(body, exact=not (server.joins and wire.joinable(body)))
         asked = Generate(prompt, prompt.sampling)
         if _capture.get():
             raise Captured(asked)
@@ -98,18 +99,19 @@ def _seconds(request: Any) -> float | None:
 class _Relay:
     """Chunks on their way to the client, as the server would have sent them to it alone.
 
-    The engine always asks for the usage, which comes in a chunk of its own at the end. For a client that did not ask
-    for it, that chunk is left out, and what else it says about the answer goes to the last of the others.
+    An engine asks for the usage, which comes in a chunk of its own at the end. For a client that did not ask for it,
+    that chunk is left out, and what else it says about the answer goes to the last of the others.
     """
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        self._usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    def __init__(self, asked: Generate, body: Mapping[str, Any]) -> None:
+        exact = isinstance(asked.prompt, wire.WirePrompt) and asked.prompt.exact
+        self._as_is = exact or bool((body.get("stream_options") or {}).get("include_usage"))
         self._held: dict[str, Any] | None = None
         """A chunk that ends a choice: perhaps the last."""
 
     def take(self, chunk: str) -> bytes:
         data = json.loads(chunk)
-        if self._usage or "choices" not in data:
+        if self._as_is or "choices" not in data:
             return self.end() + _event(data)
         data.pop("usage", None)
         if not data["choices"]:
@@ -148,17 +150,17 @@ class Carrier(_Carries):
         asked, body = found
         try:
             if body.get("stream"):
-                return self._stream(self._call(asked, stream=True), request, body)
+                return self._stream(asked, request, body)
             [value] = self._call(asked, stream=False).result(_seconds(request))
         except TimeoutError as error:
             raise self._http.ReadTimeout(str(error), request=request) from error
         except TeolaError as error:
             return self._refused(error) or self._inner.send(request, stream=True)
-        return self._whole(value) if value.response else self._inner.send(request, stream=True)
+        return self._whole(value)
 
-    def _stream(self, handle: CallHandle, request: Any, body: dict[str, Any]) -> Any:
+    def _stream(self, asked: Generate, request: Any, body: dict[str, Any]) -> Any:
         """Waits for the first chunk, so that a refusal is one."""
-        relay = _Relay(body)
+        handle, relay = self._call(asked, stream=True), _Relay(asked, body)
         pieces = iter(handle.pieces)
         first = next(pieces, None)
         if first is None:
@@ -200,17 +202,17 @@ class AsyncCarrier(_Carries):
         asked, body = found
         try:
             if body.get("stream"):
-                return await self._stream(self._call(asked, stream=True), request, body)
+                return await self._stream(asked, request, body)
             async with asyncio.timeout(_seconds(request)):
                 [value] = await self._call(asked, stream=False)
         except TimeoutError as error:
             raise self._http.ReadTimeout(str(error), request=request) from error
         except TeolaError as error:
             return self._refused(error) or await self._inner.send(request, stream=True)
-        return self._whole(value) if value.response else await self._inner.send(request, stream=True)
+        return self._whole(value)
 
-    async def _stream(self, handle: CallHandle, request: Any, body: dict[str, Any]) -> Any:
-        relay = _Relay(body)
+    async def _stream(self, asked: Generate, request: Any, body: dict[str, Any]) -> Any:
+        handle, relay = self._call(asked, stream=True), _Relay(asked, body)
         pieces = aiter(handle.pieces)
         first = await anext(pieces, None)
         if first is None:

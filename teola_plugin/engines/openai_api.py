@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("teola_plugin")
 _FILLERS = (UNKNOWN, "x")
 """Two texts for an unknown slot. Tokens that both prompts begin with precede it, whatever stands there."""
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _LAST = 1 << 40
 """Added to the priority of background work: after everything that somebody waits for."""
 
@@ -69,7 +70,7 @@ class OpenAIServer:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._characters = 4.0
         self._shape: dict[str, Any] | None = None
-        """A whole response, for filling in what streams leave out."""
+        """A whole response, for filling in what streams leave out; None where streams do not add up to one."""
 
     # Life cycle
 
@@ -123,8 +124,18 @@ class OpenAIServer:
             log.warning("%s has no /tokenize, so %s sends no prefixes early", self.base_url, self.name)
             self._profile = replace(self._profile, prefix_caching=False)
         whole = await client.post(f"{self.base_url}/chat/completions", json=asked)
-        if whole.status_code == 200:
-            self._shape = json_of(whole.text)
+        streamed = await client.post(f"{self.base_url}/chat/completions", json={**asked, **_STREAMED})
+        if whole.status_code == 200 and streamed.status_code == 200:
+            shape, chunks = json_of(whole.text), wire.Chunks()
+            for chunk in filter(None, map(_chunk, streamed.text.splitlines())):
+                chunks.add(chunk)
+            if wire.same_fields(json_of(chunks.response(shape)), shape):
+                self._shape = shape
+
+    @property
+    def joins(self) -> bool:
+        """Whether a streamed answer of this server adds up to the very answer that comes whole."""
+        return self._shape is not None
 
     def _tokenizer(self) -> str:
         return f"{self.base_url.removesuffix('/v1')}/tokenize"
@@ -209,7 +220,9 @@ class OpenAIServer:
         path, body = wire.path_and_body(prompt, asked.sampling, self.model or "")
         body |= self._ordering(request)
         as_is = isinstance(prompt, wire.WirePrompt)
-        if request.stream:
+        exact = isinstance(prompt, wire.WirePrompt) and prompt.exact
+        if body.get("stream") if exact else request.stream:
+            body = body if exact else {**body, **_STREAMED}
             return await self._stream(client, request, path, body, inbox, as_is=as_is)
         answer = await client.post(f"{self.base_url}/{path}", json=body)
         if answer.status_code != 200:
@@ -226,26 +239,19 @@ class OpenAIServer:
         *,
         as_is: bool,
     ) -> Generation:
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
         chunks = wire.Chunks()
-        async with client.stream("POST", f"{self.base_url}/{path}", json=asked) as answer:
+        async with client.stream("POST", f"{self.base_url}/{path}", json=body) as answer:
             if answer.status_code != 200:
                 content = (await answer.aread()).decode(errors="replace")
                 raise refused(self.name, answer.status_code, content, dict(answer.headers), again=not as_is)
             async for line in answer.aiter_lines():
-                chunk = line.removeprefix("data:").strip()
-                if not line.startswith("data:") or chunk == "[DONE]":
+                chunk = _chunk(line)
+                if not chunk:
                     continue
                 text = chunks.text(chunk)
                 inbox.put_nowait(wire.WirePiece(request.id, text, int(bool(text)), chunk))
                 chunks.add(chunk)
-        joined = chunks.response(self._shape)
-        value = wire.generation(joined, wire=as_is)
-        whole = as_is and wire.joinable(body) and self._same_shape(joined)
-        return replace(value, response="") if isinstance(value, wire.WireGeneration) and not whole else value
-
-    def _same_shape(self, joined: str) -> bool:
-        return self._shape is not None and wire.same_shape(json_of(joined), self._shape)
+        return wire.generation(chunks.response(self._shape), wire=as_is)
 
     def _ordering(self, request: Request) -> dict[str, Any]:
         added: dict[str, Any] = {}
@@ -317,6 +323,12 @@ class OpenAIServer:
     def versions(self) -> Mapping[str, str]:
         """The model and the kind of server; only the model before the first start, if it was named."""
         return self._versions
+
+
+def _chunk(line: str) -> str:
+    """What a line of a stream carries; empty for its end and for lines between."""
+    carried = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+    return "" if carried == "[DONE]" else carried
 
 
 def _unusable(name: str, reason: str, hint: str = "check base_url and api_key") -> EngineUnavailable:

@@ -20,13 +20,18 @@ class WirePrompt(Prompt):
     """A prompt together with the whole request that a client would send, which is sent as it is."""
 
     body: str = ""
-    """JSON of the request for `/chat/completions`, without what only says how the answer is sent (`stream`)."""
+    """JSON of the request for `/chat/completions`."""
+    exact: bool = False
+    """Whether `body` also says how the answer is sent (`stream`): so it is asked for, and so it is given back.
+
+    Otherwise the answer may come as a stream that is put together again, whoever asks for it in either way.
+    """
 
     @classmethod
-    def of(cls, body: Mapping[str, Any]) -> WirePrompt:
-        kept = {key: value for key, value in body.items() if key not in _OF_STREAMS}
+    def of(cls, body: Mapping[str, Any], *, exact: bool) -> WirePrompt:
+        kept = {key: value for key, value in body.items() if exact or key not in _OF_STREAMS}
         messages = tuple(Message(str(m.get("role", "")), _text(m.get("content"))) for m in body.get("messages", ()))
-        return cls(messages=messages, body=json.dumps(kept, ensure_ascii=False))
+        return cls(messages=messages, body=json.dumps(kept, ensure_ascii=False), exact=exact)
 
     @property
     def sampling(self) -> Sampling:
@@ -187,13 +192,13 @@ def _completed(value: Any, shape: Any) -> Any:
     return value
 
 
-def same_shape(one: Any, other: Any) -> bool:
-    """Whether two responses have the same fields, null in the same places."""
+def same_fields(one: Any, other: Any) -> bool:
+    """Whether two responses have fields of the same names."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same_shape(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(same_fields(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same_shape, one, other))
-    return (one is None) == (other is None)
+        return len(one) == len(other) and all(map(same_fields, one, other))
+    return True
 
 
 def chunks_of(response: str) -> list[str]:

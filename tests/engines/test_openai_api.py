@@ -32,7 +32,7 @@ def chat(text: str, **options: Any) -> Generate:
 
 def own(text: str, **options: Any) -> Generate:
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 6, "temperature": 0}
-    prompt = wire.WirePrompt.of({**body, **options})
+    prompt = wire.WirePrompt.of({**body, **options}, exact=False)
     return Generate(prompt, prompt.sampling)
 
 
