@@ -109,7 +109,8 @@ class Routing:
         if inspect.isasyncgenfunction(original):
 
             async def made(chain: Any, *args: Any, **kwargs: Any) -> Any:
-                items = original(chain, *args, **kwargs) if passes(chain) else self._aiter(chain, name, args, kwargs)
+                whole = passes(chain)
+                items = original(chain, *args, **kwargs) if whole else self._opened(chain, name, args, kwargs)
                 async with contextlib.aclosing(items):
                     async for item in items:
                         yield item
@@ -117,7 +118,8 @@ class Routing:
         elif inspect.isgeneratorfunction(original):
 
             def made(chain: Any, *args: Any, **kwargs: Any) -> Any:
-                yield from original(chain, *args, **kwargs) if passes(chain) else self._iter(chain, name, args, kwargs)
+                whole = passes(chain)
+                yield from original(chain, *args, **kwargs) if whole else self._opened(chain, name, args, kwargs)
 
         elif inspect.iscoroutinefunction(original):
 
@@ -135,7 +137,7 @@ class Routing:
             def made(chain: Any, *args: Any, **kwargs: Any) -> Any:
                 if passes(chain) or kwargs.get("version") == "v3":
                     return original(chain, *args, **kwargs)
-                return (self._iter if name in ("stream", "transform") else self._aiter)(chain, name, args, kwargs)
+                return self._opened(chain, name, args, kwargs)
 
         else:
 
@@ -159,11 +161,13 @@ class Routing:
         finally:
             _inside.reset(token)
 
-    def _iter(self, chain: Any, name: str, args: Any, kwargs: Any) -> Iterator[Any]:
-        """The mark is set while an item is made, never while its reader works."""
-        begun: collections.Counter[str] = collections.Counter()
-        with self._marked(begun):
+    def _opened(self, chain: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """The accelerated object's iterator. The mark is set while it makes an item, never while its reader works."""
+        with self._marked() as begun:
             items = self._accelerated(chain, name)(*args, **kwargs)
+        return self._aiter(items, begun) if hasattr(items, "__anext__") else self._iter(items, begun)
+
+    def _iter(self, items: Any, begun: collections.Counter[str]) -> Iterator[Any]:
         try:
             while True:
                 with self._marked(begun):
@@ -176,10 +180,7 @@ class Routing:
                 items.close()
             self._ended(begun)
 
-    async def _aiter(self, chain: Any, name: str, args: Any, kwargs: Any) -> AsyncIterator[Any]:
-        begun: collections.Counter[str] = collections.Counter()
-        with self._marked(begun):
-            items = self._accelerated(chain, name)(*args, **kwargs)
+    async def _aiter(self, items: Any, begun: collections.Counter[str]) -> AsyncIterator[Any]:
         try:
             while True:
                 with self._marked(begun):

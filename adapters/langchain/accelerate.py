@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableGenerator
 
 from teola_plugin.adapters.langchain.bind import Bindings, bound
+from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.parts import Accelerate, with_parts
 from teola_plugin.adapters.langchain.routed import routed
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable, log_fallback
@@ -72,9 +73,8 @@ def _planned(
     except Exception as error:
         log_fallback(error)
         chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
-    return AcceleratedRunnable.of(
-        runnable, traced, pool, passes=passes, speculate=speculate, app=app, chain=chain, routed=sooner
-    )
+    kind = AcceleratedGenerator if isinstance(runnable, RunnableGenerator) else AcceleratedRunnable
+    return kind.of(runnable, traced, pool, passes=passes, speculate=speculate, app=app, chain=chain, routed=sooner)
 
 
 def untraced(runnable: Runnable[Any, Any], reason: str) -> Traced:

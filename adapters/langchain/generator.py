@@ -1,0 +1,24 @@
+"""An accelerated object of a bare generator function."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+
+
+class AcceleratedGenerator(AcceleratedRunnable):
+    """Of a `RunnableGenerator`: that its function lacks a way, it says when called, not at the first chunk."""
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        if not hasattr(self.bound, "_transform"):
+            return self.bound.stream(input, config, **kwargs)
+        return super().stream(input, config, **kwargs)
+
+    def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        if not hasattr(self.bound, "_atransform"):
+            return self.bound.astream(input, config, **kwargs)
+        return super().astream(input, config, **kwargs)
