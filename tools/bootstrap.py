@@ -121,8 +121,7 @@ def torch_source(version):
     return "the package index (CUDA build, about 2.5 GB more)", ["torch==" + TORCH]
 
 
-def install(venv, flavour, torch_args):
-    vpy = os.path.join(venv, "bin", "python")
+def uv_environment():
     env = {
         k: v
         for k, v in os.environ.items()
@@ -131,6 +130,12 @@ def install(venv, flavour, torch_args):
     env.setdefault("UV_HTTP_TIMEOUT", "180")
     env.setdefault("UV_SYSTEM_CERTS", "1")  # trust the machine's CA store (company proxies); harmless elsewhere
     env.setdefault("UV_LINK_MODE", "copy")
+    return env
+
+
+def install(venv, flavour, torch_args):
+    vpy = os.path.join(venv, "bin", "python")
+    env = uv_environment()
 
     def run(*command):
         if subprocess.run(command, env=env).returncode:

@@ -53,6 +53,7 @@ ITERATED = ENTRIES[6:]
 MODES = {
     "default": "accelerate(chain)",
     "all": 'accelerate(chain, speculate="all")',
+    "copies": "accelerate(chain), every leaf is called ahead, useful or not, the framework's fakes too",
     "pool": 'accelerate(chain, pool=pool, speculate="all"), every plan runs, useful or not',
 }
 OUTCOMES = ("copy", "ahead", "watched", "original")
@@ -71,18 +72,15 @@ class Routing:
         self.mode = mode
         self.test = ""
         self.calls: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        self._terms: dict[str, Any] = {} if mode == "default" else {"speculate": "all"}
+        self._terms: dict[str, Any] = {"speculate": "all"} if mode != "default" else {}
         self._pool: Any = None
 
     def start(self) -> None:
-        adapter: Any = importlib.import_module("teola_plugin.adapters.langchain.runnable")
         if self.mode == "pool":
-            from teola_plugin.engines.fake import FakeEmbedder
-            from teola_plugin.pool import EnginePool
-
-            self._pool = self._terms["pool"] = EnginePool.local(embedder=FakeEmbedder()).start()
-            adapter.runs_ahead = lambda source, graph: True
-        adapter.AcceleratedRunnable._begin = _counted(adapter.AcceleratedRunnable._begin)
+            self._terms["pool"] = self._pool = _every_plan_runs()
+        if self.mode != "default":
+            _every_leaf_ahead()
+        _count_and_fail()
         stand_ins = [(cls, name, self._stand_in(getattr(cls, name), name)) for cls in COMPOSITES for name in ENTRIES]
         for cls, name, stand_in in stand_ins:
             setattr(cls, name, stand_in)
@@ -194,8 +192,36 @@ class Routing:
             self._ended(begun)
 
 
-def _counted(begin: Callable[..., Any]) -> Callable[..., Any]:
-    """`AcceleratedRunnable._begin`, noting what it began."""
+def _module(name: str) -> Any:
+    return importlib.import_module(f"teola_plugin.adapters.langchain.{name}")
+
+
+def _every_plan_runs() -> Any:
+    """A pool, for whose queries nothing is too small to run ahead."""
+    from teola_plugin.engines.fake import FakeEmbedder
+    from teola_plugin.pool import EnginePool
+
+    _module("runnable").runs_ahead = lambda source, graph: True
+    return EnginePool.local(embedder=FakeEmbedder()).start()
+
+
+def _every_leaf_ahead() -> None:
+    """Models and retrievers are called as soon as their input is known, even if the plain object is there as soon."""
+    routed, engine = _module("routed"), _module("wrapped").WRAPPED
+    routed._STATEFUL = ()
+    routed.gained = lambda optimised: frozenset(
+        p.option("wrapped") for p in optimised.graph if p.engine == engine and p.option("wrapped")
+    )
+
+
+def _count_and_fail() -> None:
+    """What begins is counted; a failure inside the accelerator is not hidden behind the original's answer."""
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    module = _module("runnable")
+    begin = module.AcceleratedRunnable._begin
 
     @functools.wraps(begin)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +232,8 @@ def _counted(begin: Callable[..., Any]) -> Callable[..., Any]:
             counter["copy" if begun.place is not None else "ahead" if graph else "watched"] += 1
         return begun
 
-    return counted
+    module.AcceleratedRunnable._begin = counted
+    module.log_fallback = _module("accelerate").log_fallback = fail
 
 
 class Report:
