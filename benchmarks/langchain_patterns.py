@@ -55,7 +55,9 @@ def measure(runner: asyncio.Runner, name: str, pattern: Pattern, kit: Kit, repea
     chains = objects(pattern, kit)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     first: Any = None
-    for i in range(repeats if pattern.gain else 3 * repeats):
+    gc.collect()
+    gc.freeze()  # what is there already need not be looked through before every run
+    for i in range(repeats if pattern.gain else 2 * repeats):
         for way in WAYS[:: 1 if i % 2 == 0 else -1]:
             took, found = timed(runner, kit, chains[way.split()[0]], pattern.given, way)
             seconds[way].append(took)

@@ -219,6 +219,22 @@ def overhead() -> str:
     return "\n".join(rows)
 
 
+def patterns() -> str:
+    """The table of the committed run of benchmarks.langchain_patterns."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "langchain_patterns.json").read_text())
+    by_name: dict[str, dict[str, Any]] = {}
+    for case in found["cases"]:
+        by_name.setdefault(case["pattern"], {})[case["objects"]] = case
+    kinds = [(objects, key) for objects in ("pool", "own") for key in ("speedup", "speedup_sync", "speedup_all")]
+    rows = ["| pattern | pool | pool, sync | pool, all | own | own, sync | own, all | ms behind |"]
+    rows.append("|---|" + "--:|" * 7)
+    for name, cases in by_name.items():
+        behind = max((case["behind_ms"] for case in cases.values() if "behind_ms" in case), default=None)
+        figures = [f"{cases[objects][key]:.2f}" for objects, key in kinds]
+        rows.append("| " + " | ".join([name, *figures, "" if behind is None else f"{behind:.1f}"]) + " |")
+    return "\n".join(rows)
+
+
 def example(script: str, name: str) -> str:
     """The source of a class of an example; with `Class.method`, up to the end of that method."""
     text = (ROOT / "examples" / f"{script}.py").read_text()
@@ -262,6 +278,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "states": lambda: fenced(states()),
     "results": results,
     "overhead": overhead,
+    "patterns": patterns,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,25 +39,52 @@ CHAINS: dict[str, tuple[Make, Any]] = {
     **retrieval.CHAINS,
     **control.CHAINS,
 }
+LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
 KITS: dict[str, Callable[[], Bench]] = {"pool": pool_bench, "own": own_bench}
 
 
-@pytest.fixture(scope="module", params=KITS)
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = KITS[request.param]()
-    gc.collect()
-    gc.freeze()  # every call is followed by a collection, to see generators that were left
+def over(*groups: str, all_of_first: bool = False) -> Any:
+    """Every kit and chain; of each group of entry points one, in turn, and another for the other kit.
+
+    The long version takes them all.
+    """
+    cases = []
+    for k, kit in enumerate(KITS):
+        for i, name in enumerate(CHAINS):
+            for g, group in enumerate(map(str.split, groups)):
+                every = LONG or (all_of_first and not g)
+                cases += [(kit, name, way) for way in (group if every else [group[(i + k) % len(group)]])]
+    assert {way for *_, way in cases} <= EVERY.keys()
+    return pytest.mark.parametrize(("bench", "name", "way"), cases, indirect=["bench"])
+
+
+@pytest.fixture(scope="module")
+def benches() -> Iterator[dict[str, Bench]]:
+    made = {name: make() for name, make in KITS.items()}
     yield made
     gc.unfreeze()
-    if made.kit.pool is not None:
-        made.kit.pool.close()
+    for one in made.values():
+        if one.kit.pool is not None:
+            one.kit.pool.close()
+
+
+@pytest.fixture(params=KITS)
+def bench(request: pytest.FixtureRequest, benches: dict[str, Bench]) -> Bench:
+    gc.freeze()  # every call is followed by a collection, to see generators that were left: let it be a short one
+    return benches[request.param]
 
 
 def both(b: Bench, name: str, way: str, **options: Any) -> tuple[Seen, Seen]:
     """The plain call and the accelerated one, each on a chain made for it: some remember."""
     make, given = CHAINS[name]
-    before = see(b, make(b), way, given)
-    return before, see(b, accelerate(make(b), pool=b.kit.pool, **options), way, given)
+    key = (b.kit.name, name, way, b.ledger.broken)
+    if key not in _plain:
+        _plain[key] = see(b, make(b), way, given)
+    return _plain[key], see(b, accelerate(make(b), pool=b.kit.pool, **options), way, given)
+
+
+_plain: dict[Any, Seen] = {}
+"""What the plain chains did; it is compared with more than one accelerated call."""
 
 
 def same(before: Seen, after: Seen, way: str, *, merged: bool) -> None:
@@ -64,32 +92,29 @@ def same(before: Seen, after: Seen, way: str, *, merged: bool) -> None:
         pytest.fail("\n".join(one[:2000] for one in found), pytrace=False)
 
 
-@pytest.mark.parametrize("way", EVERY)
-@pytest.mark.parametrize("name", CHAINS)
+@over("invoke ainvoke", "batch abatch", "stream astream", "astream_events", all_of_first=True)
 def test_same(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way)
     same(before, after, way, merged=bench.kit.pool is not None)
 
 
-@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-@pytest.mark.parametrize("name", CHAINS)
+@over("invoke ainvoke")
 def test_same_with_all_speculation(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, speculate="all")
     same(before, after, way, merged=True)
 
 
-@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-@pytest.mark.parametrize("name", CHAINS)
+@over("invoke ainvoke")
 def test_a_model_that_raises(bench: Bench, name: str, way: str) -> None:
-    """At the first, the middle and the last of its calls: the same exception with the same message, or the same end."""
+    """At the first and the last of its calls (all of them in the long version): the same exception, or the same end."""
     make, given = CHAINS[name]
     bench.kit.fresh()
     bench.ledger.clear()
     make(bench).invoke(copy.deepcopy(given))
     prompts = bench.ledger.prompts
     try:
-        for n in {0, len(prompts) // 2, len(prompts) - 1} if prompts else ():
-            bench.ledger.broken = prompts[n]
+        for broken in prompts if LONG else dict.fromkeys(prompts[:1] + prompts[-1:]):
+            bench.ledger.broken = broken
             before, after = both(bench, name, way)
             same(before, after, way, merged=bench.kit.pool is not None)
     finally:
