@@ -15,9 +15,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="teola", description="Make a LangChain or LlamaIndex app answer sooner.")
     parser.add_argument("--version", action="version", version=f"teola-plugin {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    from teola_plugin.cli.compare.command import add_compare
     from teola_plugin.cli.demo.command import add_demo
+    from teola_plugin.cli.doctor import add_doctor
 
-    add_demo(commands)
+    for add in (add_demo, add_compare, add_doctor):
+        add(commands)
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))

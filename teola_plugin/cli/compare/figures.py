@@ -1,0 +1,142 @@
+"""What the runs say, as JSON-ready data. Times in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.cli.compare.measure import ASYNC, CONTROL, FAST, SYNC, Run, ways
+from teola_plugin.cli.compare.verdict import overall, verdict
+from teola_plugin.errors import TeolaError
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+    from teola_plugin.cli.compare.given import Given
+    from teola_plugin.observe import QueryTrace
+
+OWN_CODE, OWN_MODELS = "your code, and waiting", "your models and retrievers"
+
+
+def facts(fast: AcceleratedRunnable, inputs: Sequence[Given], runs: Sequence[Run]) -> dict[str, Any]:
+    """Equality, latencies, time to first token, where the time went, wasted work, advice."""
+    latency = {way: distribution(found) for way, found in by_way(runs).items()}
+    traces = [run.trace for run in runs if run.trace is not None]
+    streams = by_way(runs, streams=True)
+    return {
+        "equality": equality(inputs, runs),
+        "latency_s": latency,
+        "speedup": _ratio(latency, (SYNC, ASYNC), FAST),
+        "control_ratio": _ratio(latency, (ASYNC,), (CONTROL,)),
+        "time_to_first_token_s": {way: distribution(found, first=True) for way, found in streams.items()},
+        "where_the_time_went": shares(traces),
+        "wasted": wasted(traces),
+        "advice": advice(fast, inputs[0].value),
+        "errors": sorted({run.raised for run in runs if run.raised}),
+    }
+
+
+def by_way(runs: Iterable[Run], *, streams: bool = False) -> dict[str, list[Run]]:
+    """Runs by way, in the order in which `ways` names them: of streams, or of whole calls."""
+    kept = [run for run in runs if run.way.endswith("astream") == streams]
+    return {way: found for way in ways(streams=True) if (found := [run for run in kept if run.way == way])}
+
+
+def equality(inputs: Sequence[Given], runs: Sequence[Run]) -> dict[str, Any]:
+    verdicts = [verdict([run for run in runs if run.input == index]) for index in range(len(inputs))]
+    return {
+        "state": overall(verdicts),
+        "inputs": [
+            {"line": given.line, "state": one.state, "detail": one.detail}
+            for given, one in zip(inputs, verdicts, strict=True)
+        ],
+    }
+
+
+def distribution(runs: Sequence[Run], *, first: bool = False) -> dict[str, Any]:
+    """Of the seconds (or those to the `first` token) of runs that ended well; figures are None without any."""
+    times = (run.first if first else run.seconds for run in runs if not run.raised)
+    good = sorted(seconds for seconds in times if seconds is not None)
+    points = {"median": 0.5, "p90": 0.9, "p99": 0.99, "min": 0.0, "max": 1.0}
+    figures: dict[str, Any] = {name: quantile(good, share) for name, share in points.items()}
+    return {**figures, "n": len(good), "failed": sum(1 for run in runs if run.raised)}
+
+
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """By linear interpolation between the two nearest values."""
+    if not ordered:
+        return None
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def _ratio(latency: dict[str, dict[str, Any]], plain: Iterable[str], fast: Iterable[str]) -> float | None:
+    """The better median of the one over that of the other."""
+    medians = [
+        min((m for way in group if (m := latency.get(way, {}).get("median"))), default=None) for group in (plain, fast)
+    ]
+    return None if medians[0] is None or medians[1] is None else medians[0] / medians[1]
+
+
+# ------------------------------------------------------------ from the traces
+
+
+def shares(traces: Sequence[QueryTrace]) -> dict[str, float]:
+    """Engine -> the share of the accelerated calls' time during which it worked; they overlap, so the sum may exceed 1.
+
+    The last entry is the share during which none did.
+    """
+    total = sum(trace.seconds for trace in traces)
+    if not total:
+        return {}
+    engines = dict.fromkeys(engine for trace in traces for engine in trace.engines)
+    found = {_name(engine): sum(trace.busy(engine) for trace in traces) / total for engine in engines}
+    return {**found, OWN_CODE: max(0.0, 1.0 - sum(map(_covered, traces)) / total)}
+
+
+def _name(engine: str) -> str:
+    return OWN_MODELS if engine == "wrapped" else engine
+
+
+def _covered(trace: QueryTrace) -> float:
+    """Seconds during which any engine worked for the query."""
+    runs = sorted((s.begin, s.done) for s in trace.spans if s.engine and s.done is not None)
+    covered, until = 0.0, trace.started
+    for begin, done in runs:
+        end = min(done, trace.ended)
+        covered += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return covered
+
+
+def wasted(traces: Sequence[QueryTrace]) -> dict[str, Any]:
+    """Work that was begun and that nobody used, over all accelerated calls."""
+    lost = [trace.wasted() for trace in traces]
+    return {
+        "calls": len(traces),
+        "primitives": sum(spans for spans, _ in lost),
+        "tokens": sum(tokens for _, tokens in lost),
+        "median_tokens_per_call": median(tokens for _, tokens in lost) if lost else 0,
+    }
+
+
+# ------------------------------------------------------------ from the plan
+
+
+def advice(fast: AcceleratedRunnable, value: Any) -> list[str]:
+    """What would help: why there is nothing to gain, what the author could change. `value`: an input, for the plan."""
+    found = []
+    if not fast.gains:
+        found.append("No part of this object is known to start before its place: expect no gain.")
+    elsewhere = [node for node in fast.report if node.level != "lowered"]
+    if elsewhere:
+        named = ", ".join(f"{node.path} ({node.class_name})" for node in elsewhere[:5])
+        more = f" and {len(elsewhere) - 5} more" if len(elsewhere) > 5 else ""
+        found.append(f"Run in their place, as they always did: {named}{more}.")
+    try:
+        _, _, text = fast.explain(value).partition("\nAdvice\n------\n")
+    except TeolaError as error:
+        return [*found, f"Planning failed, so the original ran: {error}"]
+    return [*found, *filter(None, text.split("\n"))]
