@@ -83,4 +83,4 @@ def _show(console: Any, found: Sequence[Check]) -> None:
         if check.next:
             console.print(Text(f"{'':8}{'':{wide}}  next: {check.next}", "dim"), highlight=False, soft_wrap=True)
     many = {state: sum(check.status == state for check in found) for state in _STYLES}
-    console.print(f"\n{many['ok']} ok, {many['warning']} warnings, {many['problem']} problems", highlight=False)
+    console.print(f"\nok: {many['ok']}, warnings: {many['warning']}, problems: {many['problem']}", highlight=False)

@@ -1,0 +1,344 @@
+"""`teola compare`: real runs of small apps, what it says of them, and what it says about bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teola_plugin.adapters.langchain.sameness import failure
+from teola_plugin.cli.compare import measure, plot, show
+from teola_plugin.cli.compare.figures import distribution, equality, quantile, shares, wasted
+from teola_plugin.cli.compare.given import Given, load, read
+from teola_plugin.cli.compare.measure import ASYNC, CONTROL, FAST_ASYNC, FAST_SYNC, SYNC, Run, order, ways
+from teola_plugin.cli.compare.verdict import verdict
+from teola_plugin.cli.main import main
+from teola_plugin.errors import RegistrationError
+from teola_plugin.observe import QueryTrace, Span
+
+APP = '''
+"""An app as a user has it."""
+import random
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+
+print("the app prints when it is imported")
+
+def ask(text, model):
+    return ChatPromptTemplate.from_template(text) | model | StrOutputParser()
+
+fake = ask("{question}", FakeListChatModel(responses=["always this"]))
+in_turn = ask("{question}", FakeListChatModel(responses=["this", "that"]))
+number = 7
+
+class Box:
+    inside = fake
+
+def nothing():
+    return 7
+
+def broken():
+    raise LookupError("no key")
+
+def pooled():
+    from teola_plugin import EnginePool
+    from teola_plugin.adapters.langchain.chat import ChatTeola
+    from teola_plugin.engines.fake import fake_engines
+    from teola_plugin.engines.profiles import rtx3090
+
+    model = ChatTeola(pool=EnginePool.local(fake_engines()), max_tokens=6)
+    return RunnablePassthrough.assign(a=ask("Rewrite {question}", model)).assign(b=ask("Shorten {question}", model))
+
+def accelerated():
+    from teola_plugin import accelerate
+    return accelerate(fake)
+
+async def only_async(given):
+    print("user code prints", flush=True)
+    return given["question"].upper()
+
+one_way = RunnableLambda(only_async)
+'''
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module in the current folder, of which no test before has heard."""
+    name = f"app_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(APP)
+    (tmp_path / "in.jsonl").write_text('{"question": "what?"}\n\n{"question": "why?"}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+def compared(capfd: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> dict[str, Any]:
+    capfd.readouterr()
+    assert main(["compare", *arguments, "--inputs", "in.jsonl", "--repeats", "1", "--json"]) == status
+    out = capfd.readouterr().out
+    assert out.count("\n") == 1
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+# ------------------------------------------------------------ whole runs
+
+
+def test_a_chain_on_a_pool(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+    found = compared(capfd, f"{app}:pooled")
+    assert found["equality"] == {
+        "state": "equal",
+        "inputs": [{"line": 1, "state": "equal", "detail": ""}, {"line": 3, "state": "equal", "detail": ""}],
+    }
+    assert list(found["latency_s"]) == [SYNC, ASYNC, CONTROL, FAST_SYNC, FAST_ASYNC]
+    assert all(figures["n"] == 2 and 0 < figures["min"] <= figures["p99"] for figures in found["latency_s"].values())
+    assert set(found["time_to_first_token_s"]) == {"plain, astream", "accelerated, astream"}
+    assert found["time_to_first_token_s"]["accelerated, astream"]["n"] == 2
+    assert list(found["where_the_time_went"]) == ["llm", "your code, and waiting"]
+    assert found["wasted"]["calls"] == 4
+    assert found["speedup"] > 0 and found["control_ratio"] > 0 and found["errors"] == []
+
+
+def test_the_frameworks_fake_model_as_a_report(app: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", f"{app}:fake", "--inputs", "in.jsonl", "--repeats", "2", "--plot", "times.html"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "equal: every accelerated answer" in said and "2 of 2 inputs: equal" in said
+    for part in ("Latency", "Time to first token", "What would help", "p99", "FakeListChatModel", "expect no gain"):
+        assert part in said
+    assert "<svg" in Path("times.html").read_text() and "loaded" not in Path("times.html").read_text()
+
+
+def test_a_plain_object_that_changes_its_mind_proves_nothing(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+    found = compared(capfd, f"{app}:in_turn")
+    assert found["equality"]["state"] == "undecided"
+    assert "'that' here, 'this' there" in found["equality"]["inputs"][0]["detail"]
+
+
+def test_an_accelerated_object_that_differs_is_status_1(
+    app: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+
+    async def wrong(*_: Any, **__: Any) -> str:
+        return "another"
+
+    monkeypatch.setattr(AcceleratedRunnable, "ainvoke", wrong)
+    found = compared(capfd, f"{app}:fake", "--no-stream", status=1)
+    assert found["equality"]["state"] == "different"
+    assert found["equality"]["inputs"][0]["detail"].endswith("'another' here, 'always this' there")
+    assert found["time_to_first_token_s"] == {}
+
+
+def test_an_object_that_works_one_way_only(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+    found = compared(capfd, f"{app}:one_way", "--limit", "1")
+    assert found["equality"]["state"] == "equal" and len(found["equality"]["inputs"]) == 1
+    assert found["latency_s"][SYNC]["failed"] == 1 and found["latency_s"][SYNC]["median"] is None
+    assert found["latency_s"][FAST_ASYNC]["failed"] == 0
+    assert any("TypeError" in error for error in found["errors"])
+
+
+def test_from_a_shell_stdout_holds_the_json_alone(app: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "teola_plugin.cli.main", "compare", f"{app}:one_way", "--inputs", "in.jsonl"]
+    ran = subprocess.run(
+        [*command, "--repeats", "1", "--json"], capture_output=True, text=True, cwd=tmp_path, env=os.environ
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["object"] == f"{app}:one_way"
+    assert "the app prints" in ran.stderr and "user code prints" in ran.stderr
+
+
+# ------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("{app}", "not of the form module:object"),
+        ("{app}:lost", "has no 'lost'"),
+        ("{app}:number", "is a int, not a LangChain Runnable"),
+        ("{app}:nothing", "is a int, not a LangChain Runnable"),
+        ("{app}:broken", "LookupError: no key"),
+        ("no_such_module:x", "No module named 'no_such_module'"),
+    ],
+)
+def test_objects_that_cannot_be_had(app: str, name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", name.format(app=app), "--inputs", "in.jsonl"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Next: " in error
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"question": "a"}\n{"question": b}\n', "line 2, column 14: no JSON value"),
+        (b"what do lambs eat?\n", "line 1, column 1"),
+        (b"\n \n", "holds no inputs"),
+        (b"\xff\xfe", "not UTF-8"),
+        (None, "cannot read"),
+    ],
+)
+def test_inputs_that_cannot_be_read(
+    app: str, content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is None:
+        Path("in.jsonl").unlink()
+    else:
+        Path("in.jsonl").write_bytes(content)
+    assert main(["compare", f"{app}:fake", "--inputs", "in.jsonl"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_inputs_that_the_object_does_not_take(app: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in.jsonl").write_text('{"query": 1}\n')
+    assert main(["compare", f"{app}:fake", "--inputs", "in.jsonl"]) == 2
+    assert "raised on every input; on line 1: KeyError" in capsys.readouterr().err
+
+
+def test_other_bad_options(app: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["compare", f"{app}:fake", "--inputs", "in.jsonl"]
+    assert main([*command, "--plot", "times.png"]) == 2
+    assert main([*command, "--repeats", "1", "--plot", "no/such/folder.svg"]) == 2
+    assert "cannot write no/such/folder.svg" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--repeats", "0"])
+    assert ended.value.code == 2
+    monkeypatch.setenv("TEOLA_DISABLE", "1")
+    assert main(command) == 2
+    assert "TEOLA_DISABLE" in capsys.readouterr().err
+
+
+def test_what_can_be_named(app: str) -> None:
+    fake = load(f"{app}:fake")
+    assert load(f"{app}:Box.inside") is fake
+    assert load(f"{app}:accelerated") is fake, "an accelerated object gives its original"
+    with pytest.raises(RegistrationError, match="python -c"):
+        load("json.nowhere:x")
+
+
+def test_inputs_keep_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('\ufeff"a"\n\n[1]\n{"k": "\u2028"}\n', encoding="utf-8")
+    assert read(str(path)) == [Given(1, "a"), Given(3, [1]), Given(4, {"k": "\u2028"})]
+    assert read(str(path), 2) == [Given(1, "a"), Given(3, [1])]
+
+
+# ------------------------------------------------------------ verdicts and figures
+
+
+def run(way: str, answer: Any, seconds: float = 1.0, raised: str = "", index: int = 0) -> Run:
+    return Run(way, index, seconds, failure(ValueError(raised)) if raised else answer, raised)
+
+
+def test_verdicts() -> None:
+    plain = [run(SYNC, "a"), run(ASYNC, "a"), run(CONTROL, "a")]
+    assert verdict([*plain, run(FAST_SYNC, "a"), run(FAST_ASYNC, "a")]).state == "equal"
+    assert verdict([*plain, run(FAST_SYNC, "b"), run(FAST_ASYNC, "a")]).state == "different"
+    assert verdict([*plain, run(FAST_SYNC, "a"), run(FAST_ASYNC, "a"), run(FAST_ASYNC, "b")]).state == "different"
+    assert verdict([*plain, run(FAST_SYNC, "", raised="x"), run(FAST_ASYNC, "a")]).state == "different"
+    assert verdict([*plain, run(SYNC, "b"), run(FAST_SYNC, "b")]).state == "undecided"
+    assert verdict([run(SYNC, "b"), *plain[1:], run(FAST_SYNC, "b"), run(FAST_ASYNC, "a")]).state == "undecided"
+    fails = [run(way, "", raised="x") for way in ways(streams=False)]
+    assert verdict(fails).state == "equal"
+    assert verdict([*fails[:3], run(FAST_SYNC, "a"), fails[4]]).state == "different"
+
+
+def test_one_different_input_is_enough() -> None:
+    runs = [run(way, "a", index=i) for i in (0, 1) for way in ways(streams=False)]
+    runs[-1] = run(FAST_ASYNC, "b", index=1)
+    found = equality([Given(1, "x"), Given(5, "y")], runs)
+    assert found["state"] == "different"
+    assert [(row["line"], row["state"]) for row in found["inputs"]] == [(1, "equal"), (5, "different")]
+
+
+def test_quantiles() -> None:
+    tenths = [i / 10 for i in range(11)]
+    assert [quantile(tenths, share) for share in (0.0, 0.5, 0.9, 1.0)] == [0.0, 0.5, 0.9, 1.0]
+    assert quantile([1.0, 2.0], 0.5) == 1.5 and quantile([3.0], 0.99) == 3.0 and quantile([], 0.5) is None
+
+
+def test_failed_runs_have_no_latency() -> None:
+    found = distribution([run(SYNC, "a", 2.0), run(SYNC, "", 0.1, raised="x")])
+    assert (found["median"], found["n"], found["failed"]) == (2.0, 1, 1)
+
+
+def test_everybody_comes_first_and_last_equally_often() -> None:
+    chosen = ways(streams=True)
+    rounds = 2 * len(chosen)
+    found = list(order([Given(1, "x")], rounds, chosen))
+    firsts = [found[i * len(chosen)][0] for i in range(rounds)]
+    lasts = [found[(i + 1) * len(chosen) - 1][0] for i in range(rounds)]
+    assert (
+        {way: firsts.count(way) for way in chosen}
+        == {way: lasts.count(way) for way in chosen}
+        == {way: 2 for way in chosen}
+    )
+
+
+def test_shares_of_the_time_and_waste() -> None:
+    def span(engine: str, begin: float, done: float, outcome: str = "done") -> Span:
+        return Span(
+            "q", "a", f"{engine}{begin}", "X", begin, begin, done=done, engine=engine, outcome=outcome, tokens=3
+        )
+
+    spans = (span("llm", 0.0, 4.0), span("store", 3.0, 6.0), span("wrapped", 8.0, 9.0, "wasted"), span("", 0.0, 10.0))
+    found = shares([QueryTrace("q", "a", 0.0, 10.0, spans)])
+    expected = {"llm": 0.4, "store": 0.3, "your models and retrievers": 0.1, "your code, and waiting": 0.3}
+    assert found == pytest.approx(expected)
+    assert wasted([QueryTrace("q", "a", 0.0, 10.0, spans)])["tokens"] == 3
+    assert shares([]) == {}
+
+
+# ------------------------------------------------------------ pictures
+
+
+def test_the_picture_in_the_terminal() -> None:
+    runs = [*(run(SYNC, "a", s) for s in (1.0, 1.0, 3.0)), run(FAST_SYNC, "a", 1.0), run(ASYNC, "", 9.0, raised="x")]
+    lines = show.strips(runs, 20).splitlines()
+    assert lines[0] == f"{SYNC:24}|█{' ' * 18}▄|"
+    assert lines[1] == f"{ASYNC:24}|{' ' * 20}|" and lines[2] == f"{FAST_SYNC:24}|█{' ' * 19}|"
+    assert lines[3].split() == ["1.00", "s", "3.00", "s"]
+    assert show.strips([run(SYNC, "", raised="x")], 20) == ""
+    assert "█" in show.strips([run(SYNC, "a", 1.0)], 20)
+
+
+def test_the_picture_as_a_file(tmp_path: Path) -> None:
+    runs = [run(way, "a", 0.1 * (i + 1)) for i in range(4) for way in ways(streams=False)]
+    path = tmp_path / "times.svg"
+    plot.write(str(path), runs, "a <title> & more")
+    tree = ElementTree.parse(path)
+    curves = [found for found in tree.iter("{http://www.w3.org/2000/svg}path")]
+    assert len(curves) == 5 and curves[0].get("d", "").count("V") == 4
+    assert "a <title> & more" in "".join(tree.getroot().itertext())
+    plot.write(str(path), [], "nothing ended well")
+    ElementTree.parse(path)
+
+
+def test_a_stream_is_timed_to_its_first_chunk_that_says_something() -> None:
+    from langchain_core.messages import AIMessageChunk
+    from langchain_core.runnables import RunnableGenerator
+
+    from teola_plugin import accelerate
+
+    async def chunks(given: Any) -> Any:
+        async for _ in given:
+            yield AIMessageChunk("")
+            yield AIMessageChunk("x")
+
+    async def silence(given: Any) -> Any:
+        async for _ in given:
+            yield AIMessageChunk("")
+
+    for made, heard in ((chunks, True), (silence, False)):
+        plain: Any = RunnableGenerator(made)
+        with measure.Session(plain, accelerate(plain), None) as session:
+            found = session.run(measure.STREAM, 0, "x")
+        assert not found.raised and (found.first is not None) is heard

