@@ -6,7 +6,8 @@ of their own, without `langchain`, whose presence changes snapshots. What passes
 `upstream_plugin.MODES`). Everything lands in out/upstream. Exit code 1 on any difference.
 
     make test-upstream
-    make test-upstream ARGS="--modes pool --tests tests/unit_tests/output_parsers --names"
+    make test-upstream ARGS="--tests tests/unit_tests"             all of its tests
+    make test-upstream ARGS="--modes default,pool --names"
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ HOME = ROOT / "out" / "upstream"
 LOCK = ROOT / "requirements" / "cpu.lock"
 PACKAGE, TESTS = "langchain-core", "tests/unit_tests/runnables"
 MODES = ("default", "copies", "pool")
-UNUSED = ("langchain-tests", "pytest-watcher", "pytest-xdist", "pytest-benchmark", "pytest-codspeed")
-"""Test requirements that these tests do without; the first would bring more of LangChain."""
+UNUSED = ("pytest-watcher", "pytest-xdist")
+"""Test requirements that the tests themselves do without."""
 
 _HANDLER = "it compares the config that a leaf gets, and a query on a pool adds one callback handler to it"
 _BLOCKS = "it calls a chain's sync `invoke` on a running loop, and waits there for a call that was made ahead"
@@ -211,7 +212,8 @@ def _print_unrouted(plain: Ran, routed: Ran, names: bool) -> None:
     """These call no composite: graphs, schemas, configs, bare leaves, classes of the test's own."""
     unrouted = sorted(plain.passed - routed.calls.keys())
     files = collections.Counter(Path(test.partition("::")[0]).stem for test in unrouted)
-    print(f"  {len(unrouted)} tests call no composite:", ", ".join(f"{file} {n}" for file, n in files.items()))
+    where = ", ".join(f"{file} {n}" for file, n in files.most_common(15)) + (", ..." if len(files) > 15 else "")
+    print(f"  {len(unrouted)} tests call no composite: {where}")
     for test in unrouted if names else ():
         print(f"    {test}")
 

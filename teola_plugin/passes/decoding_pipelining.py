@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from teola_plugin.graph import ITEM, LLM_KINDS, STREAM_ITEMS, Effect, Graph, GraphEdit, Primitive, PrimitiveKind, Ref, Slice
+from teola_plugin.graph import (
+    ITEM,
+    LLM_KINDS,
+    STREAM_ITEMS,
+    Effect,
+    Graph,
+    GraphEdit,
+    Primitive,
+    PrimitiveKind,
+    Ref,
+    Slice,
+)
 from teola_plugin.graph.build import captures
 from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.prune_dependencies import conflict

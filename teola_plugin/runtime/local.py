@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.events import CancelQuery, Close, Enqueue, PartEnded
 
 _calls = itertools.count(1)
+_log = logging.getLogger("teola_plugin")
 
 
 class LocalRuntime:
@@ -200,6 +202,35 @@ class LocalRuntime:
         return handle
 
     def _join(
+        self,
+        run: QueryRun | None,
+        kind: PrimitiveKind,
+        port: EnginePort,
+        payloads: list[Any],
+        future: Future[list[Any]],
+        log: PieceLog | None,
+        entries: list[RequestEntry],
+    ) -> None:
+        """A call always ends: one that cannot join its query is an ordinary one."""
+        try:
+            self._make(run, kind, port, payloads, future, log, entries)
+        except Exception as error:
+            if future.done():
+                return
+            if run is None:
+                future.set_exception(error)
+                return
+            _log.warning(
+                "a call cannot join its query and is made by itself (%s is a bug of teola-plugin: please report it)",
+                type(error).__name__,
+                exc_info=True,
+            )
+            for entry in entries:
+                entry.waiting = [call for call in entry.waiting if call.future is not future]
+            entries.clear()
+            self._join(None, kind, port, payloads, future, log, entries)
+
+    def _make(
         self,
         run: QueryRun | None,
         kind: PrimitiveKind,

@@ -24,28 +24,28 @@ class PendingCall:
 
     def __init__(self, entries: list[RequestEntry], future: Future[list[Any]]) -> None:
         self._entries = entries
-        self._future = future
+        self.future = future
         self._left = sum(not entry.ended for entry in entries)
         for entry in entries:
             if not entry.ended:
                 entry.waiting.append(self)
         failed = next((entry for entry in entries if entry.failed), None)
         if failed is not None:
-            self._future.set_exception(failed.error)
+            self.future.set_exception(failed.error)
         elif not self._left:
             self._finish()
 
     def one_ended(self, entry: RequestEntry) -> None:
         self._left -= 1
-        if self._future.done():
+        if self.future.done():
             return
         if entry.error is not None:
-            self._future.set_exception(entry.error)
+            self.future.set_exception(entry.error)
         elif not self._left:
             self._finish()
 
     def _finish(self) -> None:
-        self._future.set_result([entry.value for entry in self._entries])
+        self.future.set_result([entry.value for entry in self._entries])
 
 
 @dataclass(slots=True, eq=False)

@@ -497,3 +497,19 @@ def test_what_is_no_failure_passes(fakes: EnginePool, error: type[BaseException]
 def test_mistakes_of_the_caller_are_still_told(fakes: EnginePool) -> None:
     with pytest.raises(RegistrationError):
         accelerate(two_steps(ChatTeola(pool=fakes)), passes=["no-such-pass"])
+
+
+@pytest.mark.parametrize("method", ["admit", "claim", "post", "observe", "begin_part"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bug_on_the_pools_own_thread_hangs_nobody(
+    way: str, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with EnginePool.local(fake_engines()) as pool:
+        steps = two_steps(ChatTeola(pool=pool))
+        plain, fast = plain_and_fast(steps | RunnableBranch((lambda x: "a" in x, steps), RunnablePassthrough()))
+        monkeypatch.setattr(pool.runtime._driver, method, broken(ZeroDivisionError("ours")))
+        assert call(fast, way, expected=0)[0] == plain
+        if method == "claim":
+            assert "a call cannot join its query" in caplog.text and "please report it" in caplog.text
+        monkeypatch.undo()
+        assert fast.invoke(QUESTION) == plain, "the pool serves the next query"
