@@ -1,0 +1,1 @@
+"""LlamaIndex: accelerated engines and pool-backed objects."""

@@ -1,0 +1,1 @@
+"""LlamaIndex: engines, retrievers, synthesizers -> workflow templates."""
