@@ -222,10 +222,10 @@ def numbered(texts: list[str]) -> str:
 
 
 MIX: tuple[tuple[Callable[[random.Random], Example], float], ...] = (
-    (qa_facts, 0.43),
+    (qa_facts, 0.48),
     (qa_prose, 0.27),
     (refine, 0.08),
-    (expand, 0.13),
+    (expand, 0.08),
     (combine, 0.02),
     (judge, 0.02),
     (situate, 0.02),
