@@ -11,7 +11,7 @@ from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from teola_plugin.adapters.langchain.active import check_engine
+from teola_plugin.adapters.calls import check_engine
 from teola_plugin.adapters.langchain.bind_huggingface import (
     cross_encoder_on,
     embeddings_on,

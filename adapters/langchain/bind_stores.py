@@ -14,7 +14,8 @@ from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, Callba
 from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
 
-from teola_plugin.adapters.langchain.active import active_run, joined
+from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.errors import RegistrationError

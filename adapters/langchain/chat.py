@@ -14,11 +14,12 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict
 
+from teola_plugin.adapters.calls import astreamed_in, giving_up, streamed_in
 from teola_plugin.adapters.langchain import replies
-from teola_plugin.adapters.langchain.active import active_run, astreamed_in, streamed_in
+from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.adapters.langchain.messages import to_prompt
-from teola_plugin.adapters.langchain.sampling import EngineModel, list_shape
 from teola_plugin.adapters.langchain.structured import structured_output
+from teola_plugin.adapters.sampling import EngineModel, list_shape
 from teola_plugin.engines.payloads import Generate, Generation, Sampling
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -74,7 +75,7 @@ class ChatTeola(EngineModel, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         handle = self._call(messages, self.sampling(stop, kwargs), run_manager, stream=True)
         streamed = ""
-        with replies.giving_up(handle):
+        with giving_up(handle):
             for piece in handle.pieces:
                 if piece.text:
                     streamed += piece.text
@@ -96,7 +97,7 @@ class ChatTeola(EngineModel, BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         handle = self._call(messages, self.sampling(stop, kwargs), run_manager, stream=True)
         streamed = ""
-        with replies.giving_up(handle):
+        with giving_up(handle):
             async for piece in handle.pieces:
                 if piece.text:
                     streamed += piece.text

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from langchain_core.embeddings import Embeddings
 from pydantic import BaseModel, ConfigDict, Field
 
-from teola_plugin.adapters.langchain.active import active_run, check_engine
-from teola_plugin.engines.payloads import EmbedText, Vector
+from teola_plugin.adapters.calls import check_engine, to_list
+from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.engines.payloads import EmbedText
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.tracer.leaf import EmbeddingLeaf
@@ -53,9 +54,3 @@ class TeolaEmbeddings(BaseModel, Embeddings):
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> EmbeddingLeaf | None:
         """As if `embed_query` were called: one text in, its vector out."""
         return None if kwargs else EmbeddingLeaf(self.engine, "query", batchable=False, result=to_list)
-
-
-def to_list(vector: Vector) -> list[float]:
-    """Plain floats, whatever sequence an engine gives."""
-    tolist = getattr(vector, "tolist", None)  # a numpy vector does it much faster
-    return tolist() if tolist else [float(x) for x in vector]

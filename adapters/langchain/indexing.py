@@ -12,7 +12,8 @@ from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from langchain_text_splitters import RecursiveCharacterTextSplitter, TextSplitter
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from teola_plugin.adapters.langchain.active import active_run, joined
+from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rows import latest, to_chunks
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore

@@ -11,9 +11,10 @@ from langchain_core.outputs import Generation as TextGeneration
 from langchain_core.outputs import GenerationChunk, LLMResult
 from pydantic import ConfigDict
 
+from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.active import active_run
-from teola_plugin.adapters.langchain.sampling import EngineModel, list_shape
+from teola_plugin.adapters.sampling import EngineModel, list_shape
 from teola_plugin.engines.payloads import Generate, Generation, Prompt
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -56,7 +57,7 @@ class TeolaLLM(EngineModel, BaseLLM):
     ) -> Iterator[GenerationChunk]:
         handle = self._call([prompt], stop, kwargs, run_manager, stream=True)
         streamed = ""
-        with replies.giving_up(handle):
+        with giving_up(handle):
             for piece in handle.pieces:
                 streamed += piece.text
                 chunk = GenerationChunk(text=piece.text)
@@ -74,7 +75,7 @@ class TeolaLLM(EngineModel, BaseLLM):
     ) -> AsyncIterator[GenerationChunk]:
         handle = self._call([prompt], stop, kwargs, run_manager, stream=True)
         streamed = ""
-        with replies.giving_up(handle):
+        with giving_up(handle):
             async for piece in handle.pieces:
                 streamed += piece.text
                 chunk = GenerationChunk(text=piece.text)

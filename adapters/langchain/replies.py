@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -11,7 +9,6 @@ from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk
 
 from teola_plugin.engines.payloads import Generation
-from teola_plugin.runtime.handles import CallHandle
 
 
 def usage(generation: Generation) -> UsageMetadata:
@@ -61,13 +58,3 @@ def last_chunk(generation: Generation, streamed: str, model_name: str) -> ChatGe
 def rest(generation: Generation, streamed: str) -> str:
     """Text that no piece carried: engines may send only the end when nobody read from the start."""
     return generation.text[len(streamed) :]
-
-
-@contextmanager
-def giving_up(handle: CallHandle) -> Iterator[None]:
-    """Whoever leaves the block by an error, or closes the generator that holds it, no longer wants the results."""
-    try:
-        yield
-    except BaseException:
-        handle.cancel()
-        raise

@@ -9,7 +9,8 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from pydantic import ConfigDict, Field
 
-from teola_plugin.adapters.langchain.active import active_run, check_engine
+from teola_plugin.adapters.calls import check_engine
+from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind

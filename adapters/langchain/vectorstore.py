@@ -9,7 +9,8 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from teola_plugin.adapters.langchain.active import active_run, check_engine, joined
+from teola_plugin.adapters.calls import check_engine, joined
+from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
 from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from teola_plugin.adapters.langchain.active import check_engine
+from teola_plugin.adapters.calls import check_engine
 from teola_plugin.engines.payloads import Sampling
 from teola_plugin.errors import RegistrationError, unknown_name
 

@@ -1,0 +1,70 @@
+"""Calls that pool-backed objects make, whatever their framework: which engine, in which query, and giving them up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, closing, contextmanager
+from typing import Any, TypeVar
+
+from teola_plugin.engines.payloads import Vector
+from teola_plugin.errors import unknown_name
+from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.handles import CallHandle
+
+T = TypeVar("T")
+_END = object()
+
+
+def check_engine(pool: Any, engine: str) -> None:
+    """Fails early, where an object is made: `RegistrationError` for an engine that the pool does not have."""
+    if engine not in pool.engine_names:
+        raise unknown_name("engine", engine, list(pool.engine_names))
+
+
+@contextmanager
+def joined(run: Any) -> Iterator[None]:
+    """Calls inside the block belong to `run`; None changes nothing."""
+    token = None if run is None else current_run.set(run)
+    try:
+        yield
+    finally:
+        if token is not None:
+            current_run.reset(token)
+
+
+def streamed_in(run: Any, items: Iterator[T]) -> Iterator[T]:
+    """The items, each made inside `joined(run)`, which never leaks to the reader between two of them."""
+    with closing(items):  # type: ignore[type-var]
+        while True:
+            with joined(run):
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item  # type: ignore[misc]
+
+
+async def astreamed_in(run: Any, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """`streamed_in` in a loop."""
+    async with aclosing(items):  # type: ignore[type-var]
+        while True:
+            with joined(run):
+                item = await anext(items, _END)
+            if item is _END:
+                return
+            yield item  # type: ignore[misc]
+
+
+@contextmanager
+def giving_up(handle: CallHandle) -> Iterator[None]:
+    """Whoever leaves the block by an error, or closes the generator that holds it, no longer wants the results."""
+    try:
+        yield
+    except BaseException:
+        handle.cancel()
+        raise
+
+
+def to_list(vector: Vector) -> list[float]:
+    """Plain floats, whatever sequence an engine gives."""
+    tolist = getattr(vector, "tolist", None)  # a numpy vector does it much faster
+    return tolist() if tolist else [float(x) for x in vector]

@@ -1,0 +1,186 @@
+"""`TeolaLLM`: a LlamaIndex LLM on an engine of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+)
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.llm import LLM
+from llama_index.core.prompts import BasePromptTemplate
+from pydantic import ConfigDict
+
+from teola_plugin.adapters.calls import giving_up
+from teola_plugin.adapters.llamaindex import replies
+from teola_plugin.adapters.llamaindex.messages import to_prompt
+from teola_plugin.adapters.llamaindex.pooled import Pooled
+from teola_plugin.adapters.sampling import EngineModel
+from teola_plugin.engines.payloads import Generate, Generation, Message, Prompt
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.handles import CallHandle
+
+Response = TypeVar("Response", ChatResponse, CompletionResponse)
+Whole = Callable[[Generation, str, str | None], Response]
+"""(generation, model name, what was not streamed) -> the response that ends a stream."""
+
+
+class TeolaLLM(Pooled, EngineModel, LLM):
+    """A LlamaIndex LLM whose work is done by the pool's engine `engine`.
+
+    ::
+
+        llm = TeolaLLM(pool=pool, engine="llm", max_tokens=128)
+
+    Keyword arguments of a call: `max_tokens`, `temperature`, `top_p`, `top_k`, `seed`, `stop`, `ignore_eos`,
+    `json_schema` (dict or JSON text) and `response_format` as OpenAI spells it. Others raise `RegistrationError`, as do
+    messages that hold more than text. Engine errors pass through as they are.
+    """
+
+    engine: str = "llm"
+    is_chat_model: bool = True
+    """Whether the engine is sent messages, which it writes by its chat template; else plain text."""
+    context_window: int | None = None
+    """Tokens of prompt and answer together; None takes the engine's own limit, if it tells one."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "TeolaLLM"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        limit = self.pool.engine(self.engine).profile.max_request_size
+        return LLMMetadata(
+            context_window=self.context_window or limit or DEFAULT_CONTEXT_WINDOW,
+            num_output=self.max_tokens,
+            is_chat_model=self.is_chat_model,
+            model_name=self.model_name,
+        )
+
+    # ------------------------------------------------------------ what is asked
+
+    def payload_of_prompt(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Generate:
+        """What `complete` asks the engine for."""
+        text = prompt if formatted or self.completion_to_prompt is None else self.completion_to_prompt(prompt)
+        asked = Prompt(messages=(Message("user", text),)) if self.is_chat_model else Prompt(text=text)
+        return Generate(asked, self.sampling(None, kwargs))
+
+    def payload_of_messages(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generate:
+        """What `chat` asks the engine for."""
+        if self.is_chat_model:
+            return Generate(to_prompt(messages), self.sampling(None, kwargs))
+        assert self.messages_to_prompt is not None  # LlamaIndex's validators see to it
+        return self.payload_of_prompt(self.messages_to_prompt(messages), formatted=True, **kwargs)
+
+    def payload_of_template(self, template: BasePromptTemplate, **prompt_args: Any) -> Generate:
+        """What `predict` (and `stream`, `apredict`, ...) asks the engine for."""
+        if self.is_chat_model:
+            return self.payload_of_messages(self._get_messages(template, **prompt_args))
+        return self.payload_of_prompt(self._get_prompt(template, **prompt_args), formatted=True)
+
+    # ------------------------------------------------------------ what comes back
+
+    def completion_of(self, generation: Generation) -> CompletionResponse:
+        """What `complete` returns for a generation."""
+        return replies.to_completion(generation, self.model_name)
+
+    def chat_of(self, generation: Generation) -> ChatResponse:
+        """What `chat` returns for a generation."""
+        return replies.to_chat(generation, self.model_name)
+
+    def text_of(self, generation: Generation) -> str:
+        """What `predict` returns for a generation."""
+        return self._parse_output(generation.text)
+
+    # ------------------------------------------------------------ LlamaIndex's interface
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        [generation] = self._call(self.payload_of_messages(messages, **kwargs)).result()
+        return self.chat_of(generation)
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        [generation] = self._call(self.payload_of_prompt(prompt, formatted, **kwargs)).result()
+        return self.completion_of(generation)
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        [generation] = await self._call(self.payload_of_messages(messages, **kwargs))
+        return self.chat_of(generation)
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        [generation] = await self._call(self.payload_of_prompt(prompt, formatted, **kwargs))
+        return self.completion_of(generation)
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        handle = self._call(self.payload_of_messages(messages, **kwargs), stream=True)
+        return self._streamed(handle, _chat_piece, replies.to_chat)
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        handle = self._call(self.payload_of_prompt(prompt, formatted, **kwargs), stream=True)
+        return self._streamed(handle, _completion_piece, replies.to_completion)
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+        handle = self._call(self.payload_of_messages(messages, **kwargs), stream=True)
+        return self._astreamed(handle, _chat_piece, replies.to_chat)
+
+    @llm_completion_callback()
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
+        handle = self._call(self.payload_of_prompt(prompt, formatted, **kwargs), stream=True)
+        return self._astreamed(handle, _completion_piece, replies.to_completion)
+
+    # ------------------------------------------------------------ calls
+
+    def _call(self, asked: Generate, *, stream: bool = False) -> CallHandle:
+        """Starts at once, also where the answer is streamed: who reads it later may have left the query by then."""
+        return self.request(PrimitiveKind.PREFILLING, [asked], stream=stream)
+
+    def _streamed(
+        self, handle: CallHandle, piece_of: Callable[[str, str], Response], whole: Whole[Response]
+    ) -> Generator[Response, None, None]:
+        """The text so far with each piece; at the end the whole with its usage. A real generator."""
+        streamed = ""
+        with giving_up(handle):
+            for piece in handle.pieces:
+                if piece.text:
+                    streamed += piece.text
+                    yield piece_of(streamed, piece.text)
+            [generation] = handle.result()
+        yield whole(generation, self.model_name, generation.text[len(streamed) :])
+
+    async def _astreamed(
+        self, handle: CallHandle, piece_of: Callable[[str, str], Response], whole: Whole[Response]
+    ) -> AsyncGenerator[Response, None]:
+        streamed = ""
+        with giving_up(handle):
+            async for piece in handle.pieces:
+                if piece.text:
+                    streamed += piece.text
+                    yield piece_of(streamed, piece.text)
+            [generation] = await handle
+        yield whole(generation, self.model_name, generation.text[len(streamed) :])
+
+
+def _chat_piece(streamed: str, delta: str) -> ChatResponse:
+    return ChatResponse(message=replies.assistant(streamed), delta=delta)
+
+
+def _completion_piece(streamed: str, delta: str) -> CompletionResponse:
+    return CompletionResponse(text=streamed, delta=delta)
