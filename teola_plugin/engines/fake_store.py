@@ -47,6 +47,11 @@ class FakeStore(BatchedFake):
         rows = self._rows(collection)
         return [rows[i][0] for i in ids if i in rows]
 
+    async def find(self, collection: str, wanted: Sequence[tuple[str, Any]]) -> list[Chunk]:
+        """The chunks whose metadata has these values, in the order of insertion."""
+        chunks = [chunk for chunk, _ in self._rows(collection).values()]
+        return [chunk for chunk in chunks if _has(chunk, wanted)]
+
     async def delete(self, collection: str, ids: Sequence[str]) -> int:
         """Deletes rows; says how many there were."""
         rows = self._rows(collection)
@@ -88,10 +93,14 @@ class FakeStore(BatchedFake):
         scored = [
             (sum(map(mul, needle, vector)), chunk)
             for chunk, vector in self._rows(wanted.collection).values()
-            if all(chunk.metadata.get(key) == value for key, value in wanted.filter)
+            if _has(chunk, wanted.filter)
         ]
         scored.sort(key=lambda found: (-found[0], found[1].id))
         return tuple(Hit(chunk.id, chunk.text, chunk.metadata, score) for score, chunk in scored[: wanted.k])
+
+
+def _has(chunk: Chunk, wanted: Sequence[tuple[str, Any]]) -> bool:
+    return all(chunk.metadata.get(key) == value for key, value in wanted)
 
 
 def _unit(vector: Vector) -> tuple[float, ...]:

@@ -62,8 +62,13 @@ def to_needle(payload: SearchVector) -> Needle:
     """Raises `ValueError` or `TypeError` with what is wrong."""
     if not isinstance(payload.k, int) or payload.k < 0:
         raise ValueError(f"k must be a number of hits, not {payload.k!r}")
-    wanted = tuple((_text(key, "a filter's key"), _json(value, f"filter {key!r}")) for key, value in payload.filter)
-    return Needle(to_vector(payload.vector), (_text(payload.collection, "the collection's name"), payload.k, wanted))
+    collection = _text(payload.collection, "the collection's name")
+    return Needle(to_vector(payload.vector), (collection, payload.k, to_wanted(payload.filter)))
+
+
+def to_wanted(filter: Sequence[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """Metadata keys and the JSON texts of their values. Raises `ValueError` or `TypeError`."""
+    return tuple((_text(key, "a filter's key"), _json(value, f"filter {key!r}")) for key, value in filter)
 
 
 def to_vector(given: Sequence[float]) -> np.ndarray:

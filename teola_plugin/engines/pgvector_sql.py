@@ -173,14 +173,21 @@ async def search(conn: Connection, table: Table, needles: Sequence[Needle]) -> l
     from pgvector import Vector
 
     _, k, wanted = needles[0].group
-    condition = " AND ".join([_EQUALS] * len(wanted)) or "true"
-    statement = (_INDEXED if table.indexed else _EXACT).format(place=table.place, filter=condition)
+    statement = (_INDEXED if table.indexed else _EXACT).format(place=table.place, filter=_conditions(wanted))
     values: list[Any] = [[Vector(needle.vector) for needle in needles]]
-    cursor = await conn.execute(statement, [*values, *(part for pair in wanted for part in pair), k])
+    cursor = await conn.execute(statement, [*values, *_parts(wanted), k])
     found: list[list[Hit]] = [[] for _ in needles]
     async for n, row_id, body, metadata, distance in cursor:
         found[n - 1].append(Hit(row_id, body, metadata, max(-1.0, min(1.0, 1.0 - distance))))
     return [tuple(hits) for hits in found]
+
+
+def _conditions(wanted: Sequence[tuple[str, str]]) -> str:
+    return " AND ".join([_EQUALS] * len(wanted)) or "true"
+
+
+def _parts(wanted: Sequence[tuple[str, str]]) -> list[str]:
+    return [part for pair in wanted for part in pair]
 
 
 # ------------------------------------------------------------ administration
@@ -208,6 +215,15 @@ async def get(conn: Connection, collection: str, ids: Sequence[str]) -> list[Chu
     statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE id = ANY(%s)"
     found = {row[0]: Chunk(*row) async for row in await conn.execute(statement, (list(ids),))}
     return [found[i] for i in ids if i in found]
+
+
+async def having(conn: Connection, collection: str, wanted: Sequence[tuple[str, str]]) -> list[Chunk]:
+    """The chunks whose metadata has these values (JSON texts), in the order of insertion."""
+    table = await find(conn, collection)
+    if table is None:
+        return []
+    statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE {_conditions(wanted)} ORDER BY seq"
+    return [Chunk(*row) async for row in await conn.execute(cast(Any, statement), _parts(wanted))]
 
 
 async def delete(conn: Connection, collection: str, ids: Sequence[str]) -> int:

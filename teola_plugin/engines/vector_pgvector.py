@@ -17,7 +17,7 @@ from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.engines.embedded_postgres import EmbeddedPostgres
 from teola_plugin.engines.payloads import Chunk, IngestRow, SearchVector
 from teola_plugin.engines.pgvector_faults import Faults, is_missing_table
-from teola_plugin.engines.pgvector_rows import Needle, Row, to_needle, to_row
+from teola_plugin.engines.pgvector_rows import Needle, Row, to_needle, to_row, to_wanted
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
@@ -320,6 +320,10 @@ class PgVectorEngine:
     async def get(self, collection: str, ids: Sequence[str]) -> list[Chunk]:
         """The chunks with these ids, in their order; unknown ids are left out."""
         return await self._with(sql.get, collection, ids)
+
+    async def find(self, collection: str, wanted: Sequence[tuple[str, Any]]) -> list[Chunk]:
+        """The chunks whose metadata has these values, in the order of insertion."""
+        return await self._with(lambda conn: sql.having(conn, collection, to_wanted(wanted)))
 
     async def delete(self, collection: str, ids: Sequence[str]) -> int:
         """Deletes rows; says how many there were."""

@@ -1,0 +1,94 @@
+"""What a LlamaIndex query asks for beyond the nearest rows: told to the engine where it can, else sifted here.
+
+The engine knows equality of metadata keys. Everything else (ranges, `in`, `or`, document ids, ...) is decided by
+LlamaIndex's own filter function on the rows found, as `SimpleVectorStore` does; so more rows are asked for than wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from llama_index.core.vector_stores.types import (
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+    VectorStoreQuery,
+)
+from llama_index.core.vector_stores.utils import build_metadata_filter_fn
+
+from teola_plugin.adapters.llamaindex.rows import Stored
+
+Row = TypeVar("Row", bound=Stored)
+Pairs = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows may be found."""
+
+    pairs: Pairs = ()
+    """For the engine: metadata keys and the values they must equal."""
+    sift: Callable[[Stored], bool] | None = None
+    """For here; None where the engine does it all."""
+
+    def admits(self, row: Stored) -> bool:
+        return all(row.metadata.get(key) == value for key, value in self.pairs) and (
+            self.sift is None or self.sift(row)
+        )
+
+    def sifted(self, rows: Sequence[Row]) -> list[Row]:
+        """Of rows that the engine found, those that may stay."""
+        return [row for row in rows if self.sift is None or self.sift(row)]
+
+
+def wanted(query: VectorStoreQuery) -> Wanted:
+    """Raises `ValueError` for nested filters, as LlamaIndex does."""
+    return wanted_rows(query.filters, node_ids=query.node_ids, doc_ids=query.doc_ids)
+
+
+def of_document(ref_doc_id: str) -> Wanted:
+    """The rows of a document."""
+    return wanted_rows(None, doc_ids=[ref_doc_id])
+
+
+def wanted_rows(
+    filters: MetadataFilters | None, *, node_ids: Sequence[str] | None = None, doc_ids: Sequence[str] | None = None
+) -> Wanted:
+    pairs, rest = _split(filters)
+    tests: list[Callable[[Stored], bool]] = []
+    if rest is not None:
+        tests.append(lambda row: _matches(row.metadata, rest))
+    if node_ids:
+        ids = frozenset(node_ids)
+        tests.append(lambda row: row.id in ids)
+    if doc_ids and len(doc_ids) == 1:
+        pairs = (*pairs, ("ref_doc_id", doc_ids[0]))
+    elif doc_ids:
+        documents = frozenset(doc_ids)
+        tests.append(lambda row: row.metadata.get("ref_doc_id") in documents)
+    return Wanted(tuple(sorted(pairs)), (lambda row: all(test(row) for test in tests)) if tests else None)
+
+
+def _split(filters: MetadataFilters | None) -> tuple[Pairs, MetadataFilters | None]:
+    """Equalities that must all hold, and the rest."""
+    if filters is None or not filters.filters:
+        return (), None
+    if filters.condition not in (FilterCondition.AND, None):
+        return (), filters
+    equal = [one for one in filters.filters if _is_equality(one)]
+    rest = [one for one in filters.filters if not _is_equality(one)]
+    pairs = {(one.key, one.value) for one in equal if isinstance(one, MetadataFilter)}
+    return tuple(pairs), MetadataFilters(filters=rest) if rest else None  # type: ignore[return-value]
+
+
+def _is_equality(one: MetadataFilter | MetadataFilters) -> bool:
+    """Not for None, which equals nothing in LlamaIndex, and not for a list."""
+    plain = isinstance(one, MetadataFilter) and one.operator == FilterOperator.EQ
+    return plain and isinstance(one.value, str | int | float)  # type: ignore[union-attr]
+
+
+def _matches(metadata: Mapping[str, Any], filters: MetadataFilters) -> bool:
+    return build_metadata_filter_fn(lambda _: metadata, filters)("")

@@ -1,0 +1,47 @@
+"""LlamaIndex nodes <-> the rows of a vector store, in the layout of LlamaIndex's own stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from llama_index.core.schema import BaseNode, MetadataMode, TextNode
+from llama_index.core.vector_stores.types import VectorStoreQueryResult
+from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
+
+from teola_plugin.engines.payloads import Chunk, Hit, IngestRow
+
+
+class Stored(Protocol):
+    """What searches and look-ups give: a `Hit` or a `Chunk`."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+def to_row(collection: str, node: BaseNode, vector: Sequence[float]) -> IngestRow:
+    """The node's text, and all else about it in the metadata, by LlamaIndex's own functions."""
+    metadata = node_to_metadata_dict(node, remove_text=True)
+    chunk = Chunk(node.node_id, node.get_content(metadata_mode=MetadataMode.NONE), metadata)
+    return IngestRow(collection, chunk, tuple(vector))
+
+
+def to_node(row: Stored) -> BaseNode:
+    """The node of a row; a row that something else than LlamaIndex wrote becomes a `TextNode`."""
+    if "_node_content" in row.metadata:
+        return metadata_dict_to_node(dict(row.metadata), text=row.text)
+    return TextNode(id_=row.id, text=row.text, metadata=dict(row.metadata))
+
+
+def to_result(hits: Iterable[Hit]) -> VectorStoreQueryResult:
+    """Nodes, cosine similarities and ids, best first."""
+    hits = list(hits)
+    return VectorStoreQueryResult(
+        nodes=[to_node(hit) for hit in hits], similarities=[hit.score for hit in hits], ids=[hit.id for hit in hits]
+    )

@@ -1,0 +1,196 @@
+"""`TeolaVectorStore`: a collection of a vector store engine of the pool, as a LlamaIndex vector store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from llama_index.core.schema import BaseNode
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+    VectorStoreQueryResult,
+)
+from pydantic import ConfigDict
+
+from teola_plugin.adapters.llamaindex.filters import Wanted, of_document, wanted, wanted_rows
+from teola_plugin.adapters.llamaindex.pooled import Pooled
+from teola_plugin.adapters.llamaindex.rows import to_node, to_result, to_row
+from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector
+from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.handles import CallHandle
+
+T = TypeVar("T")
+_MORE = 4
+"""How many times more rows are asked for when filters have left too few."""
+
+
+class TeolaVectorStore(Pooled, BasePydanticVectorStore):
+    """One collection of the pool's engine `engine`: `TeolaVectorStore(pool=pool, collection="docs")`.
+
+    It stores nodes whole, so they come back equal. Similarities are cosines, in [-1, 1], higher is nearer. A node
+    whose id is there is replaced. Filters: equality of metadata is told to the engine, all others of LlamaIndex's are
+    decided on the rows found. Query modes other than `default` raise `RegistrationError`.
+    """
+
+    engine: str = "store"
+    collection: str = "default"
+    stores_text: bool = True
+    is_embedding_query: bool = True
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "TeolaVectorStore"
+
+    @property
+    def client(self) -> Any:
+        """The engine pool."""
+        return self.pool
+
+    # ------------------------------------------------------------ writing
+
+    def row(self, node: BaseNode) -> IngestRow:
+        """What the engine is asked to write for a node. Raises `ValueError` for a node without an embedding."""
+        return to_row(self.collection, node, node.get_embedding())
+
+    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        """Write nodes that have embeddings; returns their ids."""
+        self.ingest([self.row(node) for node in nodes]).result()
+        return [node.node_id for node in nodes]
+
+    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        await self.ingest([self.row(node) for node in nodes])
+        return [node.node_id for node in nodes]
+
+    def ingest(self, rows: Sequence[IngestRow]) -> CallHandle:
+        """Write rows, one request each; of several with one id, the last counts."""
+        latest = {row.chunk.id: row for row in rows}
+        return self.request(PrimitiveKind.INGESTION, list(latest.values()))
+
+    def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        """Remove the nodes of a document."""
+        rows = self._stored(None, of_document(ref_doc_id)).result()
+        self._admin("delete", [row.id for row in rows]).result()
+
+    async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        rows = await _waited(self._stored(None, of_document(ref_doc_id)))
+        await _waited(self._admin("delete", [row.id for row in rows]))
+
+    def delete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
+    ) -> None:
+        """Remove nodes by their ids, by filters, or those that meet both; without either, none."""
+        if node_ids or filters:
+            self._admin("delete", [node.node_id for node in self.get_nodes(node_ids, filters)]).result()
+
+    async def adelete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
+    ) -> None:
+        if node_ids or filters:
+            found = await self.aget_nodes(node_ids, filters)
+            await _waited(self._admin("delete", [node.node_id for node in found]))
+
+    def clear(self) -> None:
+        """Remove the whole collection."""
+        self._admin("delete_collection").result()
+
+    async def aclear(self) -> None:
+        await _waited(self._admin("delete_collection"))
+
+    # ------------------------------------------------------------ reading
+
+    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
+        """Nodes by their ids (in that order; unknown ones are left out), by filters, or those that meet both."""
+        asked = wanted_rows(filters)
+        return [to_node(row) for row in self._stored(node_ids, asked).result() if asked.admits(row)]
+
+    async def aget_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        asked = wanted_rows(filters)
+        return [to_node(row) for row in await _waited(self._stored(node_ids, asked)) if asked.admits(row)]
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        asked = self._wanted(query)
+        for k in _depths(query.similarity_top_k, asked):
+            [hits] = self._search(self._payload(query, k, asked)).result()
+            found = asked.sifted(hits)
+            if asked.sift is None or len(found) >= query.similarity_top_k or len(hits) < k:
+                break
+        return self.result_of(found[: query.similarity_top_k])
+
+    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        asked = self._wanted(query)
+        for k in _depths(query.similarity_top_k, asked):
+            [hits] = await self._search(self._payload(query, k, asked))
+            found = asked.sifted(hits)
+            if asked.sift is None or len(found) >= query.similarity_top_k or len(hits) < k:
+                break
+        return self.result_of(found[: query.similarity_top_k])
+
+    def search_payload(self, query: VectorStoreQuery) -> SearchVector | None:
+        """What `query` asks the engine for; None where its filters may take more than one request.
+
+        Raises `RegistrationError` for a mode that is not supported and for a query without an embedding.
+        """
+        asked = self._wanted(query)
+        return self._payload(query, query.similarity_top_k, asked) if asked.sift is None else None
+
+    def result_of(self, hits: Sequence[Hit]) -> VectorStoreQueryResult:
+        """What `query` returns for the engine's value."""
+        return to_result(hits)
+
+    def count(self) -> int:
+        """Rows of the collection; 0 when it does not exist."""
+        return int(self._admin("count").result())
+
+    # ------------------------------------------------------------ calls
+
+    def _wanted(self, query: VectorStoreQuery) -> Wanted:
+        if query.mode != VectorStoreQueryMode.DEFAULT:
+            raise RegistrationError(
+                f"TeolaVectorStore cannot search in the mode {query.mode.value!r}.",
+                hint="use vector_store_query_mode='default', and rerank or fuse what is found",
+            )
+        return wanted(query)
+
+    def _payload(self, query: VectorStoreQuery, k: int, asked: Wanted) -> SearchVector:
+        if query.query_embedding is None:
+            raise RegistrationError(
+                "TeolaVectorStore was given a query without an embedding.",
+                hint="search through a retriever with an embed_model, or set query_embedding",
+            )
+        return SearchVector(self.collection, tuple(query.query_embedding), k, asked.pairs)
+
+    def _search(self, payload: SearchVector) -> CallHandle:
+        return self.request(PrimitiveKind.SEARCHING, [payload])
+
+    def _stored(self, node_ids: Sequence[str] | None, asked: Wanted) -> Future[list[Chunk]]:
+        """Rows by id, or all that have the metadata which the engine can be told."""
+        if node_ids is not None:
+            return self._admin("get", list(node_ids))
+        return self._admin("find", asked.pairs)
+
+    def _admin(self, method: str, *args: Any) -> Future[Any]:
+        future: Future[Any] = self.pool.admin(self.engine, method, self.collection, *args)
+        return future
+
+
+def _depths(k: int, asked: Wanted) -> Iterator[int]:
+    """How many hits to ask for, until enough are left."""
+    if asked.sift is None:
+        yield k
+    while asked.sift is not None:
+        k *= _MORE
+        yield k
+
+
+async def _waited(future: Future[T]) -> T:
+    return await asyncio.wrap_future(future)
