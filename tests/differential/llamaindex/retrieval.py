@@ -1,0 +1,151 @@
+"""Retrievers, and query engines by what they retrieve and how they reorder it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core import QueryBundle, SummaryIndex, VectorStoreIndex
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.indices.query.query_transform import HyDEQueryTransform
+from llama_index.core.postprocessor import (
+    LLMRerank,
+    LongContextReorder,
+    MetadataReplacementPostProcessor,
+    SimilarityPostprocessor,
+)
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.retrievers import (
+    QueryFusionRetriever,
+    RecursiveRetriever,
+    RouterRetriever,
+    TransformRetriever,
+)
+from llama_index.core.schema import IndexNode, NodeWithScore
+from llama_index.core.selectors import LLMSingleSelector
+from llama_index.core.tools import RetrieverTool
+
+from benchmarks.llamaindex_engines import advanced_rag, indexes
+from benchmarks.llamaindex_kits import Kit, Sizes, corpus
+
+Make = Any
+
+
+def vector(kit: Kit) -> BaseRetriever:
+    return kit.reports.as_retriever(similarity_top_k=4)
+
+
+def fused(mode: str, queries: int, **options: Any) -> Make:
+    """Two collections, so many queries."""
+
+    def make(kit: Kit) -> BaseRetriever:
+        return QueryFusionRetriever(
+            [index.as_retriever(similarity_top_k=4) for index in indexes(kit)],
+            llm=kit.llm,
+            num_queries=queries,
+            mode=mode,  # type: ignore[arg-type]
+            similarity_top_k=5,
+            callback_manager=kit.manager,
+            **options,
+        )
+
+    return make
+
+
+def over(make: Make, **options: Any) -> Make:
+    """An engine over a retriever."""
+    return lambda kit: RetrieverQueryEngine.from_args(make(kit), llm=kit.llm, callback_manager=kit.manager, **options)
+
+
+def after(*makers: Make) -> Make:
+    """An engine whose passages go through these."""
+    return lambda kit: kit.reports.as_query_engine(similarity_top_k=6, node_postprocessors=[one(kit) for one in makers])
+
+
+def replaced(kit: Kit) -> BaseQueryEngine:
+    """As sentence windows do: another text than the one that was found."""
+    return kit.reports.as_query_engine(node_postprocessors=[MetadataReplacementPostProcessor("source")])
+
+
+def routed(kit: Kit) -> BaseRetriever:
+    described = zip(indexes(kit), ("The reports.", "The notes."), strict=True)
+    tools = [RetrieverTool.from_defaults(index.as_retriever(), description=text) for index, text in described]
+    return RouterRetriever(LLMSingleSelector.from_defaults(llm=kit.llm), tools, llm=kit.llm)
+
+
+def transformed(kit: Kit) -> BaseRetriever:
+    return TransformRetriever(vector(kit), HyDEQueryTransform(llm=kit.llm))
+
+
+def recursive(kit: Kit) -> BaseRetriever:
+    """What is found leads to another engine."""
+    links = [IndexNode(id_="link", text="Everything about terms and reasons", index_id="notes")]
+    top = VectorStoreIndex(links, embed_model=kit.embedding, callback_manager=kit.manager)
+    return RecursiveRetriever(
+        "top",
+        retriever_dict={"top": top.as_retriever(similarity_top_k=1)},
+        query_engine_dict={"notes": kit.notes.as_query_engine(similarity_top_k=2)},
+        callback_manager=kit.manager,
+    )
+
+
+class Keywords(BaseRetriever):
+    """Somebody's own: by words that question and passage share."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._other = kit.notes.as_retriever(similarity_top_k=6)
+        super().__init__(callback_manager=kit.manager)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        asked = set(query_bundle.query_str.split())
+        found = self._other.retrieve(query_bundle.query_str)
+        return sorted(found, key=lambda node: (-len(asked & set(node.node.get_content().split())), node.node_id))[:3]
+
+
+def listed(kit: Kit) -> BaseQueryEngine:
+    """Another kind of index: all of its nodes."""
+    return SummaryIndex(corpus(Sizes(3, 30))).as_query_engine(
+        llm=kit.llm, response_mode="tree_summarize", use_async=True
+    )
+
+
+MODES = ("simple", "reciprocal_rerank", "relative_score", "dist_based_score")
+RETRIEVERS: dict[str, Make] = {
+    "vector": vector,
+    **{f"fusion_{mode}_{n}": fused(mode, n) for mode, n in zip(MODES, (1, 3, 4, 3), strict=True)},
+    "transformed": transformed,
+}
+ENGINES: dict[str, Make] = {
+    **{f"over_fusion_{mode}_{n}": over(fused(mode, n)) for mode in MODES for n in (3, 4)},
+    "fusion_sync": over(fused("reciprocal_rerank", 3, use_async=False)),
+    "fusion_weighted": over(fused("relative_score", 3, retriever_weights=[0.7, 0.3]), response_mode="refine"),
+    "fusion_of_fusion": over(
+        lambda kit: QueryFusionRetriever(
+            [fused("simple", 3)(kit)],
+            llm=kit.llm,
+            num_queries=2,
+            mode="reciprocal_rerank",
+            callback_manager=kit.manager,
+        )
+    ),
+    "advanced": advanced_rag,
+    "reranked": after(lambda kit: kit.reranker(2)),
+    "llm_reranked": after(lambda kit: LLMRerank(llm=kit.llm, choice_batch_size=3, top_n=3)),
+    "cut_off": after(lambda kit: SimilarityPostprocessor(similarity_cutoff=0.1)),
+    "many_postprocessors": after(
+        lambda kit: SimilarityPostprocessor(similarity_cutoff=-1.0),
+        lambda kit: LongContextReorder(),
+        lambda kit: kit.reranker(4),
+    ),
+    "replaced": replaced,
+    "routed_retriever": over(routed),
+    "over_transformed": over(transformed),
+    "recursive": over(recursive),
+    "own_retriever": over(Keywords),
+    "own_retriever_fused": over(
+        lambda kit: QueryFusionRetriever(
+            [vector(kit), Keywords(kit)], llm=kit.llm, num_queries=3, callback_manager=kit.manager
+        )
+    ),
+    "listed": listed,
+}

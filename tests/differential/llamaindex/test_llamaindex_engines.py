@@ -1,0 +1,368 @@
+"""LlamaIndex engines as the documentation builds them, plain and accelerated, on a pool and on the user's own models.
+
+Nothing differs: answers, passages with their scores and order, types, prompts, both kinds of events, spans, errors.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from differential.llamaindex import composed, retrieval, synthesis
+from differential.llamaindex.compare import WAYS, Seen, differences, see
+from differential.llamaindex.recording import Recorder
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.response.schema import Response
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.schema import QueryBundle
+
+from benchmarks.llamaindex_engines import ASKED
+from benchmarks.llamaindex_kits import Kit, Sizes, own_kit, pool_kit
+from teola_plugin import accelerate
+from teola_plugin.adapters import llamaindex as adapter
+from teola_plugin.engines import profiles
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
+SMALL = Sizes(chunks=14, chunk_tokens=30, answer=8)
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[Kit], Any]
+    ways: tuple[str, ...]
+
+    @property
+    def given(self) -> str:
+        """Not the same for all: what a model says, and how it says it, depends on it."""
+        return ASKED[: 20 + zlib.crc32(_name(self).encode()) % 70]
+
+
+def _name(case: Case) -> str:
+    return next(name for name, one in CASES.items() if one is case)
+
+
+QUERY = ("query", "aquery")
+OTHERS = ("retrieve", "synthesize", "asynthesize", "query_bundle")
+CASES: dict[str, Case] = {
+    **{
+        name: Case(make, QUERY + OTHERS)
+        for name, make in {**synthesis.ENGINES, **synthesis.STREAMING, **retrieval.ENGINES, **composed.ENGINES}.items()
+    },
+    **{name: Case(make, ("retrieve", "aretrieve")) for name, make in retrieval.RETRIEVERS.items()},
+    **{name: Case(make, ("synthesize", "asynthesize")) for name, make in synthesis.SYNTHESIZERS.items()},
+    **{name: Case(make, ("chat", "achat", "stream_chat", "astream_chat")) for name, make in composed.CHAT.items()},
+    **{name: Case(make, ("run",)) for name, make in composed.WORKFLOWS.items()},
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    kit: Kit
+    recorder: Recorder
+
+
+def make_bench(name: str) -> Bench:
+    recorder = Recorder()
+    manager = CallbackManager([recorder])
+    machine = profiles.noop()
+    if name == "pool":
+        return Bench(pool_kit(machine, SMALL, manager), recorder)
+    return Bench(own_kit(machine, SMALL, manager, chat=name == "chat"), recorder)
+
+
+KITS = ("own", "chat", *(["pool"] if hasattr(adapter, "TeolaVectorStore") else []))
+READY = find_spec("teola_plugin.adapters.llamaindex.accelerate") is not None
+
+
+@pytest.fixture(scope="module")
+def benches() -> Iterator[dict[str, Bench]]:
+    made = {name: make_bench(name) for name in KITS}
+    yield made
+    for one in made.values():
+        if one.kit.pool is not None:
+            one.kit.pool.close()
+
+
+@pytest.fixture(params=KITS)
+def bench(request: pytest.FixtureRequest, benches: dict[str, Bench]) -> Iterator[Bench]:
+    found = benches[request.param]
+    with found.kit.in_force():
+        yield found
+    found.kit.ledger.mend()
+
+
+def over(*, first: bool = False) -> Any:
+    """Every kit and case; `first`: of each case its two main ways, and of the others one in turn.
+
+    The long version takes them all.
+    """
+    cases = []
+    for k, kit in enumerate(KITS):
+        for i, (name, case) in enumerate(CASES.items()):
+            main, others = case.ways[:2], case.ways[2:]
+            if LONG:
+                ways = case.ways
+            elif first:
+                ways = (*main, *others[(i + k) % len(others) :][:1]) if others else main
+            else:
+                ways = (main[(i + k) % len(main)],)
+            cases += [(kit, name, way) for way in ways]
+    return pytest.mark.parametrize(("bench", "name", "way"), cases, indirect=["bench"])
+
+
+def ask(bench: Bench, engine: Any, way: str, case: Case) -> Seen:
+    return see(bench.kit, bench.recorder, engine, way, case.given)
+
+
+_plain: dict[Any, Seen] = {}
+"""What the plain engines did; it is compared with more than one accelerated call."""
+
+
+def both(bench: Bench, name: str, way: str, **options: Any) -> tuple[Seen, Seen]:
+    """The plain call and the accelerated one, each on an engine made for it: some remember."""
+    case = CASES[name]
+    key = (bench.kit.name, name, way, bench.kit.ledger.fault)
+    if key not in _plain:
+        _plain[key] = ask(bench, case.make(bench.kit), way, case)
+    return _plain[key], ask(bench, accelerated(bench, case.make(bench.kit), **options), way, case)
+
+
+def accelerated(bench: Bench, engine: Any, **options: Any) -> Any:
+    return accelerate(engine, pool=bench.kit.pool, **options) if READY else engine
+
+
+def same(before: Seen, after: Seen, *, merged: bool) -> None:
+    if found := differences(before, after, merged=merged):
+        pytest.fail("\n".join(one[:4000] for one in found), pytrace=False)
+
+
+@over(first=True)
+def test_same(bench: Bench, name: str, way: str) -> None:
+    before, after = both(bench, name, way)
+    same(before, after, merged=bench.kit.pool is not None)
+
+
+@over()
+def test_same_with_all_speculation(bench: Bench, name: str, way: str) -> None:
+    before, after = both(bench, name, way, speculate="all")
+    same(before, after, merged=True)
+
+
+# ------------------------------------------------------------ faults
+
+
+def ends(some: list[Any]) -> list[Any]:
+    """The first and the last; all in the long version."""
+    return list(dict.fromkeys(some if LONG else some[:1] + some[-1:]))
+
+
+def reached(bench: Bench, name: str, way: str) -> tuple[list[str], list[str]]:
+    """The prompts and texts of the plain call, in their order."""
+    ask(bench, CASES[name].make(bench.kit), way, CASES[name])
+    ledger = bench.kit.ledger
+    return list(ledger.prompts), [text.partition(": ")[2] for text in ledger.texts]
+
+
+@over()
+def test_a_model_that_raises(bench: Bench, name: str, way: str) -> None:
+    """The same exception, or it is swallowed with the same end."""
+    for prompt in ends(reached(bench, name, way)[0]):
+        bench.kit.ledger.broken_prompt = prompt
+        before, after = both(bench, name, way)
+        same(before, after, merged=bench.kit.pool is not None)
+
+
+@over()
+def test_an_embedder_that_raises(bench: Bench, name: str, way: str) -> None:
+    for text in ends(reached(bench, name, way)[1]):
+        bench.kit.ledger.broken_text = text
+        before, after = both(bench, name, way)
+        same(before, after, merged=bench.kit.pool is not None)
+
+
+@over()
+def test_a_store_that_raises(bench: Bench, name: str, way: str) -> None:
+    bench.kit.ledger.broken_store = True
+    before, after = both(bench, name, way)
+    same(before, after, merged=bench.kit.pool is not None)
+
+
+# ------------------------------------------------------------ many at a time
+
+
+def test_eight_at_a_time(bench: Bench) -> None:
+    """Queries over all engines, from eight threads, half of them by the async way. Chats are not shared."""
+    order = [(name, way) for name, case in CASES.items() for way in case.ways[:2]]
+    random.Random(1).shuffle(order)
+    shared = {name: accelerated(bench, case.make(bench.kit)) for name, case in CASES.items() if _shared(case)}
+
+    def plain_one(name: str, way: str) -> str:
+        return outcome(CASES[name].make(bench.kit), way, CASES[name].given)
+
+    def fast_one(one: tuple[str, str]) -> str:
+        name, way = one
+        engine = shared[name] if name in shared else accelerated(bench, CASES[name].make(bench.kit))
+        return outcome(engine, way, CASES[name].given)
+
+    expected = {one: plain_one(*one) for one in order}
+    with ThreadPoolExecutor(8) as threads:
+        for one, found in zip(order, threads.map(fast_one, order), strict=True):
+            assert found == expected[one], one
+
+
+def _shared(case: Case) -> bool:
+    return not {"chat", "run"} & set(case.ways)
+
+
+def outcome(engine: Any, way: str, given: str) -> str:
+    return WAYS[way](engine, given)
+
+
+# ------------------------------------------------------------ the harness
+
+
+@over()
+def test_the_plain_engine_is_the_same_twice(bench: Bench, name: str, way: str) -> None:
+    """The control: what is compared does not differ by itself."""
+    case = CASES[name]
+    same(*(ask(bench, case.make(bench.kit), way, case) for _ in range(2)), merged=False)
+
+
+class Wrong:
+    """An accelerated engine that is not faithful."""
+
+    def __init__(self, engine: BaseQueryEngine) -> None:
+        self.engine = engine
+
+    def query(self, given: Any) -> Any:
+        return self.spoil(given)
+
+    def spoil(self, given: Any) -> Any:
+        raise NotImplementedError
+
+
+class OtherAnswer(Wrong):
+    def spoil(self, given: Any) -> Any:
+        found = self.engine.query(given)
+        return replace(found, response=f"{found.response} ")
+
+
+class OtherType(Wrong):
+    def spoil(self, given: Any) -> Any:
+        return str(self.engine.query(given))
+
+
+class OtherOrder(Wrong):
+    def spoil(self, given: Any) -> Any:
+        found = self.engine.query(given)
+        return replace(found, source_nodes=found.source_nodes[::-1])
+
+
+class OtherScore(Wrong):
+    def spoil(self, given: Any) -> Any:
+        found = self.engine.query(given)
+        found.source_nodes[0].score += 1e-9
+        return found
+
+
+class NoMetadata(Wrong):
+    def spoil(self, given: Any) -> Any:
+        return replace(self.engine.query(given), metadata=None)
+
+
+class NoEvents(Wrong):
+    def spoil(self, given: Any) -> Any:
+        return self.engine._query(QueryBundle(given))
+
+
+class AsksTwice(Wrong):
+    def spoil(self, given: Any) -> Any:
+        nodes = self.engine.retrieve(QueryBundle(given))
+        return self.engine.synthesize(QueryBundle(given), nodes + nodes[:1])
+
+
+class OwnSpan(Wrong):
+    def spoil(self, given: Any) -> Any:
+        self.engine.callback_manager.start_trace("mine")
+        return self.engine.query(given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (OtherAnswer, "result"),
+        (OtherType, "result"),
+        (OtherOrder, "result"),
+        (OtherScore, "result"),
+        (NoMetadata, "result"),
+        (NoEvents, "events"),
+        (NoEvents, "spans"),
+        (AsksTwice, "prompts"),
+        (OwnSpan, "callbacks"),
+    ],
+)
+def test_a_wrong_object_is_caught(bench: Bench, wrong: type[Wrong], what: str) -> None:
+    case = CASES["refine"]
+    before, after = (ask(bench, made(case.make(bench.kit)), "query", case) for made in (lambda x: x, wrong))
+    assert any(found.startswith(what) for found in differences(before, after, merged=bench.kit.pool is not None))
+
+
+class Swallows(Wrong):
+    def spoil(self, given: Any) -> Any:
+        try:
+            return self.engine.query(given)
+        except Exception:
+            return Response("None")
+
+
+class OtherError(Wrong):
+    def spoil(self, given: Any) -> Any:
+        try:
+            return self.engine.query(given)
+        except Exception as error:
+            raise type(error)("something else") from error
+
+
+@pytest.mark.parametrize("wrong", [Swallows, OtherError])
+def test_a_wrong_error_is_caught(bench: Bench, wrong: type[Wrong]) -> None:
+    case = CASES["refine"]
+    bench.kit.ledger.broken_store = True
+    before = ask(bench, case.make(bench.kit), "query", case)
+    assert before.failed and differences(before, ask(bench, wrong(case.make(bench.kit)), "query", case))
+
+
+def test_a_swallowed_error_stays_swallowed(bench: Bench) -> None:
+    """The faults reach what swallows them: a sub-question fails, the answer is made of the others."""
+    prompts, _ = reached(bench, "sub_questions", "query")
+    bench.kit.ledger.broken_prompt = prompts[1]
+    before, after = both(bench, "sub_questions", "query")
+    assert not before.failed and not differences(before, after, merged=True)
+
+
+def test_what_is_merged_must_be_counted() -> None:
+    """Early work beyond what the trace admits is caught, and a text never embedded; once instead of twice is fine."""
+
+    def with_(prompts: list[str], texts: list[str], wasted: int = 0) -> Seen:
+        return Seen("", False, Counter(), Counter(), Counter(), Counter(prompts), Counter(texts), wasted)
+
+    before = with_(["p"], ["t", "t", "u"])
+    assert not differences(before, with_(["p", "q"], ["t", "u"], wasted=1), merged=True)
+    assert differences(before, with_(["p", "q"], ["t", "u"]), merged=True)
+    assert differences(before, with_(["p"], ["t"]), merged=True)
+    assert differences(before, with_(["p"], ["t", "u"]))
+
+
+def test_there_are_enough(bench: Bench) -> None:
+    """At least 35 engines, and each but three asks a model or an embedder something."""
+    assert len(CASES) >= 35
+    silent = {name for name, case in CASES.items() if not any(reached(bench, name, case.ways[0]))}
+    assert silent == set()
