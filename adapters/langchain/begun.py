@@ -14,6 +14,7 @@ from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive
 from teola_plugin.passes.decoding_pipelining import GROW
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.lcel import SERIAL
 
 
 class Begun(NamedTuple):
@@ -80,8 +81,8 @@ def shared_limit(configs: Sequence[RunnableConfig]) -> Gate | None:
 @lru_cache(maxsize=256)
 def runs_ahead(source: Graph, graph: Graph) -> bool:
     """Whether anything of the e-graph can start before its place in the plain object; otherwise it is only traced."""
-    if any(p.id not in source or p.option(GROW) for p in graph):
-        return True  # stages, partial prefillings, partial decodings, lists that are worked on as they grow
+    if any(p.id not in source or p.option(GROW) or p.option(SERIAL) for p in graph):
+        return True  # stages, partial prefillings, partial decodings, lists worked on as they grow or all at once
     return any(p.on_engine and any(takes_time(source[name]) for name in freed(p.id, source, graph)) for p in graph)
 
 

@@ -14,6 +14,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.lcel_classes import changed
+from teola_plugin.tracer.leaf import EmbeddingLeaf, RerankingLeaf
 
 _EMBEDDINGS = ("langchain_huggingface.embeddings.huggingface", "langchain_community.embeddings.huggingface")
 _CROSS_ENCODERS = ("langchain_community.cross_encoders.huggingface",)
@@ -43,8 +44,17 @@ def is_own_decoder(obj: Any) -> bool:
 class _OneLineEmbeddings(TeolaEmbeddings):
     """As the object that it stands for, which embeds line breaks as spaces."""
 
+    @staticmethod
+    def sent(text: str) -> str:
+        """What is embedded for a text."""
+        return text.replace("\n", " ")
+
     def _call(self, texts: Iterable[str], role: Any) -> Any:
-        return super()._call([text.replace("\n", " ") for text in texts], role)
+        return super()._call([self.sent(text) for text in texts], role)
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> EmbeddingLeaf | None:
+        """For readers that know of `sent`."""
+        return super().__teola_leaf__(kwargs)
 
 
 def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
@@ -110,11 +120,21 @@ class PoolCrossEncoder:
         self._engine, self._pool = engine, pool
 
     def score(self, text_pairs: Sequence[tuple[str, str]]) -> Any:
-        import numpy as np
-
         pairs = [ScorePair(query, text) for query, text in text_pairs]
         handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, pairs, run=active_run())
-        return np.asarray(handle.result(), dtype=np.float32)
+        return _array(handle.result())
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf:
+        """As if `score` were called with a query and each of the documents."""
+        return RerankingLeaf(
+            self._engine, lambda found: [one.page_content for one in found], lambda _, made: _array(made)
+        )
+
+
+def _array(scores: Sequence[float]) -> Any:
+    import numpy as np
+
+    return np.asarray(scores, dtype=np.float32)
 
 
 def is_cross_encoder(obj: Any) -> bool:

@@ -26,6 +26,7 @@ from langchain_core.runnables.retry import RunnableRetry
 
 from teola_plugin.adapters.langchain.routed import parts as structural_parts
 from teola_plugin.adapters.langchain.routed import with_parts as with_structural_parts
+from teola_plugin.tracer.equivalents import equivalent
 from teola_plugin.tracer.lcel import trace
 from teola_plugin.tracer.lcel_classes import changed, is_pool_backed
 from teola_plugin.tracer.pure import understood
@@ -99,6 +100,8 @@ def _history(node: RunnableWithMessageHistory, accelerate: Accelerate) -> Node:
 
 def _lambda(node: RunnableLambda[Any, Any], accelerate: Accelerate) -> Node:
     """The user's function runs as it always did; a Runnable that it returns is accelerated."""
+    if equivalent(node) is not None:
+        return node  # a function of the framework's
     func, afunc = vars(node).get("func"), vars(node).get("afunc")
     wrapped = {
         name: made

@@ -171,13 +171,15 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         if pool is None:
             return None
         begun = Begun(self._submit(input, config, pool, traced, place), config, chain, place)
+        self._last[:] = [begun.run]
+        if kind is not None and routed is None and not begun.run.claims:
+            return begun  # only traced: the context variable of `live` will do, without a callback at every node
         try:
             handler = SessionHandler(begun.run, traced.watched if begun.run.claims else {})
             begun = begun._replace(config=joined_config(config, handler))
         except BaseException:
             begun.give_up()
             raise
-        self._last[:] = [begun.run]
         return begun
 
     def _submit(

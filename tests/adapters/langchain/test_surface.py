@@ -111,15 +111,17 @@ async def test_configs_of_completed_batches_are_the_plain_ones(inputs: list[str]
     assert leaf.configs[half:] == leaf.configs[:half]
 
 
-def test_a_query_on_a_pool_adds_one_callback_handler_and_nothing_else(pool: EnginePool) -> None:
+def test_a_query_on_a_pool_adds_one_callback_handler_at_most_and_nothing_else(pool: EnginePool) -> None:
     leaf = Keeps()
     chain = leaf.with_config(tags=["t"])
+    config = RunnableConfig(metadata={"k": "v"})
     for one in (chain, accelerate(chain), accelerate(chain, pool=pool)):
-        one.invoke("a", {"metadata": {"k": "v"}})
-    plain, without, within = leaf.configs
-    assert without == plain and not plain.get("callbacks")
-    added = within.pop("callbacks")
-    assert len(added) == 1 and within == {key: value for key, value in plain.items() if key != "callbacks"}
+        one.invoke("a", config)
+    list(accelerate(chain, pool=pool).stream("a", config))
+    plain, without, only_traced, streamed = leaf.configs
+    assert without == only_traced == plain and not plain.get("callbacks")
+    added = streamed.pop("callbacks")
+    assert len(added) == 1 and streamed == {key: value for key, value in plain.items() if key != "callbacks"}
 
 
 def _only_sync(given: Iterator[Any]) -> Iterator[Any]:

@@ -161,7 +161,8 @@ def differences(before: Seen, after: Seen, *, merged: bool = False) -> list[str]
 
 def _reached(before: Seen, after: Seen, merged: bool) -> list[str]:
     found = []
-    for what, old, new in (("prompts", before.prompts, after.prompts), ("texts", before.texts, after.texts)):
+    for what in ("prompts", "texts"):
+        old, new = (_anonymous(getattr(one, what)) for one in (before, after))
         fewer, more = old - new, new - old
         if merged:
             fewer = fewer - Counter({key: n for key, n in fewer.items() if what == "texts" and new[key]})
