@@ -1,30 +1,47 @@
-"""Chains that compute what some retrievers compute. They are planned with, and never run.
+"""Chains that compute what some retrievers and older chains compute. They are planned with, and never run.
 
-The retriever itself runs, unchanged, and finds its work done. So an equivalent need not have its events or its place in
-them, only its requests.
+The object itself runs, unchanged, and finds its work done. So an equivalent need not have its events or its place in
+them, only its requests. Classes go by name: langchain_classic need not be there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
+from langchain_core.documents import Document
+from langchain_core.runnables import Runnable, RunnableParallel, RunnablePassthrough
+from langchain_core.stores import InMemoryByteStore, InMemoryStore
 
+from teola_plugin.tracer import equivalents_chains as chains
+from teola_plugin.tracer.equivalents_compressors import step_of
+from teola_plugin.tracer.equivalents_parts import AsDict, Computed, OneByOne, is_from
 from teola_plugin.tracer.lcel_classes import changed, is_pool_backed
+from teola_plugin.tracer.symbols import NotUnderstood
+
+__all__ = ["AsDict", "Computed", "OneByOne", "beginning", "equivalent"]
 
 Node = Runnable[Any, Any]
-
-
-class Computed(RunnableLambda[Any, Any]):
-    """The framework's own pure code for a step."""
+Make = Callable[[Any], Node | None]
 
 
 def equivalent(node: object) -> Node | None:
     """A chain with the requests and the value of `node`; None for a class that is not known, or was changed."""
+    return _made(node, _WHOLE)
+
+
+def beginning(node: object) -> Node | None:
+    """A chain with the requests that `node` makes first, whatever it does then; None as for `equivalent`."""
+    return _made(node, _FIRST)
+
+
+def _made(node: object, known: Mapping[str, Make]) -> Node | None:
     kind = type(node)
-    make = _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
-    return None if make is None or changed(node, kind) else make(node)
+    make = known.get(f"{kind.__module__}.{kind.__qualname__}")
+    try:
+        return None if make is None or changed(node, kind) else make(node)
+    except NotUnderstood:
+        return None
 
 
 def _multi_query(node: Any) -> Node | None:
@@ -45,18 +62,59 @@ def _ensemble(node: Any) -> Node:
 
 
 def _compression(node: Any) -> Node | None:
-    """A retriever and a reranker."""
-    if not is_pool_backed(node.base_compressor) or not hasattr(node.base_compressor, "as_runnable"):
+    """A retriever, and what is done with its documents."""
+    compressed = step_of(node.base_compressor)
+    if compressed is None:
         return None
-    reranker: Node = node.base_compressor.as_runnable()
     found: Node = RunnableParallel(documents=node.base_retriever, query=RunnablePassthrough())
-    return found | reranker
+    return found | compressed
+
+
+def _parents(node: Any) -> Node | None:
+    """Small pieces are searched; the documents that they are of are looked up where that asks nobody else."""
+    found = _children(node)
+    return found | Computed(lambda pieces: _looked_up(node, pieces)) if found and _in_memory(node.docstore) else None
+
+
+def _children(node: Any) -> Node | None:
+    if node.search_type.value != "similarity" or not hasattr(node.vectorstore, "as_retriever"):
+        return None
+    retriever: Node = node.vectorstore.as_retriever(search_kwargs=node.search_kwargs)
+    return retriever if is_pool_backed(retriever) else None
+
+
+def _in_memory(store: Any) -> bool:
+    """Also below the encoder that `byte_store=` puts before it."""
+    kind = type(store)
+    if f"{kind.__module__}.{kind.__qualname__}" == f"{_STORAGE}.encoder_backed.EncoderBackedStore":
+        own = (store.key_encoder, "_identity"), (store.value_deserializer, "_load_document_from_bytes")
+        return type(store.store) is InMemoryByteStore and all(is_from(f, f"{_STORAGE}._lc_store", n) for f, n in own)
+    return type(store) is InMemoryStore
+
+
+def _looked_up(node: Any, pieces: list[Document]) -> list[Document]:
+    ids = [piece.metadata[node.id_key] for piece in pieces if node.id_key in piece.metadata]
+    return [one for one in node.docstore.mget(list(dict.fromkeys(ids))) if one is not None]
 
 
 _RETRIEVERS = "langchain_classic.retrievers"
-_KNOWN: dict[str, Callable[[Any], Node | None]] = {
+_CHAINS = "langchain_classic.chains"
+_STORAGE = "langchain_classic.storage"
+_PARENTS = (
+    f"{_RETRIEVERS}.multi_vector.MultiVectorRetriever",
+    f"{_RETRIEVERS}.parent_document_retriever.ParentDocumentRetriever",
+)
+_WHOLE: dict[str, Make] = {
     f"{_RETRIEVERS}.multi_query.MultiQueryRetriever": _multi_query,
     f"{_RETRIEVERS}.ensemble.EnsembleRetriever": _ensemble,
     f"{_RETRIEVERS}.contextual_compression.ContextualCompressionRetriever": _compression,
+    **dict.fromkeys(_PARENTS, _parents),
+    f"{_CHAINS}.llm.LLMChain": chains.llm_chain,
+    f"{_CHAINS}.combine_documents.stuff.StuffDocumentsChain": chains.stuff,
+    f"{_CHAINS}.retrieval_qa.base.RetrievalQA": chains.retrieval_qa,
+    "langchain_core.runnables.base.RunnableLambda": chains.stuffing_function,
 }
-"""By name: langchain_classic need not be there."""
+_FIRST: dict[str, Make] = {
+    **dict.fromkeys(_PARENTS, _children),
+    f"{_CHAINS}.combine_documents.map_reduce.MapReduceDocumentsChain": chains.mapped,
+}

@@ -31,7 +31,7 @@ from langchain_core.tools import BaseTool
 from teola_plugin.graph import INPUT, ITEM, Component, Ref, Role, named
 from teola_plugin.tracer import paths
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, Traced
-from teola_plugin.tracer.equivalents import Computed, equivalent
+from teola_plugin.tracer.equivalents import AsDict, Computed, OneByOne, beginning, equivalent
 from teola_plugin.tracer.lcel_classes import (
     changed,
     check_runnable,
@@ -51,7 +51,10 @@ from teola_plugin.tracer.purity import Purity, on_plain
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
 
-__all__ = ["Traced", "trace"]
+__all__ = ["SERIAL", "Traced", "trace"]
+
+SERIAL = "serial"
+"""Option of a MAP whose items the plain sync code takes one after the other."""
 
 Node = Runnable[Any, Any]
 
@@ -153,6 +156,8 @@ class _Walk:
             return self._leaf(node, place, lambda: lower_leaf(self._draft, with_leaf, value, place.name, place.tags))
         if not place.kwargs and (like := equivalent(node)) is not None:
             return self._like(node, like, value, place)
+        if not place.kwargs and (first := beginning(node)) is not None:
+            return self._begun(node, first, value, place)
         for known, takes_kwargs, lower in self._rules:
             if isinstance(node, known):
                 if not issubclass(known, (BasePromptTemplate, BaseOutputParser)) and (other := changed(node, known)):
@@ -216,7 +221,8 @@ class _Walk:
         row = len(self._draft.nodes)
         self._draft.absorb(body)
         self._row(node, place, "lowered", (name,), at=row)
-        component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template)
+        options = ((SERIAL, True),) if isinstance(node, OneByOne) else ()
+        component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template, options=options)
         return self._draft.add(component), Span((name,), (name,))
 
     def _like(self, node: Node, like: Node, value: Value, place: _Place) -> Lowered:
@@ -233,9 +239,21 @@ class _Walk:
         self._row(node, place, "lowered", tuple(self._draft.components)[before:])
         return made
 
+    def _begun(self, node: Node, first: Node, value: Value, place: _Place) -> Lowered:
+        """What it asks for first is known; the rest is its own code, in its place."""
+        rows = len(self._draft.nodes)
+        made, _ = self._like(node, first, value, place)
+        after = self._opaque(node, Record({"given": simplest(value), "first": made}), place, "")
+        names = tuple(name for row in self._draft.nodes[rows:] for name in row.components)
+        del self._draft.nodes[rows:]
+        self._row(node, place, "joined", names, "its first requests are known; the rest of it joins the query")
+        return after
+
     # Leaves
 
     def _lambda(self, node: RunnableLambda[Any, Any], value: Value, place: _Place) -> Lowered:
+        if isinstance(node, AsDict) and isinstance(value, Record):
+            return self._silently(node, place, value)
         reads = Purity(None) if isinstance(node, Computed) else understood(vars(node).get("func"))
         if reads is None or "afunc" in vars(node):
             raise NotUnderstood(reason(node))

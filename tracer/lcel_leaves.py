@@ -42,7 +42,11 @@ PARSERS: tuple[tuple[type[BaseOutputParser[Any]], str], ...] = (
 """Parsers that are pure functions of the text, and how they spell a list."""
 
 
-_BY_NAME = {"langchain_classic.retrievers.multi_query.LineListOutputParser": "lines"}
+_BY_NAME = {
+    "langchain_classic.retrievers.multi_query.LineListOutputParser": "lines",
+    "langchain_classic.retrievers.document_compressors.chain_extract.NoOutputParser": "",
+    "langchain_classic.output_parsers.boolean.BooleanOutputParser": "",
+}
 """The same, of packages that need not be there: class -> spelling."""
 
 
