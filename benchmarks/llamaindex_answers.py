@@ -17,7 +17,7 @@ PASSAGE, QUERY = 30, 12
 
 def answer(prompt: str, words: int) -> str:
     """`words` words, where no rule of `RULES` knows the prompt."""
-    rng = random.Random(prompt)
+    rng = random.Random(re.sub(r"(request|query|primitive) [\w#.-]*\d[\w#.-]*", "", prompt))  # an error that it is told
     for phrase, rule in RULES.items():
         if phrase in prompt:
             return rule(prompt, rng)
@@ -88,7 +88,10 @@ def verdict(prompt: str, rng: random.Random) -> str:
 
 def record(prompt: str, rng: random.Random) -> str:
     """By the schema in the prompt: words for texts, a number for everything else."""
-    schema = json.loads(re.findall(r"JSON schema to follow:\s*(\{.*?\})\s*\n", prompt, re.DOTALL)[-1])
+    shown = prompt.rpartition("JSON schema to follow:")[2].lstrip()
+    if shown.startswith("{{"):  # escaped, in a prompt of messages
+        shown = shown.replace("{{", "{").replace("}}", "}")
+    schema, _ = json.JSONDecoder().raw_decode(shown)
     fields = schema["properties"].items()
     return json.dumps({key: said(rng, 2) if one.get("type") == "string" else rng.randint(1, 9) for key, one in fields})
 
