@@ -53,6 +53,12 @@ def accelerate(
         return accelerate_runnable(
             obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow
         )
+    if any(cls.__module__.startswith("llama_index.core.") for cls in module):
+        from teola_plugin.adapters.llamaindex.accelerate import accelerate_llamaindex
+
+        return accelerate_llamaindex(
+            obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow
+        )
     raise TraceError(
         f"cannot accelerate a {type(obj).__module__}.{type(obj).__qualname__}.",
         hint="pass a LangChain Runnable (a chain, a retriever, a model); wrap a plain function in RunnableLambda",

@@ -84,7 +84,7 @@ class TeolaLLM(Pooled, EngineModel, LLM):
         assert self.messages_to_prompt is not None  # LlamaIndex's validators see to it
         return self.payload_of_prompt(self.messages_to_prompt(messages), formatted=True, **kwargs)
 
-    def payload_of_template(self, template: BasePromptTemplate, **prompt_args: Any) -> Generate:
+    def payload_of_template(self, template: BasePromptTemplate, /, **prompt_args: Any) -> Generate:
         """What `predict` (and `stream`, `apredict`, ...) asks the engine for."""
         if self.is_chat_model:
             return self.payload_of_messages(self._get_messages(template, **prompt_args))

@@ -1,0 +1,99 @@
+"""Work that runs ahead of a plain object, whatever its framework: whether it pays, and the life of its query."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Protocol
+
+from teola_plugin.errors import TeolaError
+from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive, PrimitiveKind
+from teola_plugin.passes import Optimised
+from teola_plugin.passes.decoding_pipelining import GROW
+from teola_plugin.tracer.draft import Traced
+
+
+class Endable(Protocol):
+    """A live query, or a part of one."""
+
+    def close(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+BESIDE = "beside"
+"""Option of a BRANCH: it may run while others of its kind do, which the plain code runs one after the other."""
+_K = PrimitiveKind
+
+
+def pays(optimised: Optimised) -> bool:
+    """Whether anything can start before its place in plain, sequential code; otherwise the query is only traced."""
+    return optimised.source is None or _pays(optimised.source, optimised.graph)
+
+
+@lru_cache(maxsize=256)
+def _pays(source: Graph, graph: Graph) -> bool:
+    if any(p.id not in source or p.option(GROW) for p in graph):
+        return True  # stages, partial prefillings, partial decodings, lists that are worked on as they grow
+    if any(p.on_engine and any(_takes_time(source[name]) for name in _freed(p, source, graph)) for p in graph):
+        return True
+    return any(_holder_pays(source[p.id], p) for p in graph if p.holds_fragment)
+
+
+def _holder_pays(before: Primitive, p: Primitive) -> bool:
+    """Items side by side, arms side by side, or gains inside."""
+    arms = [(getattr(before, name), getattr(p, name)) for name in ("fragment", "otherwise")]
+    held = [(a.graph, b.graph) for a, b in arms if a is not None and b is not None]
+    if (p.kind is _K.MAP or p.option(BESIDE)) and any(_takes_time(q) for _, graph in held for q in graph):
+        return True
+    return any(_pays(a, b) for a, b in held)
+
+
+def _freed(p: Primitive, source: Graph, graph: Graph) -> frozenset[str]:
+    """What a primitive waited for in the p-graph and does not wait for any more."""
+    return source.ancestors[p.id] - graph.ancestors[p.id]
+
+
+def _takes_time(p: Primitive) -> bool:
+    return p.on_engine or p.kind in IMPURE_KINDS or p.holds_fragment
+
+
+def shape(traced: Traced, input: Any) -> dict[str, int]:
+    """Expected sizes for this input."""
+    try:
+        return traced.sizes(input)
+    except Exception:  # an input that the estimate cannot read: plan without expectations
+        return {}
+
+
+@contextlib.contextmanager
+def failing(run: Endable) -> Iterator[None]:
+    """The query ends with a body that fails, or that is given up."""
+    try:
+        yield
+    except Exception:
+        run.close()
+        raise
+    except BaseException:  # cancelled, interrupted, or a generator that was not read to its end
+        run.cancel()
+        raise
+
+
+@contextlib.contextmanager
+def ending(run: Endable) -> Iterator[None]:
+    """The query ends with the body."""
+    with failing(run):
+        yield
+    run.close()
+
+
+def log_fallback(error: Exception) -> None:
+    """Say that the original runs instead; to be called where `error` is handled."""
+    bug = f" ({type(error).__name__} is a bug of teola-plugin: please report it with this traceback)"
+    logging.getLogger("teola_plugin").warning(
+        "planning failed; the original runs as it always did%s",
+        "" if isinstance(error, TeolaError) else bug,
+        exc_info=error,
+    )

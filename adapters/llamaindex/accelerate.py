@@ -1,0 +1,99 @@
+"""`accelerate` for LlamaIndex: query engines, retrievers, synthesizers, chat engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
+from teola_plugin.adapters.llamaindex.parts import replaced
+from teola_plugin.adapters.llamaindex.session import Session
+from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.passes import Pass, resolve_passes
+from teola_plugin.passes.base import SPECULATE
+from teola_plugin.pool import EnginePool
+from teola_plugin.tracer.llamaindex.known import inside
+
+Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
+
+
+def accelerate_llamaindex(
+    obj: Any,
+    *,
+    pool: EnginePool | None,
+    bind: Bindings | None,
+    passes: Iterable[Pass | str] | None,
+    speculate: str,
+    app: str | None,
+    shadow: float = 0.0,
+) -> Any:
+    """See `teola_plugin.accelerate`."""
+    if speculate not in SPECULATE:
+        raise unknown_name("value of speculate", speculate, list(SPECULATE))
+    if shadow:
+        raise RegistrationError(
+            "shadow= compares calls of LangChain Runnables only.", hint="compare engines by `teola compare`"
+        )
+    chosen = None if passes is None else resolve_passes(passes)
+    found = pool or the_pool_of(obj)
+    parts = _Parts(found, chosen, speculate, app)
+    session = Session(obj, bound_in(obj, bind, found), found, passes=chosen, speculate=speculate, app=app, part=parts)
+    return accelerated(session)
+
+
+class _Parts:
+    """Accelerates parts that are called at run time, each once."""
+
+    def __init__(
+        self, pool: EnginePool | None, passes: tuple[Pass, ...] | None, speculate: str, app: str | None
+    ) -> None:
+        self._terms: dict[str, Any] = {"passes": passes, "speculate": speculate, "app": app}
+        self._pool = pool
+        self._made: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, node: Any) -> Any:
+        if isinstance(node, Accelerated):
+            return node
+        known = self._made.get(id(node))
+        if known is None or known[0] is not node:
+            session = Session(node, node, self._pool, part=self, **self._terms)
+            known = self._made[id(node)] = (node, accelerated(session))
+        return known[1]
+
+
+def bound_in(obj: Any, bind: Bindings | None, pool: EnginePool | None) -> Any:
+    """`obj`, or a copy in which the bound objects are served by the pool. Raises `RegistrationError`."""
+    if bind is None:
+        return obj
+    if pool is None:
+        raise RegistrationError("bind= needs a pool.", hint="pass pool=EnginePool.local(...)")
+    from teola_plugin.adapters.llamaindex.bind import bound  # type: ignore[import-not-found, unused-ignore]
+
+    pairs = list(bind.items()) if isinstance(bind, Mapping) else list(bind)
+    served = {id(one): bound(one, engine, pool) for one, engine in pairs}
+    seen: set[int] = set()
+
+    def change(node: Any) -> Any | None:
+        seen.add(id(node))
+        return served.get(id(node))
+
+    made = replaced(obj, change)
+    missing = [one for one, _ in pairs if id(one) not in seen]
+    if missing:
+        raise RegistrationError(
+            f"bind= names a {type(missing[0]).__name__} that is not a part of the {type(obj).__name__}.",
+            hint="bind the very object that the engine uses, e.g. engine.retriever._embed_model",
+        )
+    return made
+
+
+def the_pool_of(obj: Any) -> EnginePool | None:
+    """The pool that its pool-backed objects share; None without any. Raises `RegistrationError` for two."""
+    found = (getattr(node, "pool", None) for node in inside(obj))
+    pools = {id(pool): pool for pool in found if isinstance(pool, EnginePool)}
+    if len(pools) > 1:
+        raise RegistrationError(
+            f"the object uses {len(pools)} different engine pools.",
+            hint="say which one plans it: accelerate(..., pool=...)",
+        )
+    return next(iter(pools.values()), None)

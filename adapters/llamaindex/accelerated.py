@@ -1,0 +1,168 @@
+"""What users hold: the very object, with other public methods.
+
+An accelerated object has the original's class, and its attributes are the original's own: reading and writing them,
+`update_prompts`, `callback_manager` and the like are as they always were. Only the entries differ: they call the
+original's beside a live query.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.chat_engine.types import BaseChatEngine
+from llama_index.core.response_synthesizers import BaseSynthesizer
+
+from teola_plugin.adapters.llamaindex.session import Session, asked, with_nodes
+from teola_plugin.errors import TraceError
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.passes import Optimised
+from teola_plugin.tracer.report import TraceReport
+
+
+class Accelerated:
+    """What all of them have in common."""
+
+    __teola_accelerated__: ClassVar[bool] = True
+    __teola_session__: ClassVar[Session]
+    """Of the one object that the class is made for, see `accelerated`."""
+    __teola_entry__: ClassVar[str] = "query"
+    """What is shown of it."""
+
+    @property
+    def original(self) -> Any:
+        """The object that was accelerated."""
+        return self.__teola_session__.original
+
+    @property
+    def report(self) -> TraceReport:
+        """What is lowered, joined or called as it always was, and why."""
+        return self.__teola_session__.entry(self.__teola_entry__).traced.report
+
+    def plan(self, input: Any = None) -> Optimised | None:
+        """The e-graph of a query, and the passes that made it; None where the original just runs."""
+        return self.__teola_session__.plan(self.__teola_entry__, None if input is None else asked(input))
+
+    def explain(self, input: Any = None) -> str:
+        """What was understood, the p-graph, the e-graph, the passes that fired and what to expect, as text."""
+        from teola_plugin.adapters.explain import explain
+
+        session = self.__teola_session__
+        return explain(session.entry(self.__teola_entry__).traced, self.plan(input), session.pool)
+
+    def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
+        """The trace of the last call that was started on this object; None before the first one."""
+        last = self.__teola_session__.last
+        return None if last is None else last.trace.result(timeout)
+
+
+class AcceleratedQueryEngine(Accelerated):
+    """A `BaseQueryEngine`."""
+
+    def query(self, str_or_query_bundle: Any) -> Any:
+        given = asked(str_or_query_bundle)
+        return self.__teola_session__.call("query", given, lambda node: node.query(str_or_query_bundle))
+
+    async def aquery(self, str_or_query_bundle: Any) -> Any:
+        given = asked(str_or_query_bundle)
+        return await self.__teola_session__.acall("query", given, lambda node: node.aquery(str_or_query_bundle))
+
+    def retrieve(self, query_bundle: Any) -> Any:
+        return self.__teola_session__.call("retrieve", asked(query_bundle), lambda node: node.retrieve(query_bundle))
+
+    async def aretrieve(self, query_bundle: Any) -> Any:
+        given = asked(query_bundle)
+        return await self.__teola_session__.acall("retrieve", given, lambda node: node.aretrieve(query_bundle))
+
+    def synthesize(self, query_bundle: Any, nodes: Any, additional_source_nodes: Any = None) -> Any:
+        given = with_nodes(query_bundle, nodes)
+        return self.__teola_session__.call(
+            "synthesize", given, lambda node: node.synthesize(query_bundle, nodes, additional_source_nodes)
+        )
+
+    async def asynthesize(self, query_bundle: Any, nodes: Any, additional_source_nodes: Any = None) -> Any:
+        given = with_nodes(query_bundle, nodes)
+        return await self.__teola_session__.acall(
+            "synthesize", given, lambda node: node.asynthesize(query_bundle, nodes, additional_source_nodes)
+        )
+
+
+class AcceleratedRetriever(Accelerated):
+    """A `BaseRetriever`."""
+
+    __teola_entry__ = "retrieve"
+
+    def retrieve(self, str_or_query_bundle: Any) -> Any:
+        given = asked(str_or_query_bundle)
+        return self.__teola_session__.call("retrieve", given, lambda node: node.retrieve(str_or_query_bundle))
+
+    async def aretrieve(self, str_or_query_bundle: Any) -> Any:
+        given = asked(str_or_query_bundle)
+        return await self.__teola_session__.acall("retrieve", given, lambda node: node.aretrieve(str_or_query_bundle))
+
+
+class AcceleratedSynthesizer(Accelerated):
+    """A `BaseSynthesizer`."""
+
+    __teola_entry__ = "synthesize"
+
+    def synthesize(self, query: Any, nodes: Any, additional_source_nodes: Any = None, **response_kwargs: Any) -> Any:
+        given = None if response_kwargs else with_nodes(query, nodes)
+        return self.__teola_session__.call(
+            "synthesize", given, lambda node: node.synthesize(query, nodes, additional_source_nodes, **response_kwargs)
+        )
+
+    async def asynthesize(
+        self, query: Any, nodes: Any, additional_source_nodes: Any = None, **response_kwargs: Any
+    ) -> Any:
+        given = None if response_kwargs else with_nodes(query, nodes)
+        return await self.__teola_session__.acall(
+            "synthesize", given, lambda node: node.asynthesize(query, nodes, additional_source_nodes, **response_kwargs)
+        )
+
+
+class AcceleratedChatEngine(Accelerated):
+    """A `BaseChatEngine`. Its engine or retriever runs ahead; the conversation is its own."""
+
+    def chat(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__teola_session__.call("chat", None, lambda node: node.chat(*args, **kwargs))
+
+    async def achat(self, *args: Any, **kwargs: Any) -> Any:
+        return await self.__teola_session__.acall("chat", None, lambda node: node.achat(*args, **kwargs))
+
+    def stream_chat(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__teola_session__.call("chat", None, lambda node: node.stream_chat(*args, **kwargs))
+
+    async def astream_chat(self, *args: Any, **kwargs: Any) -> Any:
+        return await self.__teola_session__.acall("chat", None, lambda node: node.astream_chat(*args, **kwargs))
+
+
+KINDS: tuple[tuple[type, type[Accelerated]], ...] = (
+    (BaseQueryEngine, AcceleratedQueryEngine),
+    (BaseRetriever, AcceleratedRetriever),
+    (BaseSynthesizer, AcceleratedSynthesizer),
+    (BaseChatEngine, AcceleratedChatEngine),
+)
+
+
+def accelerated(session: Session) -> Any:
+    """An object of the served object's class, with its attributes, whose entries begin live queries."""
+    served = session.served
+    kind = next((mine for theirs, mine in KINDS if isinstance(served, theirs)), None)
+    if kind is None:
+        raise TraceError(f"cannot accelerate a {type(served).__module__}.{type(served).__qualname__}.")
+    name = f"Accelerated{type(served).__name__}"
+    cls = _class(name, kind, type(served), session)
+    made: Any = object.__new__(cls)
+    object.__setattr__(made, "__dict__", vars(served))
+    for slot in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
+        if hasattr(served, slot):
+            object.__setattr__(made, slot, getattr(served, slot))
+    return made
+
+
+def _class(name: str, kind: type[Accelerated], theirs: type, session: Session) -> type:
+    """One class per object: its session is the class's, since the attributes are all the original's."""
+    values = {"__teola_session__": session, "__module__": theirs.__module__, "__doc__": kind.__doc__}
+    return type(theirs)(name, (kind, theirs), values)

@@ -1,0 +1,192 @@
+"""The live query beside a LlamaIndex object: planned per entry, begun per call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import aclosing
+from typing import Any
+
+from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core.schema import QueryBundle, QueryType
+
+from teola_plugin.adapters.ahead import ending, failing, log_fallback, pays, shape
+from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.llamaindex.parts import Accelerate, with_parts
+from teola_plugin.graph import Query
+from teola_plugin.passes import Optimised, Pass
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.tracer.llamaindex.trace import ASKED, NODES, TEXTS, TracedEntry, trace
+
+Given = dict[str, Any]
+
+
+class Joined:
+    """A part without a graph of its own: its calls belong to the query that is live already."""
+
+    def __init__(self, whole: QueryRun) -> None:
+        self.whole = whole
+        self.trace = whole.trace
+
+    def close(self) -> None: ...
+
+    cancel = close
+
+
+Run = QueryRun | PartRun | Joined
+
+
+class Session:
+    """What an accelerated object knows beyond the original: engines, plans, traces."""
+
+    def __init__(
+        self,
+        original: Any,
+        served: Any,
+        pool: EnginePool | None,
+        *,
+        passes: tuple[Pass, ...] | None,
+        speculate: str,
+        app: str | None,
+        part: Accelerate,
+    ) -> None:
+        self.original = original
+        self.served = served
+        """The original, or a copy in which some of its parts are served by engines of the pool."""
+        self.pool = pool
+        self._passes = passes
+        self._speculate = speculate
+        self._app = app or "default"
+        self._part = part
+        self._traced: dict[tuple[str, int], TracedEntry] = {}
+        self._last: list[Run] = []
+
+    # ------------------------------------------------------------ seeing it
+
+    def entry(self, entry: str, texts: int = 1) -> TracedEntry:
+        """What the graph knows of an entry; traced anew when the object has changed."""
+        known = self._traced.get((entry, texts))
+        if known is None or not known.holds:
+            known = self._traced[entry, texts] = trace(self.served, entry, texts)
+        return known
+
+    def plan(self, entry: str, input: Any = None, texts: int = 1) -> Optimised | None:
+        if self.pool is None:
+            return None
+        traced = self.entry(entry, texts).traced
+        return self.pool.plan(traced.template, shape(traced, input), passes=self._passes, speculate=self._speculate)
+
+    @property
+    def last(self) -> Run | None:
+        return self._last[0] if self._last else None
+
+    # ------------------------------------------------------------ one call
+
+    def call(self, entry: str, given: Given | None, plain: Callable[[Any], Any]) -> Any:
+        """`plain` of the object that runs, beside its live query."""
+        begun = self._begin(entry, given)
+        if begun is None:
+            return plain(self.served)
+        run, node = begun
+        with failing(run), joined(run.whole):
+            made = plain(node)
+        return _kept_open(run, made)
+
+    async def acall(self, entry: str, given: Given | None, plain: Callable[[Any], Awaitable[Any]]) -> Any:
+        """`call` in a loop."""
+        begun = self._begin(entry, given)
+        if begun is None:
+            return await plain(self.served)
+        run, node = begun
+        with failing(run), joined(run.whole):
+            made = await plain(node)
+        return _kept_open(run, made)
+
+    def _begin(self, entry: str, given: Given | None) -> tuple[Run, Any] | None:
+        """The live query, and what runs beside it; None where the original just runs."""
+        if self.pool is None:
+            return None
+        try:
+            node = self._running(entry, given)
+            run = self._submit(self.pool, entry, given)
+        except Exception as error:  # nothing of the original has run yet
+            log_fallback(error)
+            return None
+        self._last[:] = [run]
+        return run, node
+
+    def _submit(self, pool: EnginePool, entry: str, given: Given | None) -> Run:
+        whole = live_query(pool)
+        query = Query({"input": given}, app=self._app)
+        if given is None:  # it cannot be planned; its parts can
+            return Joined(whole) if whole is not None else pool.runtime.watch(query, joins=True)
+        texts = len(given.get(TEXTS, ("",)))
+        traced = self.entry(entry, texts).traced
+        optimised = pool.plan(traced.template, shape(traced, given), passes=self._passes, speculate=self._speculate)
+        if whole is not None:
+            return whole.part(optimised.graph, traced.calls, given) if pays(optimised) else Joined(whole)
+        if not pays(optimised):
+            return pool.runtime.watch(query, joins=True)
+        return pool.runtime.submit(
+            query,
+            optimised.graph,
+            traced.calls,
+            ahead=True,
+            pgraph=optimised.source,
+            passes=tuple((r.pass_name, r.fired, r.seconds) for r in optimised.reports),
+        )
+
+    def _running(self, entry: str, given: Given | None) -> Any:
+        """What runs: engines and retrievers in it that the graph does not know are accelerated by themselves."""
+        known = self.entry(entry, len(given.get(TEXTS, ("",)))).lowered if given is not None else frozenset[int]()
+        return with_parts(self.served, known, self._part)
+
+
+def asked(query: QueryType) -> Given | None:
+    """The query's input for the graph; None for a query that brings its own vector."""
+    if isinstance(query, str):
+        return {ASKED: query, TEXTS: [query]}
+    if not isinstance(query, QueryBundle) or query.embedding is not None or query.image_path is not None:
+        return None
+    texts = list(query.embedding_strs)
+    return {ASKED: query.query_str, TEXTS: texts} if texts else None
+
+
+def with_nodes(query: QueryType, nodes: Any) -> Given:
+    return {ASKED: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
+
+
+def live_query(pool: EnginePool) -> QueryRun | None:
+    """The accelerated query that this call is a part of."""
+    run = current_run.get()
+    return run if run is not None and run.joins and not run.closed and run.runtime is pool.runtime else None
+
+
+# ------------------------------------------------------------ answers that are read later
+
+
+def _kept_open(run: Run, made: Any) -> Any:
+    """The query ends with its answer, or with the last piece of a streamed one."""
+    if isinstance(made, StreamingResponse) and isinstance(made.response_gen, Generator):
+        made.response_gen = _streamed(run, made.response_gen)
+    elif isinstance(made, AsyncStreamingResponse) and isinstance(made.response_gen, AsyncGenerator):
+        made.response_gen = _astreamed(run, made.response_gen)
+    else:
+        run.close()
+        return made
+    weakref.finalize(made.response_gen, run.close).atexit = False  # it may never be read
+    return made
+
+
+def _streamed(run: Run, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    with ending(run):
+        yield from streamed_in(run.whole, pieces)
+
+
+async def _astreamed(run: Run, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    with ending(run):
+        async with aclosing(astreamed_in(run.whole, pieces)) as found:
+            async for piece in found:
+                yield piece

@@ -1,0 +1,228 @@
+"""Retrievers: embeddings and searches as primitives; fusion, fetching and de-duplication by their own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import mean_agg
+from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
+from llama_index.core.retrievers import QueryFusionRetriever, TransformRetriever
+from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle
+from llama_index.core.storage.docstore import SimpleDocumentStore
+
+from teola_plugin.errors import TeolaError
+from teola_plugin.graph import ITEM, Component, Effect, Ref, Role, named
+from teola_plugin.tracer.draft import DERIVED
+from teola_plugin.tracer.llamaindex.known import level, rule_for
+from teola_plugin.tracer.llamaindex.stand_ins import clone, own_nodes, raw
+from teola_plugin.tracer.llamaindex.transforms import transformed
+from teola_plugin.tracer.llamaindex.walk import Asked, Value, Walk, pool_llm
+from teola_plugin.tracer.symbols import NotUnderstood
+
+Given = Mapping[str, Any]
+Nodes = Sequence[NodeWithScore]
+
+
+def retrieve(walk: Walk, retriever: BaseRetriever, asked: Asked, path: str, name: str) -> Value:
+    """`retriever.retrieve(query)`."""
+    made: Value = None
+    try:
+        lower = rule_for(retriever, _RULES)
+        found = lower(walk, retriever, asked, path, name)
+    except NotUnderstood as why:
+        walk.note(path, retriever, level(retriever), reason=str(why))
+        return None
+    if found is not None:
+        walk.lowered.add(id(retriever))
+        made = walk.call(
+            f"{name}.unique", lambda query, nodes: settled(retriever, query, nodes), query=asked.text, nodes=found
+        )
+    return made
+
+
+def settled(retriever: BaseRetriever, query: str, nodes: Nodes) -> list[NodeWithScore]:
+    """What the public `retrieve` makes of what `_retrieve` gave: every node once."""
+    if any(isinstance(n.node, IndexNode) and (n.node.obj or n.node.index_id in retriever.object_map) for n in nodes):
+        raise NotUnderstood("a node stands for an object, which is asked in its place")
+    return clone(retriever)._handle_recursive_retrieval(QueryBundle(query), list(nodes))  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------ an index
+
+
+def _vector(walk: Walk, r: VectorIndexRetriever, asked: Asked, path: str, name: str) -> Value:
+    made: Value = None
+    with walk.noting(path, r):
+        hits = _searched(walk, r, asked, name)
+        made = walk.call(f"{name}.nodes", lambda query, hits: _nodes(r, query, hits), query=asked.text, hits=hits)
+    return made
+
+
+def _searched(walk: Walk, r: VectorIndexRetriever, asked: Asked, name: str) -> Ref:
+    """Hits of the store for the query's mean vector."""
+    [store, model] = walk.read(r, "_vector_store", "_embed_model")
+    walk.read(r, "_similarity_top_k", "_filters", "_vector_store_query_mode", "_node_ids", "_doc_ids", "_kwargs")
+    if not hasattr(store, "search_payload") or not hasattr(model, "vector_of"):
+        raise NotUnderstood("its store or its embedding model is not on the pool")
+    if not r._needs_embedding() or not asked.texts:
+        raise NotUnderstood("it does not search by a vector")
+    if type(r._docstore) is not SimpleDocumentStore:
+        raise NotUnderstood(f"its documents are in a {type(r._docstore).__name__}, which is not known to be local")
+    sample = _sample(r, store)
+    effect = Effect(f"collection:{store.engine}/{sample.collection}", validated=True)
+    options: tuple[tuple[str, Any], ...] = (("collection", sample.collection), ("k", sample.k))
+    if sample.filter:
+        options = (*options, ("filter", sample.filter))
+    name = walk.name(name, *DERIVED, "mean")
+    if len(asked.texts) == 1:
+        query = named(query=asked.texts[0])
+        component = Component(
+            name,
+            Role.RETRIEVAL,
+            query,
+            store.engine,
+            model.engine,
+            effects=(effect,),
+            scope=walk.scope,
+            options=options,
+        )
+        return walk.draft.add(component)
+    vectors = {f"vector{i}": _embedded(walk, model, text, f"{name}.embedding") for i, text in enumerate(asked.texts)}
+    mean = walk.call(f"{name}.mean", lambda **given: mean_agg([model.vector_of(v) for v in given.values()]), **vectors)
+    search = Component(
+        name,
+        Role.SEARCHING,
+        named(vectors=mean),
+        store.engine,
+        effects=(effect,),
+        scope=walk.scope,
+        options=options,
+    )
+    return walk.draft.add(search)
+
+
+def _sample(r: VectorIndexRetriever, store: Any) -> Any:
+    """What it asks the store for, but for the vector."""
+    try:
+        made = store.search_payload(r._build_vector_store_query(QueryBundle("", embedding=[0.0])))
+    except TeolaError as error:
+        raise NotUnderstood(str(error)) from None
+    if made is None or r._kwargs:
+        raise NotUnderstood("its filters may take more than one search")
+    return made
+
+
+def _embedded(walk: Walk, model: Any, text: Ref, name: str) -> Ref:
+    options = (("role", "query"),)
+    component = Component(
+        walk.name(name), Role.EMBEDDING, named(texts=text), model.engine, scope=walk.scope, options=options, expected=1
+    )
+    return walk.draft.add(component)
+
+
+class _Found:
+    """Stands for the vector store of a copy: a search has been made."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def query(self, *_: Any, **__: Any) -> Any:
+        return self._result
+
+
+def _nodes(r: VectorIndexRetriever, query: str, hits: Sequence[Any]) -> list[NodeWithScore]:
+    """What `_retrieve` gives for these hits."""
+    found = _Found(r._vector_store.result_of(hits))  # type: ignore[attr-defined]
+    own = clone(r, _vector_store=found)
+    return own._get_nodes_with_embeddings(QueryBundle(query, embedding=[0.0]))  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------ fusion
+
+
+def _fusion(walk: Walk, r: QueryFusionRetriever, asked: Asked, path: str, name: str) -> Value:
+    """The query itself needs no LLM, so its searches start at once; each written query is searched as it closes."""
+    [inner, count] = walk.read(r, "_retrievers", "num_queries")
+    walk.read(r, "_llm", "query_gen_prompt", "mode", "_retriever_weights")
+    queries: Value = None
+    with walk.step() as writing:
+        if count > 1:
+            queries = _written(walk, r, asked, path, f"{name}.queries")
+    before = tuple(writing)
+    own: list[Value] = []
+    for i, one in enumerate(inner):
+        with walk.step(before) as names:
+            own.append(retrieve(walk, one, asked, f"{path}._retrievers[{i}]", f"{name}.own{i}" if i else f"{name}.own"))
+        before = tuple(names) or before
+    found = _each(walk, r, queries, path, name) if queries is not None else None
+    if any(ref is None for ref in own) or (count > 1 and found is None):
+        return None
+    known = {f"own{i}": ref for i, ref in enumerate(own) if ref is not None}
+    more = {"queries": queries, "found": found} if queries is not None and found is not None else {}
+
+    def fuse(query: str, queries: Sequence[str] = (), found: Sequence[Any] = (), **own: Nodes) -> list[NodeWithScore]:
+        lists = {(query, i): own_nodes(own[f"own{i}"]) for i in range(len(inner))}
+        for text, several in zip(queries, found, strict=True):
+            lists |= {(text, i): own_nodes(nodes) for i, nodes in enumerate(several)}
+        return _fused(r, query, lists)
+
+    return walk.call(f"{name}.fused", fuse, query=asked.text, **known, **more)  # type: ignore[arg-type]
+
+
+def _written(walk: Walk, r: QueryFusionRetriever, asked: Asked, path: str, name: str) -> Value:
+    made: Value = None
+    with walk.noting(path, r):
+
+        def write(llm: Any, given: Given) -> list[str]:
+            found: list[Any] = clone(r, _llm=llm)._get_queries(given["query"])
+            return [query.query_str for query in found]
+
+        inputs = {"query": asked.text}
+        made = walk.ask(name, pool_llm(r._llm), write, inputs, items="lines", expected=r.num_queries - 1)
+    return made
+
+
+def _each(walk: Walk, r: QueryFusionRetriever, queries: Ref, path: str, name: str) -> Value:
+    """For each query, what each retriever gives."""
+    body = walk.body()
+    item = Asked(Ref(ITEM), (Ref(ITEM),))
+    lists = [
+        retrieve(body, one, item, f"{path}._retrievers[{i}]", f"{name}.found{i}") for i, one in enumerate(r._retrievers)
+    ]
+    body.draft.nodes.clear()  # the report has them already
+    if any(one is None for one in lists):
+        return None
+    refs = {f"list{i}": one for i, one in enumerate(lists) if one is not None}
+    output = body.call(f"{name}.lists", lambda **lists: list(lists.values()), **refs)
+    return walk.hold(f"{name}.found", Role.MAP, named(items=queries), body, output, expected=r.num_queries - 1)
+
+
+def _fused(
+    r: QueryFusionRetriever, query: str, lists: Mapping[tuple[str, int], list[NodeWithScore]]
+) -> list[NodeWithScore]:
+    """What `_retrieve` makes of the lists, by the mode that it is in."""
+    own = clone(r, use_async=False, _get_queries=lambda _: [], _run_sync_queries=lambda _: dict(lists))
+    found: list[NodeWithScore] = raw(own, "_retrieve")(QueryBundle(query))
+    return found
+
+
+# ------------------------------------------------------------ another query
+
+
+def _transform(walk: Walk, r: TransformRetriever, asked: Asked, path: str, name: str) -> Value:
+    [inner, transform, metadata] = walk.read(r, "_retriever", "_query_transform", "_transform_metadata")
+    with walk.step() as names:
+        other = transformed(walk, transform, asked, metadata, f"{path}._query_transform", f"{name}.query")
+    if other is None:
+        return None
+    with walk.step(tuple(names)):
+        return retrieve(walk, inner, other, f"{path}._retriever", f"{name}.inner")
+
+
+_RULES: dict[type, Callable[..., Value]] = {
+    VectorIndexRetriever: _vector,
+    QueryFusionRetriever: _fusion,
+    TransformRetriever: _transform,
+}

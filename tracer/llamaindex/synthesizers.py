@@ -1,0 +1,198 @@
+"""Response synthesizers: packing and prompts by their own code, the calls as primitives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llama_index.core.prompts.prompt_utils import get_biggest_prompt
+from llama_index.core.response_synthesizers import (
+    Accumulate,
+    BaseSynthesizer,
+    CompactAndRefine,
+    Generation,
+    Refine,
+    SimpleSummarize,
+    TreeSummarize,
+)
+from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
+from llama_index.core.response_synthesizers.context_only import ContextOnly
+from llama_index.core.response_synthesizers.no_text import NoText
+from llama_index.core.schema import MetadataMode, NodeWithScore
+
+from teola_plugin.graph import CARRY, ITEM, Ref, Role, Slice, named
+from teola_plugin.tracer.llamaindex.known import rule_for
+from teola_plugin.tracer.llamaindex.stand_ins import clone, raw
+from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
+from teola_plugin.tracer.symbols import NotUnderstood
+
+Given = Mapping[str, Any]
+QUERY = Ref("$query")
+"""The query's text inside the body of a holder."""
+EMPTY = "Empty Response"
+
+
+def synthesize(walk: Walk, synth: BaseSynthesizer, query: Ref, nodes: Value, path: str, name: str) -> Value:
+    """`str(response)` for a query and its nodes."""
+    made: Value = None
+    with walk.noting(path, synth):
+        lower = rule_for(synth, _RULES)
+        if getattr(synth, "_multimodal", False):
+            raise NotUnderstood("answers from images, too")
+        if nodes is None and lower is not _generation:
+            raise NotUnderstood("what it reads is not known ahead")
+        made = lower(walk, synth, query, nodes, name)
+        walk.lowered.add(id(synth))
+    return made
+
+
+def texts_of(nodes: Sequence[NodeWithScore]) -> list[str]:
+    """What `synthesize` makes of nodes."""
+    if not nodes:
+        raise NotUnderstood("without nodes, nobody is asked")
+    return [n.node.get_content(metadata_mode=MetadataMode.LLM) for n in nodes]
+
+
+def tree(walk: Walk, synth: TreeSummarize, query: Ref, texts: Ref, name: str) -> Ref:
+    """`synth.get_response`: the texts are packed and summarised, and so are the summaries, until one is left."""
+    llm, template = _llm(walk, synth), walk.template(synth, "_summary_template")
+    [helper] = walk.read(synth, "_prompt_helper")
+
+    def pack(query: str, texts: Sequence[str]) -> list[str]:
+        packed: list[str] = helper.repack(template.partial_format(query_str=query), text_chunks=texts, llm=llm)
+        return packed
+
+    def summarise(llm: Any, given: Given) -> str:
+        return str(llm.predict(template.partial_format(query_str=given["query"]), context_str=given["chunk"]))
+
+    level = walk.body()
+    chunks = level.call(f"{name}.chunks", pack, query=QUERY, texts=Ref(CARRY))
+    each = level.body()
+    summary = each.ask(f"{name}.summary", llm, summarise, {"query": QUERY, "chunk": Ref(ITEM)})
+    summaries = level.hold(f"{name}.summaries", Role.MAP, named(items=chunks, query=QUERY), each, summary)
+    again = level.call(
+        f"{name}.level",
+        lambda chunks, summaries: {"carry": summaries, "again": len(chunks) > 1},
+        chunks=chunks,
+        summaries=summaries,
+    )
+    last = walk.hold(f"{name}.tree", Role.LOOP, named(init=texts, query=query), level, again)
+    return walk.call(name, lambda texts: texts[0], texts=last)
+
+
+def _llm(walk: Walk, synth: BaseSynthesizer) -> Any:
+    [llm, output] = walk.read(synth, "_llm", "_output_cls")
+    if output is not None:
+        raise NotUnderstood("its answer has a schema")
+    return pool_llm(llm)
+
+
+def _tree(walk: Walk, synth: TreeSummarize, query: Ref, nodes: Ref, name: str) -> Ref:
+    _llm(walk, synth)
+    return tree(walk, synth, query, walk.call(f"{name}.texts", texts_of, nodes=nodes), name)
+
+
+def _refine(walk: Walk, synth: Refine, query: Ref, nodes: Ref, name: str) -> Ref:
+    """The first chunk is answered from; every other one refines the answer."""
+    llm = _llm(walk, synth)
+    if synth._structured_answer_filtering or synth._program_factory != synth._default_program_factory:
+        raise NotUnderstood("a program decides whether an answer counts")
+    qa, refine = walk.template(synth, "_text_qa_template"), walk.template(synth, "_refine_template")
+    [helper, padding] = walk.read(synth, "_prompt_helper", "_response_padding_size")
+    own = clone(synth, _text_qa_template=qa, _refine_template=refine)
+    compact = isinstance(synth, CompactAndRefine)
+
+    def pack(query: str, texts: Sequence[str]) -> list[str]:
+        texts = own._make_compact_text_chunks(query, texts) if compact else texts
+        largest = get_biggest_prompt([qa, refine])
+        return [part for text in texts for part in helper.repack(largest, [text], llm=llm, padding=padding)]
+
+    def answer(llm: Any, given: Given) -> str:
+        return str(llm.predict(qa.partial_format(query_str=given["query"]), context_str=given["chunk"]))
+
+    def better(llm: Any, given: Given) -> str:
+        before = given["answer"]
+        template = refine.partial_format(query_str=given["query"], existing_answer=before)
+        [chunk] = helper.repack(template, [given["chunk"]], llm=llm)  # where it is too long, the plain code goes on
+        if not before:
+            raise NotUnderstood("an empty answer is not refined")
+        return str(llm.predict(template, context_msg=chunk) or before)
+
+    texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
+    chunks = walk.call(f"{name}.chunks", pack, query=query, texts=texts)
+    first = walk.ask(f"{name}.answer", llm, answer, {"query": query, "chunk": chunks.at(0)})
+    body = walk.body()
+    refined = body.ask(f"{name}.refined", llm, better, {"query": QUERY, "answer": Ref(CARRY), "chunk": Ref(ITEM)})
+    rest = named(items=chunks.at(Slice(1, None)), init=first, query=query)
+    last = walk.hold(f"{name}.refine", Role.FOLD, rest, body, refined)
+    return walk.call(name, lambda answer: answer or EMPTY, answer=last)
+
+
+def _accumulate(walk: Walk, synth: Accumulate, query: Ref, nodes: Ref, name: str) -> Ref:
+    """Every chunk is answered from."""
+    llm = _llm(walk, synth)
+    qa = walk.template(synth, "_text_qa_template")
+    [helper] = walk.read(synth, "_prompt_helper")
+    own = clone(synth, _text_qa_template=qa, _use_async=False)
+    compact = isinstance(synth, CompactAndAccumulate)
+    separator = inspect.signature(raw(synth, "get_response")).parameters["separator"].default
+
+    def pack(query: str, texts: Sequence[str]) -> list[str]:
+        template = qa.partial_format(query_str=query)
+        texts = helper.repack(template, texts, llm=llm) if compact else texts
+        return [part for text in texts for part in helper.repack(template, [text], llm=llm)]
+
+    def answer(llm: Any, given: Given) -> str:
+        template = qa.partial_format(query_str=given["query"])
+        return str(llm.predict(template, **own._make_prompt_kwargs(given["chunk"])))
+
+    texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
+    chunks = walk.call(f"{name}.chunks", pack, query=query, texts=texts)
+    body = walk.body()
+    one = body.ask(f"{name}.answer", llm, answer, {"query": QUERY, "chunk": Ref(ITEM)})
+    answers = walk.hold(f"{name}.answers", Role.MAP, named(items=chunks, query=query), body, one)
+    return walk.call(name, lambda answers: own._format_response(answers, separator), answers=answers)
+
+
+def _simple(walk: Walk, synth: SimpleSummarize, query: Ref, nodes: Ref, name: str) -> Ref:
+    llm, qa = _llm(walk, synth), walk.template(synth, "_text_qa_template")
+    walk.read(synth, "_prompt_helper")
+
+    def answer(llm: Any, given: Given) -> Any:
+        own = clone(synth, _llm=llm, _text_qa_template=qa, _streaming=False)
+        return raw(own, "get_response")(given["query"], given["texts"])
+
+    texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
+    return walk.ask(name, llm, answer, {"texts": texts, "query": query}, blanks={"texts": lambda text: [text]})
+
+
+def _generation(walk: Walk, synth: Generation, query: Ref, nodes: Value, name: str) -> Ref:
+    """The nodes are not read: it need not wait for them."""
+    llm, template = _llm(walk, synth), walk.template(synth, "_input_prompt")
+
+    def answer(llm: Any, given: Given) -> Any:
+        own = clone(synth, _llm=llm, _input_prompt=template, _streaming=False)
+        return raw(own, "get_response")(given["query"], [])
+
+    return walk.ask(name, llm, answer, {"query": query})
+
+
+def _context_only(walk: Walk, synth: BaseSynthesizer, query: Ref, nodes: Ref, name: str) -> Ref:
+    def answer(query: str, nodes: Sequence[NodeWithScore]) -> str:
+        return str(raw(synth, "get_response")(query, texts_of(nodes)))
+
+    return walk.call(name, answer, query=query, nodes=nodes)
+
+
+_RULES: dict[type, Callable[..., Ref]] = {
+    CompactAndRefine: _refine,
+    Refine: _refine,
+    CompactAndAccumulate: _accumulate,
+    Accumulate: _accumulate,
+    TreeSummarize: _tree,
+    SimpleSummarize: _simple,
+    Generation: _generation,
+    NoText: _context_only,
+    ContextOnly: _context_only,
+}

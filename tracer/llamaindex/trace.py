@@ -1,0 +1,81 @@
+"""LlamaIndex object -> workflow template of one of its entries. Runs no code of the user's, changes nothing.
+
+The query's input is a dictionary: `query` (its text), `texts` (what is embedded for it), and `nodes` for `synthesize`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.response_synthesizers import BaseSynthesizer
+
+from teola_plugin.graph import INPUT, Ref
+from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.llamaindex import engines
+from teola_plugin.tracer.llamaindex.known import level
+from teola_plugin.tracer.llamaindex.retrievers import retrieve
+from teola_plugin.tracer.llamaindex.synthesizers import synthesize
+from teola_plugin.tracer.llamaindex.walk import Asked, Premise, Value, Walk
+from teola_plugin.tracer.symbols import NotUnderstood
+
+ASKED, TEXTS, NODES = "query", "texts", "nodes"
+"""Keys of the query's input."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedEntry:
+    """What an entry of an object looks like to the graph, and what that rests on."""
+
+    traced: Traced
+    premises: tuple[Premise, ...]
+    lowered: frozenset[int]
+    """Ids of the engines and retrievers that are in the graph."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the object still is what it was."""
+        return all(premise.holds for premise in self.premises)
+
+
+def trace(node: Any, entry: str = "query", texts: int = 1) -> TracedEntry:
+    """`entry` is query, retrieve or synthesize; `texts` how many texts the query is embedded by."""
+    walk = Walk()
+    word = _word(node)
+    try:
+        made = _traced(walk, node, entry, _asked(texts), word)
+    except NotUnderstood as why:
+        walk.note(word, node, level(node), reason=str(why))
+        made = None
+    last = next(reversed(walk.draft.components), INPUT)
+    traced = walk.draft.finished(Ref(last) if made is None else made, word)
+    return TracedEntry(traced, tuple(walk.premises), frozenset(walk.lowered))
+
+
+def _asked(texts: int) -> Asked:
+    text = Ref(INPUT, (ASKED,))
+    return Asked(text, (text,) if texts == 1 else tuple(Ref(INPUT, (TEXTS, i)) for i in range(texts)))
+
+
+def _traced(walk: Walk, node: Any, entry: str, asked: Asked, word: str) -> Value:
+    if entry == "synthesize":
+        synth = node if isinstance(node, BaseSynthesizer) else getattr(node, "_response_synthesizer", None)
+        if not isinstance(synth, BaseSynthesizer):
+            raise NotUnderstood(f"{type(node).__name__} has no synthesizer of its own")
+        path = word if synth is node else f"{word}._response_synthesizer"
+        return synthesize(walk, synth, asked.text, Ref(INPUT, (NODES,)), path, "synthesize")
+    if isinstance(node, BaseRetriever):
+        return retrieve(walk, node, asked, word, "retrieve")
+    if not isinstance(node, BaseQueryEngine):
+        raise NotUnderstood(f"{type(node).__name__} is not known")
+    if entry == "retrieve":
+        return engines.found(walk, node, asked, word)
+    return engines.query(walk, node, asked, word).text
+
+
+def _word(node: Any) -> str:
+    if isinstance(node, BaseRetriever):
+        return "retriever"
+    return "synthesizer" if isinstance(node, BaseSynthesizer) else "engine"
