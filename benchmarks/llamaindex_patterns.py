@@ -1,0 +1,121 @@
+"""LlamaIndex engines: plain `query` and `aquery` against accelerated ones, on a pool and on the user's own models.
+
+Engines and models take as long as RTX 3090s (`profiles.rtx3090`), times `--scale`, in wall-clock time. The order
+alternates, caches are emptied before each run, answers and passages are compared. A speed-up is over the better plain
+way. With `--real`, the paper's two on vLLM, MiniLM and PostgreSQL of this machine.
+
+    python -m benchmarks.llamaindex_patterns --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.common import arguments, environment, report
+from benchmarks.kits import scaled
+from benchmarks.langchain_patterns import WAYS, figures, rows
+from benchmarks.llamaindex_engines import PATTERNS, Pattern, shown
+from benchmarks.llamaindex_kits import Kit, Sizes, own_kit, pool_kit
+from teola_plugin import accelerate
+from teola_plugin.engines import profiles
+
+KITS: dict[str, Callable[[Any, Sizes], Kit]] = {"pool": pool_kit, "own": own_kit}
+PAPER = ("naive RAG", "advanced RAG", "compact")
+"""With `--real`: the two of the paper, and one with nothing to gain."""
+
+
+def objects(pattern: Pattern, kit: Kit) -> dict[str, Any]:
+    """The plain engine and the accelerated ones."""
+    plain = pattern.make(kit)
+    made = {mode: accelerate(plain, pool=kit.pool, speculate=mode) for mode in ("auto", "all")}
+    return {"plain": plain, **made}
+
+
+def timed(runner: asyncio.Runner, kit: Kit, engine: Any, given: str, way: str) -> tuple[float, Any]:
+    """One call. The loop of the async ways is there before and after it."""
+    kit.fresh()
+    gc.collect()
+    start = time.perf_counter()
+    found = engine.query(given) if way.endswith(" sync") else runner.run(engine.aquery(given))
+    return time.perf_counter() - start, shown(found)
+
+
+def measure(runner: asyncio.Runner, name: str, pattern: Pattern, kit: Kit, repeats: int) -> dict[str, Any]:
+    """Seconds of every way. Raises `SystemExit` when the answers differ."""
+    engines = objects(pattern, kit)
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    for way in WAYS:  # first-use costs
+        first = timed(runner, kit, engines[way.split()[0]], pattern.given, way)[1]
+    gc.collect()
+    gc.freeze()  # what is there already need not be looked through before every run
+    for i in range(repeats if pattern.gain else 2 * repeats):
+        for way in WAYS[:: 1 if i % 2 == 0 else -1]:
+            took, found = timed(runner, kit, engines[way.split()[0]], pattern.given, way)
+            seconds[way].append(took)
+            if found != first:
+                raise SystemExit(f"{name} ({kit.name}), {way}: the answers differ: {found} and {first}")
+    return figures(name, pattern, kit, seconds)  # type: ignore[arg-type]
+
+
+def main(options: argparse.Namespace) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    logging.getLogger("llama_index").setLevel(logging.ERROR)
+    started, cases = time.perf_counter(), []
+    with asyncio.Runner() as runner:
+        for kit in kits(options):
+            with kit.in_force():
+                for name, pattern in PATTERNS.items():
+                    if options.only in name and (kit.name != "real" or name in PAPER):
+                        cases.append(measure(runner, name, pattern, kit, options.repeats))
+            if kit.pool is not None:
+                kit.pool.close()
+    names = dict.fromkeys(case["objects"] for case in cases)
+    return {
+        "benchmark": "llamaindex_patterns",
+        "speedup": {kind: {c["pattern"]: c["speedup"] for c in cases if c["objects"] == kind} for kind in names},
+        "speedup_sync": {
+            kind: {c["pattern"]: c["speedup_sync"] for c in cases if c["objects"] == kind} for kind in names
+        },
+        "behind_ms": max((c["behind_ms"] for c in cases if c["nothing_to_gain"]), default=None),
+        "cases": cases,
+        "profile": None if options.real else "rtx3090",
+        "scale": options.scale,
+        "repeats": options.repeats,
+        "took_s": round(time.perf_counter() - started, 1),
+        "environment": environment(),
+    }
+
+
+def kits(options: argparse.Namespace) -> Any:
+    """One after the other, since each may have engines running."""
+    if options.real:
+        from benchmarks.llamaindex_real import real_kit
+
+        yield real_kit()
+        return
+    machine = scaled(profiles.rtx3090(), options.scale)
+    for kind in options.objects.split(","):
+        yield KITS[kind](machine, Sizes())
+
+
+if __name__ == "__main__":
+    given = arguments(
+        "LlamaIndex engines: plain against accelerated.",
+        lambda parser: (
+            parser.add_argument("--repeats", type=int, default=3, help="runs of each way"),
+            parser.add_argument("--scale", type=float, default=0.25, help="latencies, times this; 1 is an RTX 3090"),
+            parser.add_argument("--only", default="", help="only patterns whose name contains this"),
+            parser.add_argument("--objects", default="pool,own", help="pool, own, or both"),
+            parser.add_argument("--real", action="store_true", help="the paper's two on this machine's own engines"),
+        ),
+    )
+    outcome = main(given)
+    where = "this machine's engines" if given.real else f"RTX 3090 profile times {given.scale}"
+    report(outcome, given, f"LlamaIndex engines, {where}", rows(outcome))
