@@ -1,0 +1,66 @@
+"""What docs/compatibility-langchain.md says of the differences, where no other test does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnablePassthrough
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+
+
+def two_answers(pool: Any, **options: Any) -> AcceleratedRunnable:
+    """One prompt, answered twice, one after the other; then both are compared."""
+    model = ChatTeola(pool=pool, **options)
+    one = ChatPromptTemplate.from_template("A number: {question}") | model | StrOutputParser()
+    both = RunnablePassthrough.assign(a=one).assign(b=one)
+    return accelerate(both | ChatPromptTemplate.from_template("{a} or {b}?") | model, pool=pool)
+
+
+def test_events_v3_are_the_originals(llm_pool: Any) -> None:
+    chain = ChatPromptTemplate.from_template("{question}") | ChatTeola(pool=llm_pool)
+
+    async def seen(one: Any) -> Any:
+        try:
+            stream = await one.astream_events({"question": "why"}, version="v3")
+            return [type(event) async for event in stream]
+        except NotImplementedError as error:
+            return str(error)
+
+    fast = accelerate(chain, pool=llm_pool)
+    assert asyncio.run(seen(fast)) == asyncio.run(seen(chain))
+    assert fast.last_trace() is None
+
+
+def test_a_model_that_answers_by_the_order_of_its_calls_is_left_alone() -> None:
+    model = FakeListChatModel(responses=["one", "two", "three"])
+    first = ChatPromptTemplate.from_template("{x}") | model | StrOutputParser()
+    chain = RunnablePassthrough.assign(a=first).assign(b=first)
+    fast = accelerate(chain)
+    assert {row.level for row in fast.report if row.class_name == "FakeListChatModel"} == {"original"}
+    assert [fast.invoke({"x": "?"}) for _ in range(3)] == [
+        {"x": "?", "a": a, "b": b} for a, b in (("one", "two"), ("three", "one"), ("two", "three"))
+    ]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.9}, {"temperature": 0.0}])
+def test_equal_generations_are_never_merged(llm_pool: Any, llm: Any, options: dict[str, Any]) -> None:
+    two_answers(llm_pool, **options).invoke({"question": "any"})
+    asked = [(one.prompt.flat(), one.sampling.temperature) for one in llm.asked]
+    assert asked.count(("user: A number: any\nassistant:", options["temperature"])) == 2 and len(asked) == 3
+
+
+def test_a_message_put_into_a_prompt_as_a_whole_prints_its_id(llm_pool: Any, llm: Any) -> None:
+    """So two plain runs differ, too; what was made ahead from another id is not taken."""
+    model = ChatTeola(pool=llm_pool)
+    draft = ChatPromptTemplate.from_template("Draft {question}") | model
+    chain = RunnablePassthrough.assign(draft=draft) | ChatPromptTemplate.from_template("Better: {draft}") | model
+    said = [one.invoke({"question": "why"}).content for one in (chain, chain, accelerate(chain, pool=llm_pool))]
+    assert all("id='lc_run-" in one for one in said) and len(set(said)) == 3
