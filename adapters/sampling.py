@@ -16,6 +16,30 @@ _PLAIN = ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos")
 _OF_THE_FRAMEWORK = frozenset({"stream", "ls_structured_output_format", "structured_output_format"})
 """Arguments that LangChain reads itself and passes on."""
 
+_READ: dict[str, tuple[str, ...]] = {
+    "max_tokens": ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict"),
+    "temperature": ("temperature",),
+    "top_p": ("top_p",),
+    "top_k": ("top_k",),
+    "seed": ("seed",),
+    "stop": ("stop", "stop_sequences"),
+}
+"""Sampling parameter of the engine -> the names under which models keep it; None there means not set."""
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "frequency_penalty": (None, 0, 0.0),
+    "presence_penalty": (None, 0, 0.0),
+    "repeat_penalty": (None, 1, 1.0),
+    "repetition_penalty": (None, 1, 1.0),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "extra_body": (None, {}),
+}
+"""What the engine cannot do, and the values that ask for nothing."""
+_HINT = "take the parameter out, or leave the model unbound"
+
 
 class EngineModel(BaseModel):
     """What `ChatTeola` and `TeolaLLM` have in common: an LLM engine of a pool and how to decode by default."""
@@ -112,3 +136,31 @@ def _check(values: Mapping[str, Any]) -> None:
     wrong = next((name for name, fine in limits.items() if not fine), None)
     if wrong:
         raise RegistrationError(f"{wrong}={values[wrong]!r} is out of its range.", hint="see `Sampling` for the ranges")
+
+
+# ------------------------------------------------------------ models of others
+
+
+def sampling_fields(model: Any, more: dict[str, Any]) -> dict[str, Any]:
+    """Fields of an `EngineModel` that decodes as `model` is set up to, which also sends `more` to its provider.
+
+    Raises `RegistrationError` for what the engine cannot do.
+    """
+    name = type(model).__name__
+    values: dict[str, Any] = {}
+    for wanted, names in _READ.items():
+        given = [v for n in names if (v := more.pop(n, None)) is not None or (v := _value(model, n)) is not None]
+        if given:
+            values[wanted] = [given[0]] if wanted == "stop" and isinstance(given[0], str) else given[0]
+    for refused, nothing in _REFUSED.items():
+        value = more.pop(refused, _value(model, refused))
+        if value not in nothing:
+            raise RegistrationError(f"{name} has {refused}={value!r}, which the engine cannot do.", hint=_HINT)
+    if more:
+        raise RegistrationError(f"{name} has parameters that the engine does not know: {sorted(more)}.", hint=_HINT)
+    return values
+
+
+def _value(model: Any, name: str) -> Any:
+    value = vars(model).get(name)
+    return None if callable(value) else value

@@ -23,6 +23,7 @@ from teola_plugin.adapters.langchain.bind_stores import retriever_on, store_on
 from teola_plugin.adapters.langchain.bind_walk import Make, replaced
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.llm import TeolaLLM
+from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.engines.openai_api import OpenAIServer
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
@@ -31,28 +32,6 @@ Node = Runnable[Any, Any]
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 """Objects and the engine that serves each; pairs where an object cannot be hashed. Objects count by identity."""
 
-_READ: dict[str, tuple[str, ...]] = {
-    "max_tokens": ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict"),
-    "temperature": ("temperature",),
-    "top_p": ("top_p",),
-    "top_k": ("top_k",),
-    "seed": ("seed",),
-    "stop": ("stop", "stop_sequences"),
-}
-"""Sampling parameter of the engine -> the names under which models keep it; None there means not set."""
-_REFUSED: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "frequency_penalty": (None, 0, 0.0),
-    "presence_penalty": (None, 0, 0.0),
-    "repeat_penalty": (None, 1, 1.0),
-    "repetition_penalty": (None, 1, 1.0),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "extra_body": (None, {}),
-}
-"""What the engine cannot do, and the values that ask for nothing."""
 _KEPT = (
     "callbacks",
     "tags",
@@ -158,26 +137,6 @@ def _model(obj: Any, engine: str, kwargs: Mapping[str, Any], pool: EnginePool) -
 
 def _fields(model: Any) -> dict[str, Any]:
     """Fields of a pool-backed model that answers as `model` is set up to. Raises `RegistrationError`."""
-    name = type(model).__name__
-    more = dict(getattr(model, "model_kwargs", None) or {})
-    values: dict[str, Any] = {}
-    for wanted, names in _READ.items():
-        given = [v for n in names if (v := more.pop(n, None)) is not None or (v := _value(model, n)) is not None]
-        if given:
-            values[wanted] = [given[0]] if wanted == "stop" and isinstance(given[0], str) else given[0]
-    for refused, nothing in _REFUSED.items():
-        value = more.pop(refused, _value(model, refused))
-        if value not in nothing:
-            raise RegistrationError(f"{name} has {refused}={value!r}, which the engine cannot do.", hint=_HINT)
-    if more:
-        raise RegistrationError(f"{name} has model_kwargs that the engine does not know: {sorted(more)}.", hint=_HINT)
+    values = sampling_fields(model, dict(getattr(model, "model_kwargs", None) or {}))
     kept = {key: value for key in _KEPT if (value := getattr(model, key, None)) is not None}
     return values | kept | {"name": model.get_name()}
-
-
-_HINT = "take the parameter out, or leave the model unbound"
-
-
-def _value(model: Any, name: str) -> Any:
-    value = vars(model).get(name)
-    return None if callable(value) else value

@@ -17,7 +17,7 @@ from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.langchain.active import active_run
-from teola_plugin.adapters.langchain.openai_transport import AsyncCarrier, Captured, Carrier, capturing
+from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, capturing
 from teola_plugin.engines.openai_wire import WireGeneration, joinable
 from teola_plugin.engines.payloads import Generate, Generation
 from teola_plugin.errors import RegistrationError

@@ -36,7 +36,11 @@ class Pooled(BaseModel):
         return str(self.pool.versions()[self.engine].get("model") or self.engine)
 
     def __getstate__(self) -> NoReturn:
-        raise RegistrationError(
-            f"a {type(self).__name__} cannot be pickled: its engine pool lives in this process.",
-            hint="use threads or async instead of processes (num_workers=None); copies by copy.deepcopy share the pool",
-        )
+        refuse_pickling(self)
+
+
+def refuse_pickling(obj: object) -> NoReturn:
+    raise RegistrationError(
+        f"a {type(obj).__name__} cannot be pickled: its engine pool lives in this process.",
+        hint="use threads or async instead of processes (num_workers=None); copies by copy.deepcopy share the pool",
+    )

@@ -17,6 +17,7 @@ from llama_index.core.vector_stores.types import (
 )
 from pydantic import ConfigDict
 
+from teola_plugin.adapters.llamaindex.early_rows import EarlyRows, building
 from teola_plugin.adapters.llamaindex.filters import Wanted, of_document, wanted, wanted_rows
 from teola_plugin.adapters.llamaindex.pooled import Pooled
 from teola_plugin.adapters.llamaindex.rows import to_node, to_result, to_row
@@ -56,18 +57,28 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
 
     # ------------------------------------------------------------ writing
 
-    def row(self, node: BaseNode) -> IngestRow:
-        """What the engine is asked to write for a node. Raises `ValueError` for a node without an embedding."""
-        return to_row(self.collection, node, node.get_embedding())
+    def row(self, node: BaseNode, vector: Sequence[float] | None = None) -> IngestRow:
+        """What the engine is asked to write for a node; `vector` is its embedding if it has none of its own yet.
+
+        Raises `ValueError` for a node without an embedding.
+        """
+        return to_row(self.collection, node, node.get_embedding() if vector is None else vector)
 
     def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
         """Write nodes that have embeddings; returns their ids."""
-        self.ingest([self.row(node) for node in nodes]).result()
+        rows, early = [self.row(node) for node in nodes], self._early()
+        self.ingest(rows if early is None else early.left(rows)).result()
         return [node.node_id for node in nodes]
 
     async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        await self.ingest([self.row(node) for node in nodes])
+        rows, early = [self.row(node) for node in nodes], self._early()
+        await self.ingest(rows if early is None else await early.aleft(rows))
         return [node.node_id for node in nodes]
+
+    def _early(self) -> EarlyRows | None:
+        """The rows that were written into this very collection while others were being embedded."""
+        early = building.get()
+        return early if early is not None and early.store is self else None
 
     def ingest(self, rows: Sequence[IngestRow]) -> CallHandle:
         """Write rows, one request each; of several with one id, the last counts."""
@@ -77,32 +88,32 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
         """Remove the nodes of a document."""
         rows = self._stored(None, of_document(ref_doc_id)).result()
-        self._admin("delete", [row.id for row in rows]).result()
+        self.admin("delete", [row.id for row in rows]).result()
 
     async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
         rows = await _waited(self._stored(None, of_document(ref_doc_id)))
-        await _waited(self._admin("delete", [row.id for row in rows]))
+        await _waited(self.admin("delete", [row.id for row in rows]))
 
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
     ) -> None:
         """Remove nodes by their ids, by filters, or those that meet both; without either, none."""
         if node_ids or filters:
-            self._admin("delete", [node.node_id for node in self.get_nodes(node_ids, filters)]).result()
+            self.admin("delete", [node.node_id for node in self.get_nodes(node_ids, filters)]).result()
 
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
     ) -> None:
         if node_ids or filters:
             found = await self.aget_nodes(node_ids, filters)
-            await _waited(self._admin("delete", [node.node_id for node in found]))
+            await _waited(self.admin("delete", [node.node_id for node in found]))
 
     def clear(self) -> None:
         """Remove the whole collection."""
-        self._admin("delete_collection").result()
+        self.admin("delete_collection").result()
 
     async def aclear(self) -> None:
-        await _waited(self._admin("delete_collection"))
+        await _waited(self.admin("delete_collection"))
 
     # ------------------------------------------------------------ reading
 
@@ -149,7 +160,7 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
 
     def count(self) -> int:
         """Rows of the collection; 0 when it does not exist."""
-        return int(self._admin("count").result())
+        return int(self.admin("count").result())
 
     # ------------------------------------------------------------ calls
 
@@ -175,10 +186,11 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
     def _stored(self, node_ids: Sequence[str] | None, asked: Wanted) -> Future[list[Chunk]]:
         """Rows by id, or all that have the metadata which the engine can be told."""
         if node_ids is not None:
-            return self._admin("get", list(node_ids))
-        return self._admin("find", asked.pairs)
+            return self.admin("get", list(node_ids))
+        return self.admin("find", asked.pairs)
 
-    def _admin(self, method: str, *args: Any) -> Future[Any]:
+    def admin(self, method: str, *args: Any) -> Future[Any]:
+        """Run a method of the engine that is no request, on this collection."""
         future: Future[Any] = self.pool.admin(self.engine, method, self.collection, *args)
         return future
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Role = Literal["query", "document"]
 ROLES: tuple[Role, ...] = ("query", "document")
+_PROMPT_NAMES: Mapping[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""As `encode_query` and `encode_document` look for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,11 @@ class EmbeddingEngine(StaticEngine):
         super().__init__(name, str(model or packaged_minilm()), device=device, cores=cores, max_batch=max_batch)
         self.normalize, self._batch_size = normalize, batch_size
         self.prompts, self.options = dict(prompts or {}), dict(options or {})
+
+    def prompt_of(self, role: Role) -> str:
+        """What is put before a text of that role, as far as it is known: a model tells its own once it is loaded."""
+        prompts = self.prompts if self.model is None else self.model.prompts
+        return next((prompts[name] or "" for name in _PROMPT_NAMES[role] if name in prompts), "")
 
     def _load(self) -> _Embedder:
         with no_loading_bars():

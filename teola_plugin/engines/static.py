@@ -65,6 +65,11 @@ class StaticEngine:
         """Take a profile that was measured before."""
         self._profile = profile
 
+    @property
+    def model(self) -> Any:
+        """The model of sentence-transformers that is loaded; None before the start. To be read, not to be run."""
+        return getattr(self._loaded, "model", None)
+
     # What subclasses give
 
     def _load(self) -> Model:

@@ -116,6 +116,11 @@ class CallHandle:
             self.cancel()
             raise
 
+    @property
+    def done(self) -> bool:
+        """Whether the results, or an error, are there."""
+        return self._future.done()
+
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return self._wait().__await__()
 

@@ -14,13 +14,13 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
-from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.engines import openai_wire as wire
 from teola_plugin.engines.openai_http import refusal_in
 from teola_plugin.engines.payloads import Generate
 from teola_plugin.errors import EngineError, TeolaError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle
 
 _capture: ContextVar[bool] = ContextVar("teola_capture", default=False)
@@ -63,7 +63,8 @@ class _Carries:
         return asked, body
 
     def _call(self, asked: Generate, *, stream: bool) -> CallHandle:
-        return self._pool.call(PrimitiveKind.PREFILLING, self._engine, [asked], stream=stream, run=active_run())
+        run = current_run.get()  # the adapters see to it that it is set
+        return self._pool.call(PrimitiveKind.PREFILLING, self._engine, [asked], stream=stream, run=run)
 
     def _whole(self, value: Any) -> Any:
         headers = {"content-type": "application/json"}

@@ -1,0 +1,160 @@
+"""Rows that are written while later ones are still being embedded, so that embedding and storing overlap.
+
+The framework's own code still adds all nodes at the end; the store then writes only what is not there yet. Rows are
+written early only where that cannot show afterwards: ids that are new to the collection, in the order of the nodes.
+What the framework does not add in the end, because something failed, is taken out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.schema import BaseNode, MetadataMode
+
+from teola_plugin.engines.payloads import IngestRow
+from teola_plugin.runtime.handles import CallHandle
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
+
+Vectors = Sequence[Sequence[float]]
+
+
+class EarlyRows:
+    """Of one building, into one store."""
+
+    def __init__(self, store: TeolaVectorStore, nodes: Sequence[BaseNode] = ()) -> None:
+        self.store = store
+        self.nodes = list(nodes)
+        """What is being embedded, as far as it is known."""
+        self._embedded: list[BaseNode] = []
+        self._came: dict[int, Vectors] = {}
+        self._next = 0
+        self._ready: list[IngestRow] = []
+        self._writing: list[IngestRow] = []
+        self._call: CallHandle | None = None
+        self._written: dict[str, IngestRow] = {}
+        self._added: set[str] = set()
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------ which rows
+
+    def expect(self, texts: Sequence[str]) -> bool:
+        """Whether the rows of these texts can be written as their vectors come."""
+        ids = self._candidates(texts)
+        return bool(ids) and self._all_new(self._known(ids).result())
+
+    async def aexpect(self, texts: Sequence[str]) -> bool:
+        """`expect` in a loop."""
+        ids = self._candidates(texts)
+        return bool(ids) and self._all_new(await asyncio.wrap_future(self._known(ids)))
+
+    def _candidates(self, texts: Sequence[str]) -> list[str]:
+        """Ids of the nodes that the texts belong to; none where that is not clear."""
+        ids = [node.node_id for node in self.nodes]
+        if self._embedded or len(set(ids)) < len(ids) or any(node.embedding is not None for node in self.nodes):
+            return []
+        if [node.get_content(metadata_mode=MetadataMode.EMBED) for node in self.nodes] != list(texts):
+            return []
+        self._embedded = self.nodes
+        return ids
+
+    def _known(self, ids: list[str]) -> Future[list[Any]]:
+        return self.store.admin("get", ids)
+
+    def _all_new(self, found: list[Any]) -> bool:
+        if found:
+            self._embedded = []
+        return not found
+
+    # ------------------------------------------------------------ writing
+
+    def put(self, start: int, vectors: Vectors) -> None:
+        """The vectors of the nodes from `start` on. Batches may come in any order, from any thread."""
+        with self._lock:
+            self._came[start] = vectors
+            while (found := self._came.pop(self._next, None)) is not None:
+                nodes = self._embedded[self._next : self._next + len(found)]
+                self._ready += [self.store.row(node, vector) for node, vector in zip(nodes, found, strict=True)]
+                self._next += len(found)
+            if self._call is None or (self._call.done and self._ended()):
+                self._write()
+
+    def _write(self) -> None:
+        if self._ready:
+            self._writing, self._ready = self._ready, []
+            self._call = self.store.ingest(self._writing)
+
+    def _ended(self) -> bool:
+        """Take note of what was written; False if it failed, and then nothing more is written early."""
+        if self._writing and self._call is not None:
+            try:
+                self._call.result()
+            except Exception:  # the framework's own adding will tell
+                return False
+            self._written |= {row.chunk.id: row for row in self._writing}
+            self._writing = []
+        return True
+
+    def left(self, rows: Sequence[IngestRow]) -> list[IngestRow]:
+        """Of the rows that the framework adds, those that are not there yet. Waits for what is being written."""
+        with self._lock:
+            self._ended()
+            self._added |= {row.chunk.id for row in rows}
+            return [row for row in rows if self._written.get(row.chunk.id) != row]
+
+    async def aleft(self, rows: Sequence[IngestRow]) -> list[IngestRow]:
+        """`left` in a loop."""
+        await self._settled()
+        return self.left(rows)
+
+    async def _settled(self) -> None:
+        if self._call is not None:
+            await asyncio.gather(self._call, return_exceptions=True)
+
+    # ------------------------------------------------------------ the end
+
+    def unwanted(self) -> list[str]:
+        """Ids of rows that were written and never added. Waits for what is being written."""
+        with self._lock:
+            begun = [row.chunk.id for row in self._writing]
+            self._ended()
+            return [i for i in dict.fromkeys([*self._written, *begun]) if i not in self._added]
+
+    async def aunwanted(self) -> list[str]:
+        """`unwanted` in a loop."""
+        await self._settled()
+        return self.unwanted()
+
+
+building: ContextVar[EarlyRows | None] = ContextVar("teola_building", default=None)
+"""The rows of the index that the running code builds."""
+
+
+@contextmanager
+def writing_early(early: EarlyRows) -> Iterator[None]:
+    token = building.set(early)
+    try:
+        yield
+    finally:
+        building.reset(token)
+        if ids := early.unwanted():
+            early.store.admin("delete", ids).result()
+
+
+@asynccontextmanager
+async def awriting_early(early: EarlyRows) -> AsyncIterator[None]:
+    """`writing_early` in a loop."""
+    token = building.set(early)
+    try:
+        yield
+    finally:
+        building.reset(token)
+        if ids := await early.aunwanted():
+            await asyncio.wrap_future(early.store.admin("delete", ids))

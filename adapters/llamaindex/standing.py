@@ -1,0 +1,75 @@
+"""Copies of the user's own objects whose work an engine does: same class name, same fields, same events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
+
+from teola_plugin.adapters.llamaindex.pooled import refuse_pickling
+from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.handles import CallHandle
+
+_SEAT = "_teola_seat"
+_SLOTS = ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+
+
+class _Seat(NamedTuple):
+    pool: EnginePool
+    engine: str
+
+
+class StandIn:
+    """Stands before the object's own class in the order of methods; each kind overrides what its engine does."""
+
+    @property
+    def pool(self) -> EnginePool:
+        seat: _Seat = vars(self)[_SEAT]
+        return seat.pool
+
+    @property
+    def engine(self) -> str:
+        seat: _Seat = vars(self)[_SEAT]
+        return seat.engine
+
+    def request(self, kind: PrimitiveKind, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle:
+        return self.pool.call(kind, self.engine, payloads, stream=stream, run=current_run.get())
+
+    def __getstate__(self) -> NoReturn:
+        refuse_pickling(self)
+
+
+def standing_in(obj: Any, kind: Any, engine: str, pool: EnginePool, private: Mapping[str, Any] | None = None) -> Any:
+    """A copy of the Pydantic object, of the `StandIn` class `kind` too, with these private attributes replaced."""
+    copied = obj.model_copy()
+    own: Any = type(obj)
+    made: Any = object.__new__(_class(kind, own))
+    object.__setattr__(made, "__dict__", {**vars(copied), _SEAT: _Seat(pool, engine)})
+    for slot in _SLOTS:
+        object.__setattr__(made, slot, getattr(copied, slot))
+    if private:
+        object.__setattr__(made, "__pydantic_private__", {**(copied.__pydantic_private__ or {}), **private})
+    return made
+
+
+@lru_cache(maxsize=64)
+def _class(kind: Any, own: Any) -> Any:
+    """With the name of the object's own class, so that spans and events tell the same."""
+    return type(own.__name__, (kind, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+
+
+def differs(obj: Any, why: str, hint: str) -> RegistrationError:
+    return RegistrationError(f"{type(obj).__name__} cannot be served by the engine: {why}.", hint=hint)
+
+
+def overridden(obj: Any, known: type[Any]) -> str:
+    """What a subclass of `known`, or the object itself, does in its own way; empty for nothing."""
+    for cls in type(obj).__mro__[: type(obj).__mro__.index(known)]:
+        for name, value in vars(cls).items():
+            if callable(value) and not name.startswith("__") and callable(getattr(known, name, None)):
+                return f"{cls.__name__}.{name}"
+    own = (name for name, value in vars(obj).items() if callable(value) and callable(getattr(known, name, None)))
+    return next((f"its own {name}" for name in own if name not in known.model_fields), "")
