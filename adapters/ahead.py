@@ -13,6 +13,7 @@ from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import GROW
 from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.llamaindex import BESIDE
 
 
 class Endable(Protocol):
@@ -23,8 +24,6 @@ class Endable(Protocol):
     def cancel(self) -> None: ...
 
 
-BESIDE = "beside"
-"""Option of a BRANCH: it may run while others of its kind do, which the plain code runs one after the other."""
 _K = PrimitiveKind
 
 

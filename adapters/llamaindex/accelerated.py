@@ -7,6 +7,7 @@ original's beside a live query.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -29,6 +30,12 @@ class Accelerated:
     """Of the one object that the class is made for, see `accelerated`."""
     __teola_entry__: ClassVar[str] = "query"
     """What is shown of it."""
+
+    def __copy__(self) -> Any:
+        return accelerated(self.__teola_session__.of(copy.copy(self.__teola_session__.served)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return accelerated(self.__teola_session__.of(copy.deepcopy(self.__teola_session__.served, memo)))
 
     @property
     def original(self) -> Any:
@@ -151,7 +158,7 @@ def accelerated(session: Session) -> Any:
     served = session.served
     kind = next((mine for theirs, mine in KINDS if isinstance(served, theirs)), None)
     if kind is None:
-        raise TraceError(f"cannot accelerate a {type(served).__module__}.{type(served).__qualname__}.")
+        raise _refusal(served)
     name = f"Accelerated{type(served).__name__}"
     cls = _class(name, kind, type(served), session)
     made: Any = object.__new__(cls)
@@ -160,6 +167,20 @@ def accelerated(session: Session) -> Any:
         if hasattr(served, slot):
             object.__setattr__(made, slot, getattr(served, slot))
     return made
+
+
+def _refusal(obj: Any) -> TraceError:
+    what = f"{type(obj).__module__}.{type(obj).__qualname__}"
+    if type(obj).__name__ == "QueryPipeline":
+        return TraceError(
+            f"cannot accelerate a {what}: LlamaIndex has removed query pipelines in 0.13.",
+            hint="write it as a query engine (RetrieverQueryEngine, TransformQueryEngine, ...), and accelerate that",
+        )
+    return TraceError(
+        f"cannot accelerate a {what}.",
+        hint="accelerate query engines, retrievers, synthesizers or chat engines; "
+        "workflows and agents use such ones, and TeolaLLM, as they are",
+    )
 
 
 def _class(name: str, kind: type[Accelerated], theirs: type, session: Session) -> type:

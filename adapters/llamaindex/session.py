@@ -63,6 +63,12 @@ class Session:
         self._traced: dict[tuple[str, int], TracedEntry] = {}
         self._last: list[Run] = []
 
+    def of(self, node: Any) -> Session:
+        """The same terms for another object."""
+        return Session(
+            node, node, self.pool, passes=self._passes, speculate=self._speculate, app=self._app, part=self._part
+        )
+
     # ------------------------------------------------------------ seeing it
 
     def entry(self, entry: str, texts: int = 1) -> TracedEntry:

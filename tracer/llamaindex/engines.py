@@ -17,14 +17,16 @@ from llama_index.core.query_engine.sub_question_query_engine import SubQuestionA
 from llama_index.core.question_gen.types import SubQuestion
 from llama_index.core.response_synthesizers import TreeSummarize
 from llama_index.core.schema import NodeWithScore
+from llama_index.core.selectors import LLMMultiSelector
 
 from teola_plugin.graph import ITEM, Ref, Role, named
 from teola_plugin.graph.refs import Inputs
+from teola_plugin.tracer.llamaindex import BESIDE
 from teola_plugin.tracer.llamaindex.known import level, rule_for
 from teola_plugin.tracer.llamaindex.postprocessors import postprocess
 from teola_plugin.tracer.llamaindex.retrievers import retrieve
 from teola_plugin.tracer.llamaindex.selectors import questions, selected
-from teola_plugin.tracer.llamaindex.stand_ins import clone, own_nodes
+from teola_plugin.tracer.llamaindex.stand_ins import clone, own_nodes, own_splitter
 from teola_plugin.tracer.llamaindex.synthesizers import QUERY, synthesize, tree
 from teola_plugin.tracer.llamaindex.transforms import transformed
 from teola_plugin.tracer.llamaindex.walk import Answer, Asked, Value, Walk
@@ -88,7 +90,7 @@ def _citation(walk: Walk, engine: CitationQueryEngine, asked: Asked, path: str) 
         if engine._multimodal:
             nodes = None
         if nodes is not None:
-            own = clone(engine)
+            own = clone(engine, text_splitter=own_splitter(engine.text_splitter))
             nodes = walk.call("sources", lambda nodes: own._create_citation_nodes(own_nodes(nodes)), nodes=nodes)
     with walk.step(tuple(names)):
         return _answer(walk, engine, asked, nodes, path)
@@ -116,7 +118,9 @@ def _transformed(
 # ------------------------------------------------------------ engines chosen at run time
 
 
-def _arm(walk: Walk, engine: BaseQueryEngine, chosen: Ref, asked: Ref, path: str, name: str) -> Value:
+def _arm(
+    walk: Walk, engine: BaseQueryEngine, chosen: Ref, asked: Ref, path: str, name: str, *, beside: bool = False
+) -> Value:
     """The engine's answer, `{"text", "nodes"}`, where it is chosen; a false value otherwise."""
     body = walk.body()
     inner = query(body, engine, Asked(QUERY, (QUERY,)), path)
@@ -124,7 +128,8 @@ def _arm(walk: Walk, engine: BaseQueryEngine, chosen: Ref, asked: Ref, path: str
         walk.draft.nodes += body.draft.nodes
         return None
     output = body.call("response", _response, text=inner.text, nodes=inner.nodes)
-    return walk.hold(name, Role.BRANCH, named(condition=chosen, query=asked), body, output)
+    options = ((BESIDE, True),) if beside else ()
+    return walk.hold(name, Role.BRANCH, named(condition=chosen, query=asked), body, output, options=options)
 
 
 def _response(text: str, nodes: Nodes) -> dict[str, Any]:
@@ -139,9 +144,10 @@ def _router(walk: Walk, engine: RouterQueryEngine, asked: Asked, path: str) -> A
     if inds is None or len(asked.texts) != 1 or asked.texts[0] != asked.text:
         return Answer()
     answers: dict[str, Ref] = {}
+    several = isinstance(selector, LLMMultiSelector)
     for i, one in enumerate(engines):
         chosen = walk.call(f"chosen{i}", _among(i), inds=inds)
-        answer = _arm(walk, one, chosen, asked.text, f"{path}._query_engines[{i}]", f"engine{i}")
+        answer = _arm(walk, one, chosen, asked.text, f"{path}._query_engines[{i}]", f"engine{i}", beside=several)
         if answer is not None:
             answers[f"engine{i}"] = answer
     if len(answers) < len(engines):

@@ -65,7 +65,7 @@ def own_function(function: Callable[..., Any]) -> bool:
 
 def is_leaf(node: object) -> bool:
     """Whether an object of a pool does its work."""
-    return hasattr(type(node), "__teola_leaf__") or hasattr(node, "payload_of_template")
+    return hasattr(type(node), "request") and hasattr(node, "pool")
 
 
 def level(node: object) -> Level:

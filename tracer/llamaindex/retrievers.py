@@ -64,6 +64,7 @@ def _searched(walk: Walk, r: VectorIndexRetriever, asked: Asked, name: str) -> R
     """Hits of the store for the query's mean vector."""
     [store, model] = walk.read(r, "_vector_store", "_embed_model")
     walk.read(r, "_similarity_top_k", "_filters", "_vector_store_query_mode", "_node_ids", "_doc_ids", "_kwargs")
+    _fixed(walk, store, model)
     if not hasattr(store, "search_payload") or not hasattr(model, "vector_of"):
         raise NotUnderstood("its store or its embedding model is not on the pool")
     if not r._needs_embedding() or not asked.texts:
@@ -120,6 +121,11 @@ def _embedded(walk: Walk, model: Any, text: Ref, name: str) -> Ref:
         walk.name(name), Role.EMBEDDING, named(texts=text), model.engine, scope=walk.scope, options=options, expected=1
     )
     return walk.draft.add(component)
+
+
+def _fixed(walk: Walk, *leaves: Any) -> None:
+    for leaf in leaves:
+        walk.read(leaf, *(name for name in ("engine", "collection") if hasattr(leaf, name)))
 
 
 class _Found:
@@ -181,6 +187,8 @@ def _written(walk: Walk, r: QueryFusionRetriever, asked: Asked, path: str, name:
 
         inputs = {"query": asked.text}
         made = walk.ask(name, pool_llm(r._llm), write, inputs, items="lines", expected=r.num_queries - 1)
+    if made is None:
+        walk.user_code(name, query=asked.text)
     return made
 
 

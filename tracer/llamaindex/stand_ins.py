@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
 from llama_index.core.schema import NodeWithScore
 
@@ -70,7 +71,7 @@ def _stand_in(llm: Any, reply: Callable[[Generate], Generation]) -> Any:
     made = copy.copy(llm)
     vars(made).update(
         dict.fromkeys(_OTHERS, refuse),
-        callback_manager=CallbackManager([]),
+        callback_manager=_nobody(),
         predict=lambda prompt, **kwargs: llm.text_of(reply(llm.payload_of_template(prompt, **kwargs))),
         complete=lambda prompt, formatted=False, **kwargs: llm.completion_of(
             reply(llm.payload_of_prompt(prompt, formatted, **kwargs))
@@ -128,11 +129,40 @@ def clone(obj: Any, **changes: Any) -> Any:
 
 def own_template(template: BasePromptTemplate) -> BasePromptTemplate:
     """A copy that may be formatted beside the original: `partial_format` takes a template's parser off meanwhile."""
+    parser = template.output_parser
+    changes: dict[str, Any] = {"output_parser": None if parser is None else _silent(parser, "parse", "format")}
     if isinstance(template, SelectorPromptTemplate):
         arms = [(condition, own_template(one)) for condition, one in template.conditionals or ()]
-        changes = {"default_template": own_template(template.default_template), "conditionals": arms or None}
-        return template.model_copy(update=changes)
-    return template.model_copy()
+        changes |= {"default_template": own_template(template.default_template), "conditionals": arms or None}
+    return template.model_copy(update=changes)
+
+
+def _silent(obj: Any, *methods: str) -> Any:
+    """A copy whose methods have no spans around them."""
+    made = clone(obj)
+    vars(made).update({name: raw(made, name) for name in methods})
+    return made
+
+
+def own_helper(helper: PromptHelper) -> PromptHelper:
+    """A prompt helper whose splitters tell nobody what they split."""
+
+    def splitter(*args: Any, **kwargs: Any) -> Any:
+        return own_splitter(helper.get_text_splitter_given_prompt(*args, **kwargs))
+
+    made: PromptHelper = clone(helper, get_text_splitter_given_prompt=splitter)
+    return made
+
+
+def own_splitter(splitter: Any) -> Any:
+    return _silent(clone(splitter, callback_manager=_nobody()), "split_text")
+
+
+def _nobody() -> CallbackManager:
+    """A callback manager without handlers, not even the global one."""
+    made = CallbackManager([])
+    made.handlers = []
+    return made
 
 
 def own_nodes(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts.prompt_utils import get_biggest_prompt
 from llama_index.core.response_synthesizers import (
     Accumulate,
@@ -22,8 +23,8 @@ from llama_index.core.response_synthesizers.no_text import NoText
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from teola_plugin.graph import CARRY, ITEM, Ref, Role, Slice, named
-from teola_plugin.tracer.llamaindex.known import rule_for
-from teola_plugin.tracer.llamaindex.stand_ins import clone, raw
+from teola_plugin.tracer.llamaindex.known import changed, rule_for
+from teola_plugin.tracer.llamaindex.stand_ins import clone, own_helper, raw
 from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -57,7 +58,7 @@ def texts_of(nodes: Sequence[NodeWithScore]) -> list[str]:
 def tree(walk: Walk, synth: TreeSummarize, query: Ref, texts: Ref, name: str) -> Ref:
     """`synth.get_response`: the texts are packed and summarised, and so are the summaries, until one is left."""
     llm, template = _llm(walk, synth), walk.template(synth, "_summary_template")
-    [helper] = walk.read(synth, "_prompt_helper")
+    helper = _helper(walk, synth)
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
         packed: list[str] = helper.repack(template.partial_format(query_str=query), text_chunks=texts, llm=llm)
@@ -88,6 +89,14 @@ def _llm(walk: Walk, synth: BaseSynthesizer) -> Any:
     return pool_llm(llm)
 
 
+def _helper(walk: Walk, synth: BaseSynthesizer) -> Any:
+    """What packs its chunks, by its own tokenizer."""
+    [helper] = walk.read(synth, "_prompt_helper")
+    if changed(helper, PromptHelper):
+        raise NotUnderstood(f"a {type(helper).__name__} packs its chunks")
+    return own_helper(helper)
+
+
 def _tree(walk: Walk, synth: TreeSummarize, query: Ref, nodes: Ref, name: str) -> Ref:
     _llm(walk, synth)
     return tree(walk, synth, query, walk.call(f"{name}.texts", texts_of, nodes=nodes), name)
@@ -99,8 +108,8 @@ def _refine(walk: Walk, synth: Refine, query: Ref, nodes: Ref, name: str) -> Ref
     if synth._structured_answer_filtering or synth._program_factory != synth._default_program_factory:
         raise NotUnderstood("a program decides whether an answer counts")
     qa, refine = walk.template(synth, "_text_qa_template"), walk.template(synth, "_refine_template")
-    [helper, padding] = walk.read(synth, "_prompt_helper", "_response_padding_size")
-    own = clone(synth, _text_qa_template=qa, _refine_template=refine)
+    helper, [padding] = _helper(walk, synth), walk.read(synth, "_response_padding_size")
+    own = clone(synth, _text_qa_template=qa, _refine_template=refine, _prompt_helper=helper)
     compact = isinstance(synth, CompactAndRefine)
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
@@ -132,8 +141,10 @@ def _refine(walk: Walk, synth: Refine, query: Ref, nodes: Ref, name: str) -> Ref
 def _accumulate(walk: Walk, synth: Accumulate, query: Ref, nodes: Ref, name: str) -> Ref:
     """Every chunk is answered from."""
     llm = _llm(walk, synth)
+    if walk.read(synth, "_streaming") == [True]:
+        raise NotUnderstood("it cannot stream, and says so")
     qa = walk.template(synth, "_text_qa_template")
-    [helper] = walk.read(synth, "_prompt_helper")
+    helper = _helper(walk, synth)
     own = clone(synth, _text_qa_template=qa, _use_async=False)
     compact = isinstance(synth, CompactAndAccumulate)
     separator = inspect.signature(raw(synth, "get_response")).parameters["separator"].default
@@ -157,10 +168,10 @@ def _accumulate(walk: Walk, synth: Accumulate, query: Ref, nodes: Ref, name: str
 
 def _simple(walk: Walk, synth: SimpleSummarize, query: Ref, nodes: Ref, name: str) -> Ref:
     llm, qa = _llm(walk, synth), walk.template(synth, "_text_qa_template")
-    walk.read(synth, "_prompt_helper")
+    helper = _helper(walk, synth)
 
     def answer(llm: Any, given: Given) -> Any:
-        own = clone(synth, _llm=llm, _text_qa_template=qa, _streaming=False)
+        own = clone(synth, _llm=llm, _text_qa_template=qa, _prompt_helper=helper, _streaming=False)
         return raw(own, "get_response")(given["query"], given["texts"])
 
     texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)

@@ -5,7 +5,8 @@ The query's input is a dictionary: `query` (its text), `texts` (what is embedded
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -19,6 +20,7 @@ from teola_plugin.tracer.llamaindex.known import level
 from teola_plugin.tracer.llamaindex.retrievers import retrieve
 from teola_plugin.tracer.llamaindex.synthesizers import synthesize
 from teola_plugin.tracer.llamaindex.walk import Asked, Premise, Value, Walk
+from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
 
 ASKED, TEXTS, NODES = "query", "texts", "nodes"
@@ -49,9 +51,23 @@ def trace(node: Any, entry: str = "query", texts: int = 1) -> TracedEntry:
     except NotUnderstood as why:
         walk.note(word, node, level(node), reason=str(why))
         made = None
+    if not walk.draft.components:
+        walk.draft.nodes += _parts(node, word)
     last = next(reversed(walk.draft.components), INPUT)
     traced = walk.draft.finished(Ref(last) if made is None else made, word)
     return TracedEntry(traced, tuple(walk.premises), frozenset(walk.lowered))
+
+
+def _parts(node: Any, word: str) -> Iterator[TraceNode]:
+    """Rows of the engines and retrievers in it, which are planned by themselves when they are called."""
+    for name, part in vars(node).items():
+        kind = next((entry for cls, entry in _ENTRIES if isinstance(part, cls)), "")
+        for row in trace(part, kind).traced.report if kind else ():
+            yield replace(row, path=f"{word}.{name}{row.path.removeprefix(_word(part))}")
+
+
+_ENTRIES = ((BaseQueryEngine, "query"), (BaseRetriever, "retrieve"), (BaseSynthesizer, "synthesize"))
+"""Parts, and what is asked of them."""
 
 
 def _asked(texts: int) -> Asked:

@@ -126,6 +126,10 @@ class Walk:
     def name(self, wanted: str, *parts: str) -> str:
         return self.draft.name(wanted, *parts)
 
+    def user_code(self, wanted: str, **inputs: Ref) -> None:
+        """A call of the user's own LLM: what needs no answer of it need not wait for it."""
+        self.draft.add(Component(self.name(wanted), Role.OPAQUE, tuple(inputs.items()), scope=self.scope))
+
     def call(self, wanted: str, call: Callable[..., Any], **inputs: Ref) -> Ref:
         """The framework's own pure code."""
         return self.draft.call(self.name(wanted), call, self.scope, **inputs)
@@ -190,4 +194,6 @@ def pool_llm(llm: Any) -> Any:
     """The LLM if it is pool-backed and its calls are LlamaIndex's. Raises `NotUnderstood`."""
     if not hasattr(llm, "payload_of_template"):
         raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not on the pool")
+    if llm.output_parser is not None:
+        raise NotUnderstood("its LLM parses what it writes")
     return llm
