@@ -1,0 +1,120 @@
+"""Ingestion and index building that store rows while later ones are being embedded.
+
+Everything is done by LlamaIndex's own code; see `early_rows` for what runs beside it. Where the pieces are not known
+(another vector store, something after the embedding, worker processes) the original's way is the only one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from llama_index.core.data_structs import IndexDict
+from llama_index.core.indices.vector_store import VectorStoreIndex
+from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.schema import BaseNode
+from llama_index.core.utils import iter_batch
+
+from teola_plugin.adapters.llamaindex.batches import BatchesAhead
+from teola_plugin.adapters.llamaindex.early_rows import EarlyRows, awriting_early, writing_early
+from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
+
+# ------------------------------------------------------------ pipelines
+
+
+class _Ingests:
+    """Stands before the pipeline's own class in the order of methods."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Sequence[BaseNode]:
+        early = self._early(args, kwargs)
+        if early is None:
+            return super().run(*args, **kwargs)  # type: ignore[misc,no-any-return]
+        with writing_early(early):
+            return super().run(*args, **kwargs)  # type: ignore[misc,no-any-return]
+
+    async def arun(self, *args: Any, **kwargs: Any) -> Sequence[BaseNode]:
+        early = self._early(args, kwargs)
+        if early is None:
+            return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
+        async with awriting_early(early):
+            return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
+
+    def _early(self, args: Sequence[Any], kwargs: dict[str, Any]) -> EarlyRows | None:
+        """Only where what is embedded is what is stored, and both happen here."""
+        own: Any = self
+        elsewhere = (kwargs.get("num_workers") or 0) > 1 or len(args) > 6
+        last = own.transformations[-1] if own.transformations else None
+        if elsewhere or type(own.vector_store) is not TeolaVectorStore or not isinstance(last, BatchesAhead):
+            return None
+        return EarlyRows(own.vector_store)
+
+
+def accelerated_ingestion(pipeline: IngestionPipeline) -> IngestionPipeline:
+    """A copy that shares the parts of `pipeline` (cache, documents, stores): the same rows, ids and nodes, sooner."""
+    if isinstance(pipeline, _Ingests):
+        return pipeline
+    copied = pipeline.model_copy()
+    copied.__class__ = _class(_Ingests, type(pipeline))
+    return copied
+
+
+# ------------------------------------------------------------ indexes
+
+
+class _Builds:
+    """Stands before the index's own class in the order of methods."""
+
+    def _add_nodes_to_index(
+        self, index_struct: IndexDict, nodes: Sequence[BaseNode], show_progress: bool = False, **insert_kwargs: Any
+    ) -> None:
+        own: Any = self
+        add = super()._add_nodes_to_index  # type: ignore[misc]
+        if not _overlaps(own):
+            return add(index_struct, nodes, show_progress, **insert_kwargs)  # type: ignore[no-any-return]
+        for batch in iter_batch(nodes, own._insert_batch_size):
+            with writing_early(EarlyRows(own._vector_store, batch)):
+                add(index_struct, batch, show_progress, **insert_kwargs)
+
+    async def _async_add_nodes_to_index(
+        self, index_struct: IndexDict, nodes: Sequence[BaseNode], show_progress: bool = False, **insert_kwargs: Any
+    ) -> None:
+        own: Any = self
+        add = super()._async_add_nodes_to_index  # type: ignore[misc]
+        if not _overlaps(own):
+            return await add(index_struct, nodes, show_progress, **insert_kwargs)  # type: ignore[no-any-return]
+        for batch in iter_batch(nodes, own._insert_batch_size):
+            async with awriting_early(EarlyRows(own._vector_store, batch)):
+                await add(index_struct, batch, show_progress, **insert_kwargs)
+
+
+def _overlaps(index: Any) -> bool:
+    return type(index._vector_store) is TeolaVectorStore and isinstance(index._embed_model, BatchesAhead)
+
+
+class TeolaVectorStoreIndex(_Builds, VectorStoreIndex):
+    """A `VectorStoreIndex` that stores rows in a `TeolaVectorStore` while later nodes are being embedded.
+
+    ::
+
+        storage = StorageContext.from_defaults(vector_store=TeolaVectorStore(pool=pool, collection="docs"))
+        index = TeolaVectorStoreIndex(nodes, embed_model=TeolaEmbedding(pool=pool), storage_context=storage)
+
+    Also by `from_documents`, `insert_nodes` and their async forms. With other stores or models it is the plain class.
+    """
+
+
+def accelerated_index(index: VectorStoreIndex) -> VectorStoreIndex:
+    """A copy that shares the stores of `index`, for inserting into it."""
+    if isinstance(index, _Builds):
+        return index
+    copied = copy.copy(index)
+    copied.__class__ = _class(_Builds, type(index))
+    return copied
+
+
+@lru_cache(maxsize=64)
+def _class(kind: Any, own: Any) -> Any:
+    """With the name of the object's own class, so that spans and events tell the same."""
+    return type(own.__name__, (kind, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
