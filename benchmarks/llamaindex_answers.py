@@ -17,7 +17,7 @@ PASSAGE, QUERY = 30, 12
 
 def answer(prompt: str, words: int) -> str:
     """`words` words, where no rule of `RULES` knows the prompt."""
-    rng = random.Random(re.sub(r"(request|query|primitive) [\w#.-]*\d[\w#.-]*", "", prompt))  # an error that it is told
+    rng = random.Random(re.sub(r"request \S+ failed.*", "", prompt))  # an error that the model is told of
     for phrase, rule in RULES.items():
         if phrase in prompt:
             return rule(prompt, rng)

@@ -159,8 +159,7 @@ def accelerated(session: Session) -> Any:
     kind = next((mine for theirs, mine in KINDS if isinstance(served, theirs)), None)
     if kind is None:
         raise _refusal(served)
-    name = f"Accelerated{type(served).__name__}"
-    cls = _class(name, kind, type(served), session)
+    cls = _class(kind, type(served), session)
     made: Any = object.__new__(cls)
     object.__setattr__(made, "__dict__", vars(served))
     for slot in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
@@ -183,7 +182,15 @@ def _refusal(obj: Any) -> TraceError:
     )
 
 
-def _class(name: str, kind: type[Accelerated], theirs: type, session: Session) -> type:
-    """One class per object: its session is the class's, since the attributes are all the original's."""
-    values = {"__teola_session__": session, "__module__": theirs.__module__, "__doc__": kind.__doc__}
-    return type(theirs)(name, (kind, theirs), values)
+def _class(kind: type[Accelerated], theirs: type, session: Session) -> type:
+    """One class per object: its session is the class's, since the attributes are all the original's.
+
+    It has the original's name, by which LlamaIndex calls the spans of methods that are not entries.
+    """
+    values = {
+        "__teola_session__": session,
+        "__module__": theirs.__module__,
+        "__qualname__": f"Accelerated{theirs.__qualname__}",
+        "__doc__": kind.__doc__,
+    }
+    return type(theirs)(theirs.__name__, (kind, theirs), values)

@@ -177,8 +177,8 @@ def _shown(some: Counter[str]) -> str:
 
 
 def anonymous(text: str) -> str:
-    """Without the numbers that requests have."""
-    return re.sub(r"(request|query|primitive) [\w#.-]*\d[\w#.-]*", r"\1 #", text)
+    """Without the names and numbers that requests have."""
+    return re.sub(r"\(query \S+, primitive \S+\)", "(of a query)", re.sub(r"request \S*\d\S*", "request #", text))
 
 
 def _anonymous(some: Counter[str]) -> Counter[str]:

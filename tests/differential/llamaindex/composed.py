@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llama_index.core import VectorStoreIndex
@@ -199,9 +200,16 @@ CHAT: dict[str, Make] = {
 
 # ------------------------------------------------------------ agents, workflows
 
+Fast = Callable[[Any], Any]
+"""Accelerates one of the parts; the workflow itself is the user's code."""
 
-def agent(kit: Kit) -> Any:
-    return ReActAgent(tools=tools(base(kit.reports), base(kit.notes)), llm=kit.llm, streaming=False)
+
+def plainly(part: Any) -> Any:
+    return part
+
+
+def agent(kit: Kit, fast: Fast = plainly) -> Any:
+    return ReActAgent(tools=tools(fast(base(kit.reports)), fast(base(kit.notes))), llm=kit.llm, streaming=False)
 
 
 class Retrieved(Event):
@@ -211,10 +219,10 @@ class Retrieved(Event):
 class Flow(Workflow):
     """The documentation's RAG, as a workflow."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: Kit, fast: Fast = plainly) -> None:
         super().__init__(timeout=30)
         self.kit = kit
-        self.retriever, self.engine = kit.reports.as_retriever(similarity_top_k=4), base(kit.notes)
+        self.retriever, self.engine = fast(kit.reports.as_retriever(similarity_top_k=4)), fast(documented.fusion(kit))
 
     @step
     async def retrieve(self, ctx: Context, ev: StartEvent) -> Retrieved:
