@@ -177,8 +177,9 @@ def _shown(some: Counter[str]) -> str:
 
 
 def anonymous(text: str) -> str:
-    """Without the names and numbers that requests have."""
-    return re.sub(r"\(query \S+, primitive \S+\)", "(of a query)", re.sub(r"request \S*\d\S*", "request #", text))
+    """Without the names and numbers that requests have; where a model is told of them, without its tokens."""
+    found = re.sub(r"\(query \S+, primitive \S+\)", "(of a query)", re.sub(r"request \S*\d\S*", "request #", text))
+    return found if found == text else re.sub(r"(prompt|total)_tokens': \d+", r"\1_tokens': #", found)
 
 
 def _anonymous(some: Counter[str]) -> Counter[str]:
