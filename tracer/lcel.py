@@ -49,6 +49,7 @@ from teola_plugin.tracer.prompts import bind, understand
 from teola_plugin.tracer.pure import Attributes, understood
 from teola_plugin.tracer.purity import Purity, on_plain
 from teola_plugin.tracer.report import Level, TraceNode
+from teola_plugin.tracer.stores import written
 from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
 
 __all__ = ["SERIAL", "Traced", "trace"]
@@ -149,15 +150,19 @@ class _Walk:
         leaf = leaf_of(node, place.kwargs)
         if isinstance(leaf, str):
             raise NotUnderstood(leaf)
+        like = None if leaf is not None or place.kwargs else equivalent(node)
+        hidden = "" if like is None else self._hidden(like, place)
+        if like is not None and not hidden:
+            return self._like(node, like, value, place)
         if leaf is None and self._leaves is not None:
             leaf = self._leaves(node, place.kwargs, place.path)
         if leaf is not None:
             with_leaf = leaf
             return self._leaf(node, place, lambda: lower_leaf(self._draft, with_leaf, value, place.name, place.tags))
-        if not place.kwargs and (like := equivalent(node)) is not None:
-            return self._like(node, like, value, place)
         if not place.kwargs and (first := beginning(node)) is not None:
             return self._begun(node, first, value, place)
+        if hidden:
+            raise NotUnderstood(hidden)
         for known, takes_kwargs, lower in self._rules:
             if isinstance(node, known):
                 if not issubclass(known, (BasePromptTemplate, BaseOutputParser)) and (other := changed(node, known)):
@@ -225,22 +230,25 @@ class _Walk:
         component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template, options=options)
         return self._draft.add(component), Span((name,), (name,))
 
-    def _like(self, node: Node, like: Node, value: Value, place: _Place) -> Lowered:
-        """As `like` is lowered, when all of it is: nothing inside can be watched, for the plain object is another."""
-        inner = replace(place, watched=False)
+    def _hidden(self, like: Node, place: _Place) -> str:
+        """Why not all of `like` is lowered: nothing inside can be watched, for the plain object is another."""
         trial = Draft()
-        _Walk(trial).visit(like, Ref(INPUT), inner)
-        hidden = next((n for n in trial.nodes if n.level != "lowered"), None)
-        if hidden is not None:
-            raise NotUnderstood(f"its {hidden.class_name} is not understood: {hidden.reason}")
+        _Walk(trial).visit(like, Ref(INPUT), replace(place, watched=False))
+        row = next((n for n in trial.nodes if n.level != "lowered"), None)
+        return "" if row is None else f"its {row.class_name} is not understood: {row.reason}"
+
+    def _like(self, node: Node, like: Node, value: Value, place: _Place) -> Lowered:
+        """As `like` is lowered, all of which is."""
         rows, before = len(self._draft.nodes), len(self._draft.components)
-        made = self.visit(like, simplest(value), inner)
+        made = self.visit(like, simplest(value), replace(place, watched=False))
         del self._draft.nodes[rows:]
         self._row(node, place, "lowered", tuple(self._draft.components)[before:])
         return made
 
     def _begun(self, node: Node, first: Node, value: Value, place: _Place) -> Lowered:
         """What it asks for first is known; the rest is its own code, in its place."""
+        if hidden := self._hidden(first, place):
+            raise NotUnderstood(hidden)
         rows = len(self._draft.nodes)
         made, _ = self._like(node, first, value, place)
         after = self._opaque(node, Record({"given": simplest(value), "first": made}), place, "")
@@ -340,7 +348,9 @@ class _Walk:
         wanted = place.part if silent(node) else place.name
         name = self._draft.name(wanted(short_name(node)))
         slow = (("slow", True),) if isinstance(node, (BaseRetriever, BaseLanguageModel, BaseTool)) else ()
-        self._draft.add(Component(name, Role.OPAQUE, unique(leaves(value)), scope=place.tags, options=slow))
+        effects = written(vars(node).get("func")) if isinstance(node, RunnableLambda) else ()
+        inputs = unique(leaves(value))
+        self._draft.add(Component(name, Role.OPAQUE, inputs, effects=effects, scope=place.tags, options=slow))
         if isinstance(node, (RunnableLambda, RunnableGenerator, BaseOutputParser)):
             self._draft.lists[name] = ""
         if place.watched and emits_own_run(node):

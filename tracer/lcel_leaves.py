@@ -27,6 +27,7 @@ from teola_plugin.tracer.leaf import (
     Leaf,
     RerankingLeaf,
     RetrievalLeaf,
+    StoreLeaf,
     WrappedLeaf,
 )
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value, read_key, simplest
@@ -66,6 +67,8 @@ def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str
         raise NotUnderstood("is called with a dictionary or a prompt, which it does not take")
     if isinstance(leaf, RetrievalLeaf):
         return _retrieval(draft, leaf, value, name("retrieve"), scope)
+    if isinstance(leaf, StoreLeaf):
+        return _store(draft, leaf, value, name("retrieve"), scope)
     if isinstance(leaf, IndexingLeaf):
         return _indexing(draft, leaf, value, name("index"), scope)
     return _embedding(draft, leaf, value, name("embed"), scope)
@@ -137,6 +140,16 @@ def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, wanted: str, scope
     )
     hits = draft.add(component)
     return draft.call(f"{name}.documents", lambda hits: leaf.documents(hits), scope, hits=hits)
+
+
+def _store(draft: Draft, leaf: StoreLeaf, query: Ref, wanted: str, scope: Names) -> Ref:
+    name = draft.name(wanted, "text", "vector")
+    text = draft.call(f"{name}.text", lambda query: leaf.text(query), scope, query=query)
+    role = (("role", "query"),)
+    embedding = Component(f"{name}.vector", Role.EMBEDDING, named(texts=text), leaf.embedder, scope=scope, options=role)
+    vector = draft.add(embedding)
+    search = Component(name, Role.CALL, named(vector=vector), effects=(leaf.effect,), scope=scope)
+    return draft.add(search, lambda vector: leaf.search(vector))
 
 
 def _reranking(draft: Draft, leaf: RerankingLeaf, value: Value, wanted: str, scope: Names) -> Ref:

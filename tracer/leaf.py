@@ -45,6 +45,26 @@ class RetrievalLeaf:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreLeaf:
+    """A retriever over a store of the user's own in this process: an engine embeds, the store's own code searches.
+
+    The plain object searches, too, so an early search must be quick; it counts for what comes after it.
+    """
+
+    embedder: str
+    text: Callable[[str], str]
+    """What is embedded for a query."""
+    search: Callable[[Any], Any]
+    """The query's vector -> what the retriever returns."""
+    resource: str
+    """What of the store is read."""
+
+    @property
+    def effect(self) -> Effect:
+        return Effect(self.resource, validated=True)
+
+
+@dataclass(frozen=True, slots=True)
 class RerankingLeaf:
     """A reranker. Framework input: `{"query": str, "documents": list}`."""
 
@@ -99,7 +119,7 @@ class WrappedLeaf:
     engine: str = "wrapped"
 
 
-Leaf = GenerationLeaf | RetrievalLeaf | RerankingLeaf | IndexingLeaf | EmbeddingLeaf | WrappedLeaf
+Leaf = GenerationLeaf | RetrievalLeaf | StoreLeaf | RerankingLeaf | IndexingLeaf | EmbeddingLeaf | WrappedLeaf
 
 
 @runtime_checkable

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
 
-from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.calls import joined, to_list
 from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.errors import RegistrationError
 from teola_plugin.tracer.lcel_classes import changed
+from teola_plugin.tracer.leaf import StoreLeaf
+from teola_plugin.tracer.stores import resource
 
 _SEARCHES = {
     "similarity": "similarity_search_by_vector",
     "mmr": "max_marginal_relevance_search_by_vector",
 }
 """Search type -> the method to which the store's own search hands the vector of the query."""
+SMALL = 500
+"""Documents that are searched in a few milliseconds: an early search holds up the loop of the engines."""
 _LAZY = (("langchain_community.vectorstores.faiss", "FAISS", ("similarity", "mmr")),)
 """More stores that split: where the class is, what splits. Looked up only when somebody has imported them."""
 
@@ -48,7 +53,8 @@ def retriever_on(node: VectorStoreRetriever, embeddings: TeolaEmbeddings) -> Vec
         raise _refused(f"a {type(node).__name__}")
     if not _splits(store, node.search_type):
         raise _refused(f"a search of type {node.search_type!r} in a {type(store).__name__}")
-    made = PoolEmbeddedRetriever(**{name: getattr(node, name) for name in VectorStoreRetriever.model_fields})
+    kind = InMemoryRetriever if type(store) is InMemoryVectorStore else PoolEmbeddedRetriever
+    made = kind(**{name: getattr(node, name) for name in VectorStoreRetriever.model_fields})
     made.name = node.get_name()
     made._embeddings = embeddings
     return made
@@ -88,7 +94,7 @@ class PoolEmbeddedRetriever(VectorStoreRetriever):
     ) -> list[Document]:
         with joined(active_run(run_manager)):
             vector = await self._embeddings.aembed_query(query)
-        given = self.search_kwargs | kwargs
+        given = {**self.search_kwargs, **kwargs}
         if self.search_type == "mmr" and isinstance(self.vectorstore, InMemoryVectorStore):
             return self.vectorstore.max_marginal_relevance_search_by_vector(vector, **given)  # as its own async search
         search = getattr(self.vectorstore, f"a{_SEARCHES[self.search_type]}")
@@ -97,3 +103,20 @@ class PoolEmbeddedRetriever(VectorStoreRetriever):
     def _get_ls_params(self, **kwargs: Any) -> Any:
         """As the retriever that it stands for."""
         return {**super()._get_ls_params(**kwargs), "ls_retriever_name": "vectorstore"}
+
+
+class InMemoryRetriever(PoolEmbeddedRetriever):
+    """The same over an `InMemoryVectorStore`, small enough to be searched twice: ahead, and in its place."""
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> StoreLeaf:
+        store, embeddings, given = self.vectorstore, self._embeddings, {**self.search_kwargs, **kwargs}
+        assert isinstance(store, InMemoryVectorStore)
+        search = getattr(store, _SEARCHES[self.search_type])
+
+        def ahead(vector: Any) -> Any:
+            if len(store.store) > SMALL:
+                raise RegistrationError("the store is too large to be searched twice.", hint="TeolaVectorStore")
+            return search(to_list(vector), **given)
+
+        sent = getattr(embeddings, "sent", str)
+        return StoreLeaf(embeddings.engine, sent, ahead, resource(store))

@@ -30,6 +30,7 @@ from teola_plugin.tracer.equivalents import equivalent
 from teola_plugin.tracer.lcel import trace
 from teola_plugin.tracer.lcel_classes import changed, is_pool_backed
 from teola_plugin.tracer.pure import understood
+from teola_plugin.tracer.stores import written
 
 Node = Runnable[Any, Any]
 Accelerate = Callable[[Node], Node]
@@ -100,9 +101,9 @@ def _history(node: RunnableWithMessageHistory, accelerate: Accelerate) -> Node:
 
 def _lambda(node: RunnableLambda[Any, Any], accelerate: Accelerate) -> Node:
     """The user's function runs as it always did; a Runnable that it returns is accelerated."""
-    if equivalent(node) is not None:
-        return node  # a function of the framework's
     func, afunc = vars(node).get("func"), vars(node).get("afunc")
+    if equivalent(node) is not None or written(func):
+        return node  # the framework's own
     wrapped = {
         name: made
         for name, one in (("func", func), ("afunc", afunc))

@@ -1,0 +1,128 @@
+"""A store in memory of the user's own: its queries are embedded ahead, its searches wait for what is written to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.vectorstores import InMemoryVectorStore
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain import bind_stores
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, embed_words
+from teola_plugin.engines.payloads import EmbedText
+from teola_plugin.pool import EnginePool
+
+Chain = Runnable[Any, Any]
+WORDS = ("lambda", "class", "import", "with", "raise")
+DOCUMENTS = [Document(f"All of {word}.", id=word) for word in WORDS]
+GIVEN = {"question": "what of import?", "documents": DOCUMENTS}
+
+
+class Embedder(FakeEmbedder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def _value(self, request: Any) -> tuple[float, ...]:
+        payload: EmbedText = request.payload
+        self.texts.append(payload.text)
+        return super()._value(request)
+
+
+@pytest.fixture
+def pool() -> Iterator[EnginePool]:
+    def says(prompt: Any, sampling: Any) -> str:
+        return "one, two, three" if "questions" in prompt.flat() else f"so much for {prompt.flat()}"
+
+    with EnginePool.local(engines=[FakeLLM("llm", answer=says), Embedder()]) as made:
+        yield made
+
+
+def app(pool: EnginePool, store: InMemoryVectorStore) -> Chain:
+    """Documents come with the question; three questions are written, each is searched with."""
+    llm = ChatTeola(pool=pool)
+    written = ChatPromptTemplate.from_template("Three questions: {question}") | llm | CommaSeparatedListOutputParser()
+    search = store.as_retriever(search_kwargs={"k": 2})
+    found = written | search.map() | (lambda lists: [one.page_content for found in lists for one in found])
+    return (
+        RunnablePassthrough.assign(ids=itemgetter("documents") | RunnableLambda(store.add_documents))
+        | RunnablePassthrough.assign(found=found)
+        | RunnablePassthrough.assign(
+            answer=ChatPromptTemplate.from_template("{found} {question}") | llm | StrOutputParser()
+        )
+    )
+
+
+class Words(Embeddings):
+    """The user's own, which embed as the engine does."""
+
+    def embed_query(self, text: str) -> list[float]:
+        return list(embed_words(text))
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [list(embed_words(text, "document")) for text in texts]
+
+
+def own_store() -> InMemoryVectorStore:
+    return InMemoryVectorStore(Words())
+
+
+def served(pool: EnginePool, store: InMemoryVectorStore) -> Any:
+    return accelerate(app(pool, store), pool=pool, bind=[(store.embeddings, "embedder")])
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_searches_wait_for_what_is_written(pool: EnginePool, way: str) -> None:
+    store = own_store()
+    plain = app(pool, store).invoke(GIVEN)
+    fast = served(pool, store)
+    assert {"prune-dependencies", "decoding-pipelining"} <= set(fast.plan(GIVEN).fired)
+    assert "writes memory:" in str(fast.plan(GIVEN).graph)
+    for _ in range(3):
+        store.store.clear()
+        made = asyncio.run(fast.ainvoke(GIVEN)) if way == "ainvoke" else fast.invoke(GIVEN)
+        assert made == plain
+    trace = fast.last_trace()
+    assert trace.wasted() == (0, 0)
+    (written,) = (span.done for span in trace.spans if span.primitive == "ids")
+    searches = [s for s in trace.spans if s.primitive.endswith("retrieve") and "[" in s.primitive]
+    assert len(searches) == 3 and all(s.started >= written for s in searches)
+
+
+def test_each_query_is_embedded_once(pool: EnginePool) -> None:
+    store = own_store()
+    embedder: Any = pool.engine("embedder")
+    served(pool, store).invoke(GIVEN)
+    assert sorted(embedder.texts) == ["one", "three", "two"]
+
+
+def test_a_large_store_is_searched_in_its_place_only(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bind_stores, "SMALL", 2)
+    store = own_store()
+    plain = app(pool, store).invoke(GIVEN)
+    assert served(pool, store).invoke(GIVEN) == plain
+
+
+def test_a_retriever_of_the_users_own_waits_too(pool: EnginePool) -> None:
+    """Nothing of it is on an engine: it is called ahead of what it does not need, but not of what may write."""
+    store = own_store()
+    slow = ChatPromptTemplate.from_template("Slow {question}") | ChatTeola(pool=pool) | StrOutputParser()
+    chain = (
+        RunnablePassthrough.assign(ids=itemgetter("documents") | RunnableLambda(store.add_documents))
+        | RunnablePassthrough.assign(slow=slow)
+        | RunnablePassthrough.assign(found=itemgetter("question") | store.as_retriever(search_kwargs={"k": 2}))
+    )
+    plain = chain.invoke(GIVEN)
+    for speculate in ("auto", "all"):
+        store.store.clear()
+        assert accelerate(chain, pool=pool, speculate=speculate).invoke(GIVEN) == plain
