@@ -26,10 +26,11 @@ def accelerate(
     app: str | None = None,
     shadow: float = 0.0,
 ) -> Any:
-    """The same object, sooner: an LCEL Runnable in, a Runnable out, with the same answers.
+    """The same object, sooner: an LCEL Runnable in, a Runnable out, with the same answers; LlamaIndex objects alike.
 
     Args:
-        obj: a LangChain Runnable (or what LCEL coerces to one inside a chain).
+        obj: a LangChain Runnable (or what LCEL coerces to one inside a chain), or of LlamaIndex: a query engine, a
+            retriever, a response synthesizer, a chat engine, an `IngestionPipeline` or a `VectorStoreIndex`.
         pool: the engines; by default the pool of the pool-backed objects found in `obj`.
         bind: your own models or embeddings, and the pool engine that serves each of them; a list of pairs where an
             object cannot be a key.
@@ -39,6 +40,7 @@ def accelerate(
         shadow: the share of calls (`invoke`, `ainvoke`) after which the original runs, too, in the background, and its
             answer is compared: a difference is logged and counted in `fast.shadow`. Only for chains without side
             effects, since these calls run twice: no writes, no history, no checkpoints. Your handlers see one run.
+            LangChain only.
 
     With `TEOLA_DISABLE=1` in the environment, `obj` is returned untouched. Raises `TraceError` for an object that is
     not understood at all; `RegistrationError` for unknown engines or passes, and for `shadow` on a chain that is known
@@ -53,7 +55,7 @@ def accelerate(
         return accelerate_runnable(
             obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow
         )
-    if any(cls.__module__.startswith("llama_index.core.") for cls in module):
+    if any(cls.__module__.startswith(("llama_index.core.", "workflows.")) for cls in module):
         from teola_plugin.adapters.llamaindex.accelerate import accelerate_llamaindex
 
         return accelerate_llamaindex(
@@ -61,5 +63,6 @@ def accelerate(
         )
     raise TraceError(
         f"cannot accelerate a {type(obj).__module__}.{type(obj).__qualname__}.",
-        hint="pass a LangChain Runnable (a chain, a retriever, a model); wrap a plain function in RunnableLambda",
+        hint="pass a LangChain Runnable (a chain, a retriever, a model) or a LlamaIndex query engine; "
+        "wrap a plain function in RunnableLambda",
     )

@@ -1,11 +1,15 @@
-"""`accelerate` for LlamaIndex: query engines, retrievers, synthesizers, chat engines."""
+"""`accelerate` for LlamaIndex: query engines, retrievers, synthesizers, chat engines, ingestion, indexes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from llama_index.core.indices.vector_store import VectorStoreIndex
+from llama_index.core.ingestion import IngestionPipeline
+
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
+from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
 from teola_plugin.adapters.llamaindex.parts import replaced
 from teola_plugin.adapters.llamaindex.session import Session
 from teola_plugin.errors import RegistrationError, unknown_name
@@ -36,8 +40,13 @@ def accelerate_llamaindex(
         )
     chosen = None if passes is None else resolve_passes(passes)
     found = pool or the_pool_of(obj)
+    served = bound_in(obj, bind, found)
+    if isinstance(served, IngestionPipeline):
+        return accelerated_ingestion(served)
+    if isinstance(served, VectorStoreIndex):
+        return accelerated_index(served)
     parts = _Parts(found, chosen, speculate, app)
-    session = Session(obj, bound_in(obj, bind, found), found, passes=chosen, speculate=speculate, app=app, part=parts)
+    session = Session(obj, served, found, passes=chosen, speculate=speculate, app=app, part=parts)
     return accelerated(session)
 
 
