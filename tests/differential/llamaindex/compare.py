@@ -34,19 +34,25 @@ class Seen:
 
 # ------------------------------------------------------------ ways to call
 
+CUT = "|"
+"""Where a stream was cut into chunks."""
+
 
 def read(response: Any) -> str:
     """A response with its stream, read to the end."""
     if isinstance(response, StreamingResponse):
-        chunks = list(response.response_gen)
-        return f"{type(response).__name__} {chunks} {plain(response.source_nodes)} {plain(response.metadata)}"
+        return _streamed(response, list(response.response_gen))
     return plain(response)
+
+
+def _streamed(response: Any, chunks: list[str]) -> str:
+    shown = CUT.join(chunks)
+    return f"{type(response).__name__} {shown} {plain(response.source_nodes)} {plain(response.metadata)}"
 
 
 async def aread(response: Any) -> str:
     if isinstance(response, AsyncStreamingResponse):
-        chunks = [chunk async for chunk in response.async_response_gen()]
-        return f"{type(response).__name__} {chunks} {plain(response.source_nodes)} {plain(response.metadata)}"
+        return _streamed(response, [chunk async for chunk in response.async_response_gen()])
     return read(response)
 
 
@@ -80,7 +86,7 @@ async def _achat(engine: Any, given: str) -> str:
 
 def _stream_chat(engine: Any, given: str) -> str:
     first = engine.stream_chat(given)
-    chunks = list(first.response_gen)
+    chunks = CUT.join(first.response_gen)
     if first.write_response_to_history_thread is not None:
         first.write_response_to_history_thread.join(10)
     return f"{type(first).__name__} {chunks} {plain(first.source_nodes)} {plain(engine.chat_history)}"
@@ -88,7 +94,7 @@ def _stream_chat(engine: Any, given: str) -> str:
 
 async def _astream_chat(engine: Any, given: str) -> str:
     first = await engine.astream_chat(given)
-    chunks = [chunk async for chunk in first.async_response_gen()]
+    chunks = CUT.join([chunk async for chunk in first.async_response_gen()])
     if first.awrite_response_to_history_task is not None:
         await first.awrite_response_to_history_task
     return f"{type(first).__name__} {chunks} {plain(first.source_nodes)} {plain(engine.chat_history)}"

@@ -10,14 +10,15 @@ import os
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from differential.llamaindex import composed, retrieval, synthesis
-from differential.llamaindex.compare import WAYS, Seen, differences, see
+from differential.llamaindex.compare import CUT, WAYS, Seen, differences, see
 from differential.llamaindex.recording import Recorder
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import Response
@@ -25,9 +26,10 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import QueryBundle
 
 from benchmarks.llamaindex_engines import ASKED
-from benchmarks.llamaindex_kits import Kit, Sizes, own_kit, pool_kit
-from teola_plugin import accelerate
+from benchmarks.llamaindex_kits import Kit, Sizes, fakes, own_kit, pool_kit
+from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines import profiles
+from teola_plugin.errors import RegistrationError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
@@ -102,7 +104,7 @@ def bench(request: pytest.FixtureRequest, benches: dict[str, Bench]) -> Iterator
 def over(*, first: bool = False) -> Any:
     """Every kit and case; `first`: of each case its two main ways, and of the others one in turn.
 
-    The long version takes them all.
+    Else one of the main ways, and one of the kits without a pool. The long version takes them all.
     """
     cases = []
     for k, kit in enumerate(KITS):
@@ -113,7 +115,7 @@ def over(*, first: bool = False) -> Any:
             elif first:
                 ways = (*main, *others[(i + k) % len(others) :][:1]) if others else main
             else:
-                ways = (main[(i + k) % len(main)],)
+                ways = (main[(i + k) % len(main)],) if kit == "pool" or i % 2 == k else ()
             cases += [(kit, name, way) for way in ways]
     return pytest.mark.parametrize(("bench", "name", "way"), cases, indirect=["bench"])
 
@@ -135,22 +137,26 @@ def both(bench: Bench, name: str, way: str, **options: Any) -> tuple[Seen, Seen]
     return _plain[key], ask(bench, fast(bench, case, **options), way, case)
 
 
-def fast(bench: Bench, case: Case, **options: Any) -> Any:
+def fast(bench: Bench, case: Case, *, bind: Sequence[tuple[Any, str]] = (), **options: Any) -> Any:
     """The engine, accelerated; of a workflow, its parts."""
+    given = {"pool": bench.kit.pool, **options}
 
     def sooner(engine: Any) -> Any:
-        return accelerate(engine, pool=bench.kit.pool, **options)
+        if not bind:
+            return accelerate(engine, **given)
+        for pairs in (bind, *([pair] for pair in bind)):
+            with suppress(RegistrationError):  # some use one of the models only
+                return accelerate(engine, bind=pairs, **given)
+        return engine
 
-    if "run" in case.ways:
-        return case.make(bench.kit, sooner)
-    return sooner(case.make(bench.kit))
+    return case.make(bench.kit, sooner) if "run" in case.ways else sooner(case.make(bench.kit))
 
 
 RACED = {"sub_questions_deep"}
 """One of its parts may fail and be swallowed; how far the parts beside it got is a race, in the plain engine too."""
 
 
-def same(before: Seen, after: Seen, *, merged: bool, only: str = "") -> None:
+def same(before: Seen, after: Seen, *, merged: bool, only: str | tuple[str, ...] = "") -> None:
     """`only`: what is compared of the two, by the beginning of a difference's text."""
     if found := [one for one in differences(before, after, merged=merged) if one.startswith(only)]:
         pytest.fail("\n".join(one[:4000] for one in found), pytrace=False)
@@ -166,6 +172,34 @@ def test_same(bench: Bench, name: str, way: str) -> None:
 def test_same_with_all_speculation(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, speculate="all")
     same(before, after, merged=True)
+
+
+# ------------------------------------------------------------ the user's own models, on engines
+
+
+@pytest.fixture(scope="module")
+def bound(benches: dict[str, Bench]) -> Iterator[tuple[Bench, EnginePool]]:
+    """Own models, and engines that say what they say."""
+    bench = benches["own"]
+    with EnginePool.local(engines=fakes(profiles.noop(), SMALL, bench.kit.ledger)) as pool:
+        yield bench, pool
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [(name, way) for name, case in CASES.items() for way in (case.ways if LONG else case.ways[:1])],
+)
+def test_bound(bound: tuple[Bench, EnginePool], name: str, way: str) -> None:
+    """The same answers, passages, prompts and texts. Events tell of other objects: those that took their places."""
+    bench, pool = bound
+    kit, case = bench.kit, CASES[name]
+    with kit.in_force():
+        before = ask(bench, case.make(kit), way, case)
+        after = ask(
+            bench, fast(bench, case, pool=pool, bind=[(kit.llm, "llm"), (kit.embedding, "embedder")]), way, case
+        )
+    before, after = (replace(one, result=one.result.replace(CUT, "")) for one in (before, after))
+    same(before, after, merged=True, only=("result", "prompts", "texts"))
 
 
 # ------------------------------------------------------------ faults
