@@ -4,6 +4,7 @@ from teola_plugin.graph.build import Shape, build_pgraph
 from teola_plugin.graph.edit import GraphEdit
 from teola_plugin.graph.fragment import Fragment
 from teola_plugin.graph.graph import Graph
+from teola_plugin.graph.growth import GROWS_WITH, Growth, growth, growths
 from teola_plugin.graph.kinds import (
     ENGINE_KINDS,
     FRAGMENT_KINDS,
@@ -23,6 +24,7 @@ __all__ = [
     "CARRY",
     "ENGINE_KINDS",
     "FRAGMENT_KINDS",
+    "GROWS_WITH",
     "IMPURE_KINDS",
     "INPUT",
     "ITEM",
@@ -39,6 +41,7 @@ __all__ = [
     "Fragment",
     "Graph",
     "GraphEdit",
+    "Growth",
     "Path",
     "Primitive",
     "PrimitiveKind",
@@ -51,6 +54,8 @@ __all__ = [
     "Slice",
     "WorkflowTemplate",
     "build_pgraph",
+    "growth",
+    "growths",
     "named",
     "read_path",
 ]

@@ -38,6 +38,10 @@ class Curve:
         return Curve(((0, fixed), (1_000_000, fixed + per_unit * 1_000_000)))
 
 
+TAKING_TURNS = 0.8
+"""Interference from which prefilling beside a decoding gains nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
     """Latency by size, the maximum efficient batch and the limits of one (engine, model, device).
@@ -65,6 +69,11 @@ class EngineProfile:
     """Prompt tokens that one step of a partial prefilling may take while the instance decodes."""
     interference: float = 0.0
     """Share by which prefillings and decodings that run side by side slow each other."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a prefilling beside a decoding gains nothing: interference near 1, as on a CPU."""
+        return self.interference >= TAKING_TURNS
 
     def measured(self, kind: PrimitiveKind) -> bool:
         """Whether there is a curve for `kind`."""

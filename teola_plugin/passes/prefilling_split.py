@@ -6,8 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from teola_plugin.graph import EngineProfile, Graph, GraphEdit, Primitive, PrimitiveKind
+from teola_plugin.graph import (
+    GROWS_WITH,
+    LLM_PREFILLS,
+    EngineProfile,
+    Graph,
+    GraphEdit,
+    Primitive,
+    PrimitiveKind,
+    growth,
+)
 from teola_plugin.passes.base import PassContext
+from teola_plugin.passes.decoding_pipelining import GROW
 from teola_plugin.passes.estimate import measured, ready_times, tokens
 
 _K = PrimitiveKind
@@ -21,22 +31,39 @@ MIN_GAP = 0.001
 class PrefillingSplit:
     """`x` becomes `x.partial#0`, `x.partial#1`, ... (each a longer prefix of the prompt) and the FULL_PREFILLING `x`.
 
-    The order of the parts never changes: a part counts as ready when all parts before it are.
+    The order of the parts never changes: a part counts as ready when all parts before it are. A prompt whose next part
+    is made of a list that is worked on as it grows may be prefilled as it grows, too.
     """
 
     name: ClassVar[str] = "prefilling-split"
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
         found = [p for p in graph if p.kind is _K.PREFILLING and _candidate(p, context)]
-        if not found:
+        growing = list(_growing(graph, context))
+        if not found and not growing:
             return graph
-        sight = _Sight(graph, context)
         edit = GraphEdit(graph)
+        for p, holder in growing:
+            edit.replace(p.with_(options=(*p.options, (GROWS_WITH, holder))))
+        sight = _Sight(graph, context)
         for p in found:
             ends = _ends(p, sight)
             if ends:
-                _split(edit, p, ends, _pauses(p, sight))
+                _split(edit, edit[p.id], ends, _pauses(p, sight))
         return edit.freeze()
+
+
+def _growing(graph: Graph, context: PassContext) -> Iterator[tuple[Primitive, str]]:
+    """Prefillings whose prompt grows with a list that is being made, on engines that can prefill beside decoding."""
+    holders = [m.id for m in graph if m.kind is _K.MAP and (m.early or m.option(GROW))]
+    for p in graph if holders else ():
+        if p.kind not in LLM_PREFILLS or p.tentative or p.option(GROWS_WITH):
+            continue
+        profile = context.profile(p.engine)
+        if profile is not None and profile.prefix_caching and not profile.takes_turns:
+            found = next((m for m in holders if growth(graph, p, m) is not None), None)
+            if found is not None:
+                yield p, found
 
 
 class _Sight:

@@ -16,11 +16,13 @@ from teola_plugin.engines.base import Piece, Request
 from teola_plugin.engines.items import ItemStream
 from teola_plugin.engines.payloads import Generation, SearchVector, Warmed
 from teola_plugin.errors import QueryCancelled
-from teola_plugin.graph import STREAM_ITEMS, Graph, Primitive, PrimitiveKind, Ref
+from teola_plugin.graph import STREAM_ITEMS, Graph, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import requests
 from teola_plugin.runtime.engine_port import EnginePort
 from teola_plugin.runtime.failures import located, outcome_error
+from teola_plugin.runtime.fragments import expansion
+from teola_plugin.runtime.growing_prefix import GrowingPrefixes, growing
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.request_table import RequestEntry, request_id
 from teola_plugin.scheduling import GraphScheduler
@@ -34,7 +36,6 @@ from teola_plugin.scheduling.events import (
     End,
     Enqueue,
     Expand,
-    Expanded,
     Finished,
     GraphEvent,
     Instruction,
@@ -49,6 +50,7 @@ from teola_plugin.scheduling.events import (
     Unused,
     WakeAt,
 )
+from teola_plugin.scheduling.live_query import LivePrimitive
 
 _K = PrimitiveKind
 log = logging.getLogger("teola_plugin")
@@ -68,6 +70,7 @@ class GraphDriver:
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._prefixes = GrowingPrefixes(self._live, self._computed, self._start_early, self._stop_early)
         self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
             Dispatch: self._dispatch,
             RunCall: self._run_call,
@@ -86,6 +89,7 @@ class GraphDriver:
 
     def admit(self, run: QueryRun, graph: Graph) -> None:
         self.runs[run.id] = run
+        run.growing = growing(graph)
         query = run.query
         self.recorder.begin(run.id, query.app, self.now())
         self.post(Admit(self.now(), run.id, graph, query.deadline, run.ahead))
@@ -127,6 +131,8 @@ class GraphDriver:
         except Exception as error:  # early work on values of an unexpected kind: the plain object will tell
             self._fail(run, p.id, error)
             return
+        if run.growing and p.leads_group:
+            self._prefixes.dispatched(run, p)
         port = self.ports[p.engine]
         live = LivePrimitiveRun(p, [], order.depth, order.group)
         run.primitives[p.id] = live
@@ -145,6 +151,20 @@ class GraphDriver:
         if fresh:
             port.enqueue(fresh, self._ticket(run, p, order.depth))
         self._catch_up(run, live, fresh)
+
+    def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
+        query = self.scheduler.queries.get(run.id)
+        return None if query is None else query.get(name)
+
+    def _start_early(self, run: QueryRun, p: Primitive) -> None:
+        """Dispatch what is not in the graph: a prefix that has grown. Its prompt's own primitive is one deeper."""
+        whole = self._live(run, p.id.partition(".grown#")[0])
+        self._dispatch(run, Dispatch(run.id, p, 1 + (whole.depth if whole is not None else 0)))
+
+    def _stop_early(self, run: QueryRun, name: str) -> None:
+        live = run.primitives.get(name)
+        if live is not None and not live.began:
+            self._cancel(run, Cancel(run.id, name))
 
     def _catch_up(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[RequestEntry]) -> None:
         """Requests that the plain object had started before may be under way or done already."""
@@ -294,7 +314,7 @@ class GraphDriver:
         self._record_ended(run, p.id, live.entries)
         if not p.leads_group:
             run.store.put(p.id, value)
-            self.post(Finished(self.now(), run.id, p.id))
+            self._made(run, p.id)
             return
         if not live.prefilled:
             self._end_prefilling(run, live)
@@ -353,8 +373,10 @@ class GraphDriver:
 
     def _client_value(self, run: QueryRun, p: Primitive) -> Any:
         inputs = {key: run.store.read(ref) for key, ref in p.inputs if p.kind is not _K.VERIFY or key == "actual"}
-        if p.kind is _K.VERIFY:
-            return inputs["actual"]
+        return inputs["actual"] if p.kind is _K.VERIFY else self._computed(run, p, inputs)
+
+    @staticmethod
+    def _computed(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
         if p.call == "concat":
             return [item for part in inputs.values() for item in part]
         function = run.calls_of(p.id).get(p.call)
@@ -371,7 +393,12 @@ class GraphDriver:
     def _store(self, run: QueryRun, name: str, value: Any) -> None:
         run.store.put(name, value)
         self.recorder.done(run.id, name, self.now())
+        self._made(run, name)
+
+    def _made(self, run: QueryRun, name: str) -> None:
         self.post(Finished(self.now(), run.id, name))
+        if run.growing:
+            self._prefixes.made(run, name)
 
     def _await(self, run: QueryRun, order: Await) -> None:
         """User code: the plain object runs it; a query without one runs it here, once, on a thread."""
@@ -397,30 +424,12 @@ class GraphDriver:
     # ------------------------------------------------------------ fragments
 
     def _expand(self, run: QueryRun, order: Expand) -> None:
-        p = order.primitive
         try:
-            value = run.store.read(order.reads)
-            if p.kind in (_K.BRANCH, _K.LOOP):
-                event = Expanded(self.now(), run.id, p.id, int(bool(value)))
-            else:
-                items = list(value)
-                event = Expanded(self.now(), run.id, p.id, len(items), self._matches(run, items, order.predicted))
+            event = expansion(run, order, self.now())
         except Exception as error:
-            self._fail(run, p.id, error)
+            self._fail(run, order.primitive.id, error)
         else:
             self.post(event)
-
-    def _matches(self, run: QueryRun, items: list[Any], predicted: tuple[Ref, ...]) -> tuple[int | None, ...]:
-        """Which prediction equals each item; its own place first. A prediction serves one item."""
-        guesses = {i: run.store.read(ref) for i, ref in enumerate(predicted) if ref.producer in run.store}
-        matches: list[int | None] = []
-        for index, item in enumerate(items):
-            order = [index, *guesses] if index in guesses else list(guesses)
-            hit = next((i for i in order if type(guesses[i]) is type(item) and guesses[i] == item), None)
-            matches.append(hit)
-            if hit is not None:
-                del guesses[hit]
-        return tuple(matches)
 
     def _collect(self, run: QueryRun, order: Collect) -> None:
         values = [run.store.read(ref) for ref in order.refs]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.runtime.growing_prefix import Growing
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.request_table import RequestEntry, RequestTable
@@ -58,6 +59,8 @@ class QueryRun:
     joins: bool = True
     """Whether parts may bring graphs of their own; from then on, calls are served."""
     calls_made: int = 0
+    growing: list[Growing] = field(default_factory=list)
+    """Its prompts that may be prefilled as they grow."""
     parts: dict[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
     """Callables of the parts that began later, by the name that leads the ids of their primitives."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))

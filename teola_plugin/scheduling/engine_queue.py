@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.events import Enqueue, QueuedRequest
 
-TAKING_TURNS = 0.8
-"""Interference from which prefilling beside a decoding gains nothing."""
-
 
 @dataclass(slots=True)
 class QueuedPrimitive:
@@ -96,8 +93,8 @@ class Running:
 
     def holds_back(self, warmup: QueuedPrimitive, instance: str, profile: EngineProfile) -> bool:
         """Whether a warm-up would delay what gates more: a deeper prefilling, or a deeper decoding if the warm-up can
-        wait for a pause, or if the two would only take turns (interference near 1, as on a CPU)."""
-        beside = profile.interference < TAKING_TURNS and not warmup.when_idle
+        wait for a pause, or if the two would only take turns."""
+        beside = not profile.takes_turns and not warmup.when_idle
         return any(r.depth > warmup.depth and (r.prefilling or not beside) for r in self.on(instance))
 
     def slots(self, instance: str, profile: EngineProfile) -> Slots:

@@ -87,7 +87,7 @@ class GraphScheduler:
         if event.deadline is not None:
             self._out.append(WakeAt(event.deadline))
         for live in query:
-            if not live.waits:
+            if not live.waits or _laid_out_early(live):
                 self._start(query, live)
         self._end_if_done(query)
 
@@ -173,7 +173,7 @@ class GraphScheduler:
         elif live.status is Status.WAITING:
             if live.waits:
                 self._overtake_warmups(query, live)
-            if not live.waits:
+            if not live.waits or _laid_out_early(live):
                 self._start(query, live)
 
     def _overtake_warmups(self, query: LiveQuery, live: LivePrimitive) -> None:
@@ -335,7 +335,7 @@ class GraphScheduler:
             self._out.append(Reprioritise(query.id, changed))
         spliced, self._spliced = self._spliced, []
         for live in spliced:
-            if not live.waits:
+            if not live.waits or _laid_out_early(live):
                 self._start(query, live)
 
     def _await_outputs(self, query: LiveQuery, live: LivePrimitive, outputs: list[Ref]) -> None:
@@ -387,3 +387,13 @@ class GraphScheduler:
         for live in query:
             if live.id.startswith(f"{name}/"):
                 self._drop(query, live)
+
+
+def _laid_out_early(live: LivePrimitive) -> bool:
+    """A FOLD is laid out once its items are known: only its first instance needs the value that it begins with, and
+    the others have prompts whose beginnings can be prefilled."""
+    p = live.primitive
+    items, init = p.input("items"), p.input("init")
+    if p.kind is not _K.FOLD or items is None or init is None:
+        return False
+    return live.waits == {init.producer} and items.producer != init.producer

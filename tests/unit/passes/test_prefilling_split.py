@@ -7,8 +7,19 @@ from dataclasses import replace
 import pytest
 from pass_apps import CONTEXT, LITERAL, ONE_DEVICE, PROFILES, QUESTION, UNMEASURED, Golden, K, advanced_rag, call
 
-from teola_plugin.graph import Fragment, Graph, Primitive, PromptPart, Ref, build_pgraph, named
-from teola_plugin.passes import PassContext, PassPipeline, PrefillingSplit, PruneDependencies
+from teola_plugin.graph import (
+    GROWS_WITH,
+    Fragment,
+    Graph,
+    Primitive,
+    PrimitiveKind,
+    PromptPart,
+    Ref,
+    build_pgraph,
+    growths,
+    named,
+)
+from teola_plugin.passes import DecodingPipelining, PassContext, PassPipeline, PrefillingSplit, PruneDependencies
 
 SPLIT = PrefillingSplit()
 SHORT = PromptPart.literal("Answer: ")
@@ -146,3 +157,37 @@ def test_inside_a_fold_only_the_carried_value_is_late() -> None:
     assert inner.graph["r.partial#0"].inputs == named(text=Ref("$item"))
     assert inner.graph["r"].kind is K.FULL_PREFILLING and inner.graph["r"].after == ("r.partial#0",)
     assert PassPipeline((SPLIT,)).run(optimised.graph, CONTEXT).graph is optimised.graph
+
+
+def growing_graph(between: PrimitiveKind = K.CALL) -> Graph:
+    """A list is written, each item of it embedded, all of them joined to the context of a prompt."""
+    body = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$item")), size=1)], Ref("e"))
+    write = Primitive("w", K.PREFILLING, "llm", named(question=QUESTION), prompt=(LITERAL, V("question")))
+    lines = Primitive(
+        "l", K.DECODING, "llm", named(prefilling=Ref("w")), splittable=True, options=(("items", "lines"),)
+    )
+    each = Primitive("m", K.MAP, inputs=named(items=Ref("c")), fragment=Fragment(body, body.output))
+    made = [
+        Primitive("c", K.CALL, inputs=named(text=Ref("l"))),
+        each,
+        Primitive("j", between, inputs=named(found=Ref("m"))),
+        Primitive("p", K.PREFILLING, "llm", named(context=Ref("j"), question=QUESTION), prompt=(LITERAL, V("context"))),
+        Primitive("d", K.DECODING, "llm", named(prefilling=Ref("p"))),
+    ]
+    return Graph([write, lines, *made], Ref("d"))
+
+
+def test_a_prompt_says_which_list_it_grows_with() -> None:
+    after = PassPipeline((SPLIT, DecodingPipelining())).run(growing_graph(), CONTEXT).graph
+    assert after["p"].option(GROWS_WITH) == "m" and after["w"].option(GROWS_WITH) is None
+    (found,) = growths(after)
+    assert (found.holder, [call.id for call in found.calls], found.variable, found.end) == ("m", ["j"], "context", 2)
+
+
+@pytest.mark.parametrize("why", ["user code lies between", "the engine takes turns", "no prefixes are kept", "no list"])
+def test_where_a_prompt_does_not_grow(why: str) -> None:
+    changes = {"the engine takes turns": {"interference": 1.0}, "no prefixes are kept": {"prefix_caching": False}}
+    context = PassContext({**PROFILES, "llm": replace(PROFILES["llm"], **changes.get(why, {}))})  # type: ignore[arg-type]
+    before = growing_graph(K.OPAQUE if why.startswith("user code") else K.CALL)
+    passes = (SPLIT,) if why == "no list" else (SPLIT, DecodingPipelining())
+    assert growths(PassPipeline(passes).run(before, context).graph) == ()

@@ -1,0 +1,162 @@
+"""Prefills a prompt as far as it is known while the list that it is made of still grows (see `graph.growth`).
+
+What the calls between the list and the prompt make of its first outputs is a guess at how the prompt will begin: right
+where contexts are joined in order, wrong where everything is sorted once more. What stands at its end with one output
+less, too (the original question's own passages), moves on with each output and is no part of the guess. So a plan is
+trusted only after one of its queries has shown that the text grows so, and until one shows that it does not. A wrong
+guess costs the engine's time, never an answer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.engines.payloads import UNKNOWN
+from teola_plugin.graph import Graph, Growth, Primitive, PrimitiveKind, Ref, growths, read_path
+from teola_plugin.scheduling.live_query import LivePrimitive, Status
+
+if TYPE_CHECKING:
+    from teola_plugin.runtime.query_run import QueryRun
+
+RIGHT = 0.75
+"""Share of a guess that must be right."""
+
+
+@dataclass(slots=True, eq=False)
+class Trust:
+    """Whether a prompt of one plan has been seen to grow at its end. Shared by the plan's queries."""
+
+    grows: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Growing:
+    """A prompt of a live query."""
+
+    growth: Growth
+    trust: Trust
+    seen: int = 0
+    """Outputs of the list that the latest text is made of."""
+    whole: str | None = None
+    """That text; of no outputs at first."""
+    text: str = ""
+    """How the prompt will begin, as far as it can be guessed from the texts so far."""
+    over: bool = False
+    warmup: str = ""
+    """The primitive that is prefilling what was known last; empty when there is none under way."""
+    warmups: int = 0
+
+
+@lru_cache(maxsize=64)
+def _known(graph: Graph) -> tuple[tuple[Growth, Trust], ...]:
+    return tuple((one, Trust()) for one in growths(graph))
+
+
+def growing(graph: Graph) -> list[Growing]:
+    """The prompts of a query with this e-graph that may grow."""
+    return [Growing(one, trust) for one, trust in _known(graph)]
+
+
+@dataclass(slots=True)
+class GrowingPrefixes:
+    """Looks at every value that is made, and at every warm-up that ends. One for all queries of a driver."""
+
+    holder: Callable[[QueryRun, str], LivePrimitive | None]
+    """The live MAP of that id."""
+    compute: Callable[[QueryRun, Primitive, dict[str, Any]], Any]
+    """The value of a CALL."""
+    start: Callable[[QueryRun, Primitive], None]
+    """Sends a primitive that is not in the graph to its engine."""
+    stop: Callable[[QueryRun, str], None]
+    """Takes it back if it has not begun."""
+    _kind: PrimitiveKind = field(default=PrimitiveKind.PARTIAL_PREFILLING)
+
+    def made(self, run: QueryRun, name: str) -> None:
+        """A primitive has its value, or has ended."""
+        for one in run.growing:
+            if not one.over and (name == one.warmup or name.startswith(f"{one.growth.holder}[")):
+                one.warmup = "" if name == one.warmup else one.warmup
+                self._look(run, one)
+
+    def dispatched(self, run: QueryRun, p: Primitive) -> None:
+        """The whole prompt is there: it tells whether the guesses were right."""
+        for one in run.growing:
+            if one.growth.prefilling.id != p.id or one.over:
+                continue
+            one.over = True
+            if one.warmup:
+                self.stop(run, one.warmup)
+            ref = p.input(one.growth.variable)
+            if one.text and ref is not None and ref.producer in run.store:
+                whole = run.store.read(ref)
+                one.trust.grows = isinstance(whole, str) and _begins(whole, one.text)
+
+    def _look(self, run: QueryRun, one: Growing) -> None:
+        live = self.holder(run, one.growth.holder)
+        if live is None or live.status.ended:
+            return
+        outputs = live.outputs or live.early
+        ready = next((i for i, ref in enumerate(outputs) if ref.producer not in run.store), len(outputs))
+        complete = live.status is Status.EXPANDING and ready == len(outputs)
+        if ready <= one.seen or complete or one.warmup:
+            return
+        if one.whole is None:
+            nothing = self._computed(run, one, []).get(one.growth.variable)
+            one.whole = nothing if isinstance(nothing, str) else ""
+        made = self._computed(run, one, [run.store.read(ref) for ref in outputs[:ready]])
+        whole = made.get(one.growth.variable)
+        if not isinstance(whole, str):
+            one.over = True
+            return
+        text = whole[: len(whole) - _alike(one.whole[::-1], whole[::-1])]
+        if not _begins(text, one.text):
+            one.over, one.trust.grows = True, False
+            return
+        grown = len(text) > len(one.text)
+        one.seen, one.whole, one.text = ready, whole, text
+        if grown and one.trust.grows:
+            self._warm(run, one, {**made, one.growth.variable: text + UNKNOWN})
+
+    def _computed(self, run: QueryRun, one: Growing, outputs: list[Any]) -> dict[str, Any]:
+        """The variables of the prompt up to the one that grows, as of now; none of them where that cannot be said."""
+        try:
+            return self._values(run, one, outputs)
+        except Exception:  # a value that is not there yet, or the user's function on less than it will get
+            return {}
+
+    def _values(self, run: QueryRun, one: Growing, outputs: list[Any]) -> dict[str, Any]:
+        values: dict[str, Any] = {one.growth.holder: outputs}
+
+        def read(ref: Ref) -> Any:
+            return read_path(values[ref.producer], ref.path) if ref.producer in values else run.store.read(ref)
+
+        for call in one.growth.calls:
+            if call.id not in values:
+                values[call.id] = self.compute(run, call, {key: read(ref) for key, ref in call.inputs})
+        wanted = {part.variable for part in one.growth.prefilling.prompt[: one.growth.end]}
+        return {key: read(ref) for key, ref in one.growth.prefilling.inputs if key in wanted}
+
+    def _warm(self, run: QueryRun, one: Growing, made: dict[str, Any]) -> None:
+        p = one.growth.prefilling
+        one.warmups += 1
+        one.warmup = f"{p.id}.grown#{one.warmups - 1}"
+        for key, value in made.items():
+            run.store.put(f"{one.warmup}.{key}", value)
+        inputs = tuple((key, Ref(f"{one.warmup}.{key}")) for key in made)
+        prompt = p.prompt[: one.growth.end]
+        self.start(run, p.with_(id=one.warmup, kind=self._kind, inputs=inputs, after=(), effects=(), prompt=prompt))
+
+
+def _begins(whole: str, guess: str) -> bool:
+    """Whether the guess was right for most of its length: what is left of it was worth its prefilling."""
+    return _alike(whole, guess) >= RIGHT * len(guess)
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters the two have in common at their beginnings."""
+    most = min(len(one), len(other))
+    return bisect_left(range(most), True, key=lambda n: one[: n + 1] != other[: n + 1])
