@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from llama_index.core.callbacks import CallbackManager
@@ -26,6 +27,8 @@ Blanks = Mapping[str, Callable[[str], Any]]
 """How a text stands for a value that is not known yet, by the value's name; the text itself where nothing is said."""
 _MARKS = 0xE001
 """First of the private-use characters that stand for values while the parts of a prompt are told apart."""
+REMEMBERED = 1024
+"""Texts whose tokens are kept: a chunk is counted again for every prompt that it may fit into."""
 _OTHERS = ("stream", "stream_chat", "stream_complete", "structured_predict", "predict_and_call", "apredict", "achat")
 
 
@@ -145,13 +148,29 @@ def _silent(obj: Any, *methods: str) -> Any:
 
 
 def own_helper(helper: PromptHelper) -> PromptHelper:
-    """A prompt helper whose splitters tell nobody what they split."""
+    """A prompt helper whose splitters tell nobody what they split, and whose tokenizer reads every text once."""
+    made: PromptHelper = clone(helper)
+    counter = made._token_counter
+    counter = clone(counter, tokenizer=lru_cache(maxsize=REMEMBERED)(counter.tokenizer))
+    counted = counter.aestimate_tokens_in_messages
+    vars(counter)["estimate_tokens_in_messages"] = lambda messages: _at_once(counted(messages))
+    made._token_counter = counter
 
     def splitter(*args: Any, **kwargs: Any) -> Any:
-        return own_splitter(helper.get_text_splitter_given_prompt(*args, **kwargs))
+        return own_splitter(raw(made, "get_text_splitter_given_prompt")(*args, **kwargs))
 
-    made: PromptHelper = clone(helper, get_text_splitter_given_prompt=splitter)
+    vars(made)["get_text_splitter_given_prompt"] = splitter
     return made
+
+
+def _at_once(made: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine gives that waits for nothing. LlamaIndex would start a thread with a loop of its own for it."""
+    try:
+        made.send(None)
+    except StopIteration as end:
+        return end.value
+    made.close()
+    raise NotUnderstood("counting tokens takes waiting")
 
 
 def own_splitter(splitter: Any) -> Any:

@@ -70,7 +70,7 @@ def tree(walk: Walk, synth: TreeSummarize, query: Ref, texts: Ref, name: str) ->
     level = walk.body()
     chunks = level.call(f"{name}.chunks", pack, query=QUERY, texts=Ref(CARRY))
     each = level.body()
-    summary = each.ask(f"{name}.summary", llm, summarise, {"query": QUERY, "chunk": Ref(ITEM)})
+    summary = each.ask(f"{name}.summary", llm, summarise, {"query": QUERY, "chunk": Ref(ITEM)}, value=_text)
     summaries = level.hold(f"{name}.summaries", Role.MAP, named(items=chunks, query=QUERY), each, summary)
     again = level.call(
         f"{name}.level",
@@ -80,6 +80,11 @@ def tree(walk: Walk, synth: TreeSummarize, query: Ref, texts: Ref, name: str) ->
     )
     last = walk.hold(f"{name}.tree", Role.LOOP, named(init=texts, query=query), level, again)
     return walk.call(name, lambda texts: texts[0], texts=last)
+
+
+def _text(text: str, _: Given) -> str:
+    """What `predict` returns is all."""
+    return text
 
 
 def _llm(walk: Walk, synth: BaseSynthesizer) -> Any:
@@ -120,19 +125,19 @@ def _refine(walk: Walk, synth: Refine, query: Ref, nodes: Ref, name: str) -> Ref
     def answer(llm: Any, given: Given) -> str:
         return str(llm.predict(qa.partial_format(query_str=given["query"]), context_str=given["chunk"]))
 
-    def better(llm: Any, given: Given) -> str:
-        before = given["answer"]
-        template = refine.partial_format(query_str=given["query"], existing_answer=before)
-        [chunk] = helper.repack(template, [given["chunk"]], llm=llm)  # where it is too long, the plain code goes on
-        if not before:
+    def better(llm: Any, given: Given) -> Any:
+        if not given["answer"]:
             raise NotUnderstood("an empty answer is not refined")
-        return str(llm.predict(template, context_msg=chunk) or before)
+        template = refine.partial_format(query_str=given["query"], existing_answer=given["answer"])
+        [chunk] = helper.repack(template, [given["chunk"]], llm=llm)  # where it is too long, the plain code goes on
+        return llm.predict(template, context_msg=chunk)
 
     texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
     chunks = walk.call(f"{name}.chunks", pack, query=query, texts=texts)
-    first = walk.ask(f"{name}.answer", llm, answer, {"query": query, "chunk": chunks.at(0)})
+    first = walk.ask(f"{name}.answer", llm, answer, {"query": query, "chunk": chunks.at(0)}, value=_text)
     body = walk.body()
-    refined = body.ask(f"{name}.refined", llm, better, {"query": QUERY, "answer": Ref(CARRY), "chunk": Ref(ITEM)})
+    inputs = {"query": QUERY, "answer": Ref(CARRY), "chunk": Ref(ITEM)}
+    refined = body.ask(f"{name}.refined", llm, better, inputs, value=lambda text, given: text or given["answer"])
     rest = named(items=chunks.at(Slice(1, None)), init=first, query=query)
     last = walk.hold(f"{name}.refine", Role.FOLD, rest, body, refined)
     return walk.call(name, lambda answer: answer or EMPTY, answer=last)
@@ -161,7 +166,7 @@ def _accumulate(walk: Walk, synth: Accumulate, query: Ref, nodes: Ref, name: str
     texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
     chunks = walk.call(f"{name}.chunks", pack, query=query, texts=texts)
     body = walk.body()
-    one = body.ask(f"{name}.answer", llm, answer, {"query": QUERY, "chunk": Ref(ITEM)})
+    one = body.ask(f"{name}.answer", llm, answer, {"query": QUERY, "chunk": Ref(ITEM)}, value=_text)
     answers = walk.hold(f"{name}.answers", Role.MAP, named(items=chunks, query=query), body, one)
     return walk.call(name, lambda answers: own._format_response(answers, separator), answers=answers)
 
@@ -175,7 +180,14 @@ def _simple(walk: Walk, synth: SimpleSummarize, query: Ref, nodes: Ref, name: st
         return raw(own, "get_response")(given["query"], given["texts"])
 
     texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
-    return walk.ask(name, llm, answer, {"texts": texts, "query": query}, blanks={"texts": lambda text: [text]})
+    return walk.ask(
+        name,
+        llm,
+        answer,
+        {"texts": texts, "query": query},
+        value=lambda text, _: text or EMPTY,
+        blanks={"texts": lambda text: [text]},
+    )
 
 
 def _generation(walk: Walk, synth: Generation, query: Ref, nodes: Value, name: str) -> Ref:
@@ -186,7 +198,7 @@ def _generation(walk: Walk, synth: Generation, query: Ref, nodes: Value, name: s
         own = clone(synth, _llm=llm, _input_prompt=template, _streaming=False)
         return raw(own, "get_response")(given["query"], [])
 
-    return walk.ask(name, llm, answer, {"query": query})
+    return walk.ask(name, llm, answer, {"query": query}, value=_text)
 
 
 def _context_only(walk: Walk, synth: BaseSynthesizer, query: Ref, nodes: Ref, name: str) -> Ref:

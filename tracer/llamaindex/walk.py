@@ -141,13 +141,15 @@ class Walk:
         run: stand_ins.Run,
         inputs: Mapping[str, Ref],
         *,
+        value: Callable[[str, Mapping[str, Any]], Any] | None = None,
         blanks: stand_ins.Blanks | None = None,
         items: str = "",
         expected: int | None = None,
     ) -> Ref:
         """One call of a pool-backed LLM by `run`, the framework's code; the ref of what `run` returns.
 
-        `items` says how the text spells the list that `run` returns, `expected` how many there are.
+        `value` says that of the LLM's text and the inputs, where it takes less than running `run` again. `items` says
+        how the text spells the list that `run` returns, `expected` how many there are.
         """
         names, blanks = tuple(inputs), blanks or {}
         name = self.name(wanted, *DERIVED, "parsed")
@@ -166,6 +168,8 @@ class Walk:
             self.draft.lists[f"{name}.parsed"] = items
 
         def parsed(generation: Any, **given: Any) -> Any:
+            if value is not None:
+                return value(llm.text_of(generation), given)
             return stand_ins.answered(llm, run, given, [generation])
 
         return self.draft.call(f"{name}.parsed", parsed, self.scope, generation=made, **inputs)

@@ -252,6 +252,37 @@ def test_fold_chains_its_instances() -> None:
     assert "collect f" in d.done("f[1]/step")
 
 
+def test_fold_is_laid_out_before_the_value_that_it_begins_with() -> None:
+    body = Fragment(Graph([call("known", "$item"), call("step", "known", "$carry")], Ref("step")), Ref("step"))
+    fold = Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("first")), fragment=body)
+    d = Driver([call("list"), embed("first", "$input"), fold], "f")
+    assert d.done("list") == ["expand f"]
+    assert d.say(Expanded(1.0, "q", "f", 2)) == ["runcall f[0]/known", "runcall f[1]/known"]
+    assert d.done("f[0]/known") == []
+    assert "runcall f[0]/step" in d.done("first")
+    assert d.done("f[1]/known") == []
+    assert "runcall f[1]/step" in d.done("f[0]/step")
+    assert "collect f" in d.done("f[1]/step")
+
+
+def test_fold_of_nothing_waits_for_the_value_that_it_begins_with() -> None:
+    body = Fragment(Graph([call("step", "$item", "$carry")], Ref("step")), Ref("step"))
+    fold = Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("first")), fragment=body)
+    d = Driver([call("list"), embed("first", "$input"), fold], "f")
+    d.done("list")
+    assert d.say(Expanded(1.0, "q", "f", 0)) == []
+    assert "collect f" in d.done("first")
+
+
+def test_fold_ends_with_the_value_that_it_begins_with() -> None:
+    body = Fragment(Graph([call("step", "$item", "$carry")], Ref("step")), Ref("step"))
+    fold = Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("first")), fragment=body)
+    d = Driver([call("list"), embed("first", "$input"), fold], "f")
+    d.done("list")
+    d.say(Expanded(1.0, "q", "f", 2))
+    assert any(word.startswith("end failed") for word in d.say(PrimitiveFailed(1.0, "q", "first")))
+
+
 def test_loop_goes_on_while_its_body_says_so() -> None:
     body = Fragment(Graph([call("step", "$carry")], Ref("step")), Ref("step"))
     d = Driver([Primitive("l", K.LOOP, inputs=named(init=Ref("$input")), fragment=body)], "l")
