@@ -41,6 +41,7 @@ class EarlyRows:
         self._call: CallHandle | None = None
         self._written: dict[str, IngestRow] = {}
         self._added: set[str] = set()
+        self._closed = False
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------ which rows
@@ -78,6 +79,8 @@ class EarlyRows:
     def put(self, start: int, vectors: Vectors) -> None:
         """The vectors of the nodes from `start` on. Batches may come in any order, from any thread."""
         with self._lock:
+            if self._closed:  # a batch that ends after another has failed
+                return
             self._came[start] = vectors
             while (found := self._came.pop(self._next, None)) is not None:
                 nodes = self._embedded[self._next : self._next + len(found)]
@@ -121,14 +124,17 @@ class EarlyRows:
     # ------------------------------------------------------------ the end
 
     def unwanted(self) -> list[str]:
-        """Ids of rows that were written and never added. Waits for what is being written."""
+        """Nothing more is written. Ids of rows that were and never added; waits for what is being written."""
         with self._lock:
+            self._closed = True
             begun = [row.chunk.id for row in self._writing]
             self._ended()
             return [i for i in dict.fromkeys([*self._written, *begun]) if i not in self._added]
 
     async def aunwanted(self) -> list[str]:
         """`unwanted` in a loop."""
+        with self._lock:
+            self._closed = True
         await self._settled()
         return self.unwanted()
 

@@ -44,9 +44,13 @@ class Wanted:
         return [row for row in rows if self.sift is None or self.sift(row)]
 
 
-def wanted(query: VectorStoreQuery) -> Wanted:
-    """Raises `ValueError` for nested filters, as LlamaIndex does."""
-    return wanted_rows(query.filters, node_ids=query.node_ids, doc_ids=query.doc_ids)
+def wanted(query: VectorStoreQuery, *, anywhere: bool = False) -> Wanted:
+    """`anywhere`: the query's `node_ids` restrict nothing.
+
+    An index hands its retrievers the ids of all nodes that it lists; with a store that keeps texts it lists those that
+    point elsewhere alone, and means all.
+    """
+    return wanted_rows(query.filters, node_ids=None if anywhere else query.node_ids, doc_ids=query.doc_ids)
 
 
 def of_document(ref_doc_id: str) -> Wanted:

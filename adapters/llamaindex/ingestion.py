@@ -6,7 +6,6 @@ Everything is done by LlamaIndex's own code; see `early_rows` for what runs besi
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -109,8 +108,8 @@ def accelerated_index(index: VectorStoreIndex) -> VectorStoreIndex:
     """A copy that shares the stores of `index`, for inserting into it."""
     if isinstance(index, _Builds):
         return index
-    copied = copy.copy(index)
-    copied.__class__ = _class(_Builds, type(index))
+    copied: VectorStoreIndex = object.__new__(_class(_Builds, type(index)))
+    vars(copied).update(vars(index))
     return copied
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from llama_index.core.schema import BaseNode, MetadataMode, TextNode
+from llama_index.core.schema import BaseNode, ImageNode, IndexNode, MetadataMode, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
 from teola_plugin.engines.payloads import Chunk, Hit, IngestRow
+
+_LISTED = (IndexNode.class_name(), ImageNode.class_name())
 
 
 class Stored(Protocol):
@@ -37,6 +39,11 @@ def to_node(row: Stored) -> BaseNode:
     if "_node_content" in row.metadata:
         return metadata_dict_to_node(dict(row.metadata), text=row.text)
     return TextNode(id_=row.id, text=row.text, metadata=dict(row.metadata))
+
+
+def points_elsewhere(row: Stored) -> bool:
+    """Whether it is a node of the kinds that an index lists by id even where the store keeps its text."""
+    return row.metadata.get("_node_type") in _LISTED
 
 
 def to_result(hits: Iterable[Hit]) -> VectorStoreQueryResult:

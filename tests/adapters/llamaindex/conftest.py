@@ -1,0 +1,53 @@
+"""A pool of small engines for the pool-backed LlamaIndex objects, and what was asked of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.scripted_llm import ScriptedLLM
+
+from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
+from teola_plugin.pool import EnginePool
+
+_names = (f"collection{i}" for i in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def shared_llm() -> ScriptedLLM:
+    return ScriptedLLM()
+
+
+@pytest.fixture(scope="module")
+def pool(shared_llm: ScriptedLLM) -> Iterator[EnginePool]:
+    engines = {"embedder": FakeEmbedder(), "reranker": FakeReranker(), "store": FakeStore()}
+    with EnginePool.local({"llm": shared_llm, **engines}) as made:
+        yield made
+
+
+@pytest.fixture
+def llm(shared_llm: ScriptedLLM) -> ScriptedLLM:
+    """The engine behind `TeolaLLM`, fresh for the test."""
+    shared_llm.__init__()  # type: ignore[misc]
+    return shared_llm
+
+
+@pytest.fixture
+def collection() -> str:
+    return next(_names)
+
+
+@pytest.fixture
+def asked(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The payloads of all calls of the pool, in order."""
+    found: list[Any] = []
+    call = pool.runtime.call
+
+    def noted(kind: Any, engine: str, payloads: Any, **kwargs: Any) -> Any:
+        found.extend(payloads)
+        return call(kind, engine, payloads, **kwargs)
+
+    monkeypatch.setattr(pool.runtime, "call", noted)
+    return found

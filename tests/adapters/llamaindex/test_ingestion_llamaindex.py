@@ -1,0 +1,269 @@
+"""Ingestion and index building: rows, ids, nodes, caches and document stores as the plain way leaves them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from differential.llamaindex.recording import Recorder, recorded
+from llama_index.core import Document, StorageContext, VectorStoreIndex
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.ingestion import DocstoreStrategy, IngestionCache, IngestionPipeline
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.schema import BaseNode, IndexNode, TextNode, TransformComponent
+from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.core.vector_stores import SimpleVectorStore
+
+from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaVectorStore
+from teola_plugin.adapters.llamaindex.ingestion import (
+    TeolaVectorStoreIndex,
+    accelerated_index,
+    accelerated_ingestion,
+)
+from teola_plugin.engines.fake import FakeEmbedder, FakeStore, fake_engines
+from teola_plugin.engines.payloads import IngestRow
+from teola_plugin.errors import EngineError, RegistrationError
+from teola_plugin.pool import EnginePool
+
+_WORDS = ["cat", "dog", "tea", "mat", "sun", "moon", "star", "rain", "snow", "wind"]
+_RANDOM = random.Random(0)
+
+
+def text(words: int) -> str:
+    return " ".join(_RANDOM.choices(_WORDS, k=words)) + "."
+
+
+DOCUMENTS = [Document(id_=f"d{i}", text=" ".join(text(8) for _ in range(12)), metadata={"i": i}) for i in range(16)]
+
+
+def splitter() -> SentenceSplitter:
+    ids: Iterator[int] = itertools.count()
+    return SentenceSplitter(
+        chunk_size=64, chunk_overlap=0, include_metadata=False, id_func=lambda i, d: f"{d.node_id}-{next(ids)}"
+    )
+
+
+def fresh() -> list[Document]:
+    return [document.model_copy(deep=True) for document in DOCUMENTS]
+
+
+@pytest.fixture
+def rows(pool: EnginePool) -> Callable[[str], list[Any]]:
+    """All rows of a collection with their vectors, in the order of insertion."""
+    engine: Any = pool.engine("store")
+    return lambda name: list(engine._rows(name).values())
+
+
+def writes(asked: Sequence[Any]) -> int:
+    return sum(isinstance(payload, IngestRow) for payload in asked)
+
+
+def run(pipeline: IngestionPipeline, way: str, **options: Any) -> Sequence[BaseNode]:
+    if way == "arun":
+        return asyncio.run(pipeline.arun(documents=fresh(), **options))
+    return pipeline.run(documents=fresh(), **options)
+
+
+@pytest.mark.parametrize("way", ["run", "arun"])
+def test_a_pipeline_leaves_the_same(pool, rows, collection, way):
+    """Nodes, rows and their order; callbacks, events and spans."""
+
+    def left(make: Callable[[IngestionPipeline], IngestionPipeline], name: str) -> Any:
+        recorder = Recorder()
+        model = TeolaEmbedding(pool=pool, callback_manager=CallbackManager([recorder]))
+        store = TeolaVectorStore(pool=pool, collection=f"{collection}-{name}")
+        pipeline = make(IngestionPipeline(transformations=[splitter(), model], vector_store=store))
+        with recorded(recorder):
+            nodes = run(pipeline, way)
+        return nodes, rows(store.collection), recorder.callbacks, recorder.events, recorder.spans
+
+    plain, fast = left(lambda p: p, "plain"), left(accelerated_ingestion, "fast")
+    assert fast == plain and len(plain[1]) > 20
+
+
+def test_rows_are_written_while_others_are_embedded(pool, collection, asked, monkeypatch):
+    early: list[int] = []
+    add = TeolaVectorStore.add
+    monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(asked)), add(*a, **k))[1])
+    store = TeolaVectorStore(pool=pool, collection=collection)
+    pipeline = IngestionPipeline(transformations=[splitter(), TeolaEmbedding(pool=pool)], vector_store=store)
+    nodes = accelerated_ingestion(pipeline).run(documents=fresh())
+    assert early[0] > 0, "nothing was written before the framework's code added the nodes"
+    assert writes(asked) == len(nodes) == store.count(), "a row was written twice"
+    asked.clear()
+    store.clear()
+    pipeline.disable_cache = True
+    pipeline.run(documents=fresh())
+    assert early[1] == 0, "the plain pipeline is changed"
+
+
+def test_the_original_is_not_changed_and_its_parts_are_shared(pool, collection):
+    store = TeolaVectorStore(pool=pool, collection=collection)
+    pipeline = IngestionPipeline(transformations=[splitter(), TeolaEmbedding(pool=pool)], vector_store=store)
+    before = dict(vars(pipeline))
+    fast = accelerated_ingestion(pipeline)
+    assert type(pipeline) is IngestionPipeline and isinstance(fast, IngestionPipeline)
+    assert type(fast).__name__ == "IngestionPipeline" and accelerated_ingestion(fast) is fast
+    assert vars(fast) == before == vars(pipeline)
+    assert fast.cache is pipeline.cache and fast.vector_store is store
+    fast.documents = fresh()
+    assert len(fast.run()) == store.count() > 0
+
+
+@pytest.mark.parametrize("way", ["run", "arun"])
+@pytest.mark.parametrize("strategy", DocstoreStrategy)
+def test_document_stores_and_caches(pool, rows, collection, way, strategy):
+    def left(make: Callable[[IngestionPipeline], IngestionPipeline], name: str) -> Any:
+        store = TeolaVectorStore(pool=pool, collection=f"{collection}-{name}")
+        pipeline = make(
+            IngestionPipeline(
+                transformations=[splitter(), TeolaEmbedding(pool=pool)],
+                vector_store=store,
+                docstore=SimpleDocumentStore(),
+                docstore_strategy=strategy,
+                cache=IngestionCache(),
+            )
+        )
+        seen = []
+        for change in (lambda docs: docs, lambda docs: docs, _changed, lambda docs: docs[1:]):
+            given = change(fresh())
+            made = pipeline.run(documents=given) if way == "run" else asyncio.run(pipeline.arun(documents=given))
+            seen.append((list(made), rows(store.collection), pipeline.docstore.to_dict()))
+        return seen, sorted(pipeline.cache.cache.get_all(collection=pipeline.cache.collection))
+
+    assert left(accelerated_ingestion, "fast") == left(lambda p: p, "plain")
+
+
+def _changed(documents: list[Document]) -> list[Document]:
+    documents[2].set_content("something else altogether.")
+    return documents
+
+
+class _Drops(TransformComponent):
+    def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        return [node for node in nodes if "cat" in node.get_content()]
+
+
+def test_what_comes_after_embedding_is_not_overtaken(pool, rows, collection, asked):
+    store = TeolaVectorStore(pool=pool, collection=collection)
+    steps = [splitter(), TeolaEmbedding(pool=pool), _Drops()]
+    nodes = accelerated_ingestion(IngestionPipeline(transformations=steps, vector_store=store)).run(documents=fresh())
+    assert [chunk.id for chunk, _ in rows(collection)] == [node.node_id for node in nodes]
+    assert writes(asked) == len(nodes)
+
+
+def test_rows_that_are_there_are_replaced_at_the_end_only(pool, collection, asked, monkeypatch):
+    early: list[int] = []
+    add = TeolaVectorStore.add
+    monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(asked)), add(*a, **k))[1])
+    store = TeolaVectorStore(pool=pool, collection=collection)
+    model = TeolaEmbedding(pool=pool)
+    for _ in range(2):
+        steps = [splitter(), model]
+        accelerated_ingestion(IngestionPipeline(transformations=steps, vector_store=store)).run(documents=fresh())
+        asked.clear()
+    assert early[0] > 0 and early[1] == 0
+
+
+class _Picky(FakeEmbedder):
+    def _value(self, request: Any) -> tuple[float, ...]:
+        if "unlucky" in request.payload.text:
+            raise ValueError("an unlucky text")
+        return super()._value(request)
+
+
+@pytest.mark.parametrize("way", ["run", "arun"])
+def test_nothing_stays_of_a_building_that_failed(way):
+    store_engine = FakeStore()
+    with EnginePool.local([_Picky(), store_engine]) as pool:
+        store = TeolaVectorStore(pool=pool, collection="c")
+        steps = [splitter(), TeolaEmbedding(pool=pool)]
+        pipeline = accelerated_ingestion(IngestionPipeline(transformations=steps, vector_store=store))
+        pipeline.documents = [Document(id_="bad", text="an unlucky text.")]
+        with pytest.raises(EngineError, match="unlucky"):
+            run(pipeline, way)
+        assert store.count() == 0
+        assert store_engine._collections["c"].version > 0, "no row was written early, so this shows nothing"
+
+
+def test_a_pipeline_of_other_parts_runs_as_it_does(pool, asked):
+    own = SimpleVectorStore()
+    pipeline = IngestionPipeline(transformations=[splitter(), TeolaEmbedding(pool=pool)], vector_store=own)
+    nodes = accelerated_ingestion(pipeline).run(documents=fresh())
+    assert list(own.data.embedding_dict) == [node.node_id for node in nodes]
+    assert accelerated_ingestion(IngestionPipeline(transformations=[splitter()])).run(documents=fresh())
+    assert accelerated_ingestion(IngestionPipeline(transformations=[])).run(documents=fresh()) == fresh()
+
+
+def test_worker_processes_are_refused_with_a_reason(pool, collection):
+    store = TeolaVectorStore(pool=pool, collection=collection)
+    pipeline = IngestionPipeline(transformations=[TeolaEmbedding(pool=pool)], vector_store=store)
+    for one in (pipeline, accelerated_ingestion(pipeline)):
+        with pytest.raises(RegistrationError, match="num_workers"):
+            one.run(documents=fresh(), num_workers=2)
+
+
+# ------------------------------------------------------------ indexes
+
+
+def nodes() -> list[BaseNode]:
+    return splitter().get_nodes_from_documents(fresh())
+
+
+@pytest.mark.parametrize("use_async", [False, True])
+@pytest.mark.parametrize("batch", [2048, 16])
+def test_an_index_leaves_the_same(pool, rows, collection, use_async, batch):
+    def left(cls: type[VectorStoreIndex], name: str) -> Any:
+        recorder = Recorder()
+        model = TeolaEmbedding(pool=pool, callback_manager=CallbackManager([recorder]))
+        store = TeolaVectorStore(pool=pool, collection=f"{collection}-{name}")
+        storage = StorageContext.from_defaults(vector_store=store)
+        given = [*nodes(), IndexNode(id_="pointer", text="see there", index_id="x"), TextNode(id_="empty", text="")]
+        options = {"embed_model": model, "storage_context": storage, "use_async": use_async}
+        with recorded(recorder):
+            index = cls(given, insert_batch_size=batch, **options)
+        index.insert_nodes([TextNode(id_="later", text="the later cat")])
+        asyncio.run(index.ainsert_nodes([TextNode(id_="last", text="the last cat")]))
+        kept = index.index_struct.nodes_dict, sorted(index.docstore.docs)
+        assert all(node.embedding is None for node in given)
+        return rows(store.collection), kept, recorder.callbacks, recorder.events, recorder.spans
+
+    plain, fast = left(VectorStoreIndex, "plain"), left(TeolaVectorStoreIndex, "fast")
+    assert fast == plain and len(plain[0]) > 20
+
+
+def test_rows_of_an_index_are_written_early_too(pool, collection, asked, monkeypatch):
+    early: list[int] = []
+    add = TeolaVectorStore.add
+    monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(asked)), add(*a, **k))[1])
+    store = TeolaVectorStore(pool=pool, collection=collection)
+    storage = StorageContext.from_defaults(vector_store=store)
+    TeolaVectorStoreIndex(nodes(), embed_model=TeolaEmbedding(pool=pool), storage_context=storage)
+    assert early[0] > 0 and writes(asked) == store.count()
+
+
+def test_an_index_that_is_there(pool, collection):
+    store = TeolaVectorStore(pool=pool, collection=collection)
+    index = VectorStoreIndex.from_vector_store(store, embed_model=TeolaEmbedding(pool=pool))
+    fast = accelerated_index(index)
+    assert type(index) is VectorStoreIndex and type(fast).__name__ == "VectorStoreIndex"
+    assert accelerated_index(fast) is fast
+    fast.insert_nodes(nodes())
+    assert index.as_retriever().retrieve("cat") == fast.as_retriever().retrieve("cat")
+
+
+def test_progress(pool, collection, capsys):
+    store = TeolaVectorStore(pool=pool, collection=collection)
+    storage = StorageContext.from_defaults(vector_store=store)
+    TeolaVectorStoreIndex(nodes(), embed_model=TeolaEmbedding(pool=pool), storage_context=storage, show_progress=True)
+    assert "Generating embeddings: 100%" in capsys.readouterr().err
+
+
+def test_without_pool_objects_it_is_the_plain_class():
+    with EnginePool.local(fake_engines()) as pool:
+        index = TeolaVectorStoreIndex(nodes(), embed_model=TeolaEmbedding(pool=pool))
+        assert index.as_retriever().retrieve("cat")

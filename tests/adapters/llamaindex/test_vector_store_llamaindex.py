@@ -1,0 +1,256 @@
+"""`TeolaVectorStore`: nodes come back equal, searches are those of LlamaIndex's own store, on fakes and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.schema import ImageNode, IndexNode, Node, NodeRelationship, RelatedNodeInfo, TextNode
+from llama_index.core.vector_stores import (
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+    SimpleVectorStore,
+    VectorStoreQuery,
+)
+
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore as LangChainStore
+from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaVectorStore
+from teola_plugin.engines.fake import embed_words
+from teola_plugin.engines.payloads import SearchVector
+from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+
+WORDS = ["cat", "dog", "tea", "mat", "sun", "moon", "star", "rain", "snow", "wind"]
+
+
+def node(i: int) -> TextNode:
+    metadata = {"i": i, "word": WORDS[i], "odd": bool(i % 2), "share": i / 4, "tags": WORDS[: i % 3], "none": None}
+    made = TextNode(id_=f"n{i}", text=f"the {WORDS[i]} number {i}", metadata=metadata)
+    made.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=f"doc{i % 3}", metadata={"deep": {"a": [1]}})
+    made.excluded_llm_metadata_keys = ["share"]
+    return made
+
+
+def with_vector(one: Any) -> Any:
+    return one.model_copy(update={"embedding": list(embed_words(one.get_content() or one.node_id, "document"))})
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
+def engines(request) -> Iterator[EnginePool]:
+    from teola_plugin.engines.fake import FakeEmbedder, FakeStore
+
+    store = FakeStore() if request.param == "fake" else PgVectorEngine("store")
+    with EnginePool.local({"store": store, "embedder": FakeEmbedder()}) as made:
+        yield made
+
+
+@pytest.fixture
+def store(engines, collection):
+    return TeolaVectorStore(pool=engines, collection=collection)
+
+
+@pytest.fixture
+def filled(store):
+    assert store.add([with_vector(node(i)) for i in range(10)]) == [f"n{i}" for i in range(10)]
+    return store
+
+
+def question(k: int = 10, **options: Any) -> VectorStoreQuery:
+    vector = list(embed_words("the cat number", "query"))
+    return VectorStoreQuery(query_embedding=vector, query_str="the cat number", similarity_top_k=k, **options)
+
+
+def test_nodes_come_back_equal(store):
+    given = [
+        node(3),
+        IndexNode(id_="index", text="see there", index_id="other", metadata={"a": 1}),
+        ImageNode(id_="image", text="a picture", image_url="http://localhost/x.png"),
+        Node(id_="plain", text_resource={"text": "of parts"}),
+        TextNode(id_="odd", text=" é\n\u2028 ", metadata={"ü": "ß", "list": [1, {"b": None}]}, start_char_idx=3),
+    ]
+    ids = [one.node_id for one in given]
+    store.add([with_vector(one) for one in given])
+    assert store.get_nodes(ids) == given == asyncio.run(store.aget_nodes(ids))
+    assert store.get_nodes(["odd", "nobody", "index"]) == [given[4], given[1]]
+    found = store.query(question())
+    assert sorted(found.nodes, key=lambda n: n.node_id) == sorted(given, key=lambda n: n.node_id)
+    assert [one.node_id for one in found.nodes] == found.ids
+
+
+FILTERS: dict[str, Any] = {
+    "none": None,
+    "empty": MetadataFilters(filters=[]),
+    "equal": MetadataFilters(filters=[MetadataFilter(key="word", value="tea")]),
+    "equal number": MetadataFilters(filters=[MetadataFilter(key="share", value=1)]),
+    "equal to two": MetadataFilters(
+        filters=[MetadataFilter(key="i", value=4), MetadataFilter(key="word", value="sun")],
+    ),
+    "equal to nothing": MetadataFilters(filters=[MetadataFilter(key="none", value=None)]),
+    "missing key": MetadataFilters(filters=[MetadataFilter(key="nobody", value=1)]),
+    "range": MetadataFilters(
+        filters=[
+            MetadataFilter(key="i", value=2, operator=FilterOperator.GT),
+            MetadataFilter(key="i", value=7, operator=FilterOperator.LTE),
+        ]
+    ),
+    "mixed": MetadataFilters(
+        filters=[
+            MetadataFilter(key="word", value="sun"),
+            MetadataFilter(key="i", value=[1, 4], operator=FilterOperator.IN),
+        ]
+    ),
+    "or": MetadataFilters(
+        filters=[MetadataFilter(key="word", value="tea"), MetadataFilter(key="word", value="sun")],
+        condition=FilterCondition.OR,
+    ),
+    "not": MetadataFilters(filters=[MetadataFilter(key="word", value="tea")], condition=FilterCondition.NOT),
+    "unequal": MetadataFilters(filters=[MetadataFilter(key="word", value="tea", operator=FilterOperator.NE)]),
+    "contains": MetadataFilters(filters=[MetadataFilter(key="tags", value="dog", operator=FilterOperator.CONTAINS)]),
+    "text": MetadataFilters(filters=[MetadataFilter(key="word", value="UN", operator="text_match_insensitive")]),
+    "is empty": MetadataFilters(filters=[MetadataFilter(key="tags", value=None, operator=FilterOperator.IS_EMPTY)]),
+}
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+@pytest.mark.parametrize("name", FILTERS)
+def test_searches_are_those_of_llamaindexs_own_store(filled, name, k):
+    own = SimpleVectorStore()
+    own.add([with_vector(node(i)) for i in range(10)])
+    asked = question(k, filters=FILTERS[name])
+    found, wanted = filled.query(asked), own.query(asked)
+    assert found == asyncio.run(filled.aquery(asked))
+    assert found.similarities == pytest.approx(wanted.similarities, abs=1e-5)
+    ties = {
+        round(s, 5) for s in wanted.similarities if [round(x, 5) for x in wanted.similarities].count(round(s, 5)) > 1
+    }
+    pairs = zip(found.ids, wanted.ids, wanted.similarities, strict=True)
+    assert all(mine == its or round(s, 5) in ties or len(wanted.ids) == k for mine, its, s in pairs)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_nodes_by_filters(filled, name):
+    filters = FILTERS[name]
+    wanted = set(filled.query(question(filters=filters)).ids)
+    assert {one.node_id for one in filled.get_nodes(filters=filters)} == wanted
+    some = [one.node_id for one in filled.get_nodes(["n2", "n4"], filters)]
+    assert some == [i for i in ("n2", "n4") if i in wanted]
+
+
+def test_documents_and_nodes_by_id(filled):
+    assert set(filled.query(question(doc_ids=["doc1"])).ids) == {"n1", "n4", "n7"}
+    assert set(filled.query(question(doc_ids=["doc1", "doc2"])).ids) == {f"n{i}" for i in (1, 4, 7, 2, 5, 8)}
+    assert set(filled.query(question(node_ids=["n1", "n2", "n9"])).ids) == {"n1", "n2", "n9"}
+    assert len(filled.query(question(2, node_ids=["n1", "n2", "n9"])).ids) == 2
+
+
+def test_what_a_search_asks_the_engine_for(filled):
+    asked = question(3, filters=FILTERS["equal to two"])
+    vector = tuple(asked.query_embedding)
+    wanted = SearchVector(filled.collection, vector, 3, (("i", 4), ("word", "sun")))
+    assert filled.search_payload(asked) == wanted
+    assert filled.search_payload(question(3, doc_ids=["doc1"])).filter == (("ref_doc_id", "doc1"),)
+    for sifted in ({"filters": FILTERS["or"]}, {"node_ids": ["n1"]}, {"doc_ids": ["doc1", "doc2"]}):
+        assert filled.search_payload(question(3, **sifted)) is None
+
+
+def test_what_is_not_supported_says_so(filled):
+    with pytest.raises(RegistrationError, match="mode 'mmr'"):
+        filled.query(question(mode="mmr"))
+    with pytest.raises(RegistrationError, match="without an embedding"):
+        filled.query(VectorStoreQuery(query_str="cat"))
+    nested = MetadataFilters(filters=[MetadataFilters(filters=[MetadataFilter(key="i", value=1)])])
+    with pytest.raises(ValueError, match="Nested"):
+        filled.query(question(filters=nested))
+    with pytest.raises(ValueError, match="embedding not set"):
+        filled.add([node(1)])
+
+
+def test_deleting(filled):
+    filled.delete("doc1")
+    assert set(filled.query(question()).ids) == {f"n{i}" for i in (0, 2, 3, 5, 6, 8, 9)}
+    asyncio.run(filled.adelete("doc2"))
+    assert set(filled.query(question()).ids) == {"n0", "n3", "n6", "n9"}
+    filled.delete_nodes(["n0", "nobody"])
+    filled.delete_nodes(filters=MetadataFilters(filters=[MetadataFilter(key="word", value="wind")]))
+    filled.delete_nodes()
+    assert filled.count() == 2
+    asyncio.run(filled.adelete_nodes(["n3"]))
+    assert filled.query(question()).ids == ["n6"]
+    filled.clear()
+    assert filled.count() == 0 and filled.query(question()).ids == []
+    filled.add([with_vector(node(1))])
+    asyncio.run(filled.aclear())
+    assert filled.get_nodes(["n1"]) == [] == filled.get_nodes(filters=FILTERS["none"])
+
+
+def test_adding_again_replaces(filled):
+    changed = with_vector(node(1)).model_copy(update={"metadata": {"new": True}})
+    assert asyncio.run(filled.async_add([changed, with_vector(node(2))])) == ["n1", "n2"]
+    assert filled.count() == 10
+    assert filled.get_nodes(["n1"])[0].metadata == {"new": True}
+    first, second = (with_vector(node(5)).model_copy(update={"metadata": {"v": v}}) for v in (1, 2))
+    filled.add([first, second])
+    assert filled.get_nodes(["n5"])[0].metadata == {"v": 2}
+    assert filled.add([]) == []
+
+
+def test_an_index_on_it(engines, store):
+    model = TeolaEmbedding(pool=engines)
+    index = VectorStoreIndex(
+        [node(i) for i in range(10)],
+        embed_model=model,
+        storage_context=StorageContext.from_defaults(vector_store=store),
+    )
+    found = index.as_retriever(similarity_top_k=3).retrieve("the tea number")
+    assert found[0].node == node(2)
+    assert asyncio.run(index.as_retriever(similarity_top_k=3).aretrieve("the tea number")) == found
+    again = VectorStoreIndex.from_vector_store(store, embed_model=model)
+    assert again.as_retriever(similarity_top_k=3).retrieve("the tea number") == found
+    index.delete_ref_doc("doc2")
+    assert node(2) not in [one.node for one in again.as_retriever(similarity_top_k=9).retrieve("the tea number")]
+    index.insert_nodes([node(i) for i in (2, 5, 8)])
+    assert again.as_retriever(similarity_top_k=3).retrieve("the tea number") == found
+
+
+def test_an_index_of_nodes_that_point_elsewhere(engines, store):
+    """LlamaIndex keeps those in its own store too, and hands their ids to every search."""
+    pointers = [IndexNode(id_=f"p{i}", text=f"the {WORDS[i]} pointer", index_id=f"n{i}") for i in range(3)]
+    index = VectorStoreIndex(
+        [node(i) for i in range(5)] + pointers,
+        embed_model=TeolaEmbedding(pool=engines),
+        storage_context=StorageContext.from_defaults(vector_store=store),
+    )
+    found = index.as_retriever(similarity_top_k=8).retrieve("the tea pointer")
+    assert {one.node_id for one in found} == {*(f"n{i}" for i in range(5)), "p0", "p1", "p2"}
+
+
+def test_a_collection_that_langchain_filled(engines, collection):
+    theirs = LangChainStore(pool=engines, embedding=TeolaEmbeddings(pool=engines), collection=collection)
+    theirs.add_texts(["the cat sleeps"], [{"kind": "animal"}], ids=["a"])
+    found = TeolaVectorStore(pool=engines, collection=collection).query(question())
+    assert found.nodes == [TextNode(id_="a", text="the cat sleeps", metadata={"kind": "animal"})]
+
+
+def test_collections_and_copies(engines, filled, collection):
+    other = TeolaVectorStore(pool=engines, collection=f"{collection}-other")
+    assert other.query(question()).ids == []
+    assert copy.deepcopy(filled).query(question()) == filled.query(question())
+    assert filled.client is engines and filled.stores_text and filled.is_embedding_query
+    with pytest.raises(RegistrationError, match="pickled"):
+        pickle.dumps(filled)
+    with pytest.raises(RegistrationError, match="engine"):
+        TeolaVectorStore(pool=engines, engine="sore")
+
+
+async def test_inside_a_running_loop(filled):
+    assert filled.query(question()) == await filled.aquery(question())
+    assert await filled.aget_nodes(["n1"]) == filled.get_nodes(["n1"])

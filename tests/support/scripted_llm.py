@@ -1,0 +1,51 @@
+"""An LLM engine whose answers a test writes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from teola_plugin.engines.base import Done, EngineLoad, Piece, Request, Result
+from teola_plugin.engines.payloads import Generate, Generation
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+
+
+class ScriptedLLM:
+    """Answers by a function of the payload, streamed word by word; keeps every payload it was given."""
+
+    name = "llm"
+    kinds = frozenset({PrimitiveKind.PREFILLING, PrimitiveKind.DECODING})
+    profile = EngineProfile(batching=Batching.CONTINUOUS)
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Generate], str] = lambda asked: f"you said: {asked.prompt.flat()}"
+        self.asked: list[Generate] = []
+        self.cancelled: list[str] = []
+        self.endless = False
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def reset(self) -> None: ...
+
+    async def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        for request in batch:
+            self.asked.append(request.payload)
+            text = self.answer(request.payload)
+            words = [word + " " for word in text.split(" ")]
+            words[-1] = words[-1][:-1]
+            for word in words if request.stream else ():
+                yield Piece(request.id, word)
+            yield Done(request.id, Generation(text, "stop", 7, len(words), 3))
+
+    def size(self, request: Request) -> int:
+        return 1
+
+    def load(self) -> EngineLoad:
+        return EngineLoad()
+
+    def versions(self) -> Mapping[str, str]:
+        return {"model": "scripted-1"}
