@@ -129,7 +129,7 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
         return [to_node(row) for row in await _waited(self._stored(node_ids, asked)) if asked.admits(row)]
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        asked = self._wanted(query, self._first(query).result() if query.node_ids else None)
+        asked = self._wanted(query, self._first(query).result())
         for k in _depths(query.similarity_top_k, asked):
             [hits] = self._search(self._payload(query, k, asked)).result()
             found = asked.sifted(hits)
@@ -138,7 +138,7 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
         return self.result_of(found[: query.similarity_top_k])
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        asked = self._wanted(query, await _waited(self._first(query)) if query.node_ids else None)
+        asked = self._wanted(query, await _waited(self._first(query)))
         for k in _depths(query.similarity_top_k, asked):
             [hits] = await self._search(self._payload(query, k, asked))
             found = asked.sifted(hits)
@@ -164,17 +164,21 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
 
     # ------------------------------------------------------------ calls
 
-    def _wanted(self, query: VectorStoreQuery, first: list[Chunk] | None = None) -> Wanted:
+    def _wanted(self, query: VectorStoreQuery, first: Sequence[Chunk] = ()) -> Wanted:
         """`first`: the first node of `node_ids`, if there are any."""
         if query.mode != VectorStoreQueryMode.DEFAULT:
             raise RegistrationError(
                 f"TeolaVectorStore cannot search in the mode {VectorStoreQueryMode(query.mode).value!r}.",
                 hint="use vector_store_query_mode='default', and rerank or fuse what is found",
             )
-        return wanted(query, anywhere=any(map(points_elsewhere, first or ())))
+        return wanted(query, anywhere=any(map(points_elsewhere, first)))
 
     def _first(self, query: VectorStoreQuery) -> Future[list[Chunk]]:
-        return self.admin("get", [] if query.node_ids is None else query.node_ids[:1])
+        if query.node_ids:
+            return self.admin("get", query.node_ids[:1])
+        none: Future[list[Chunk]] = Future()
+        none.set_result([])
+        return none
 
     def _payload(self, query: VectorStoreQuery, k: int, asked: Wanted) -> SearchVector:
         if query.query_embedding is None:
