@@ -129,7 +129,8 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
         return [to_node(row) for row in await _waited(self._stored(node_ids, asked)) if asked.admits(row)]
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        asked = self._wanted(query, self._first(query).result())
+        first = self._first(query).result() if query.node_ids else []
+        asked = self._wanted(query, first)
         for k in _depths(query.similarity_top_k, asked):
             [hits] = self._search(self._payload(query, k, asked)).result()
             found = asked.sifted(hits)
@@ -138,7 +139,8 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
         return self.result_of(found[: query.similarity_top_k])
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        asked = self._wanted(query, await _waited(self._first(query)))
+        first = await _waited(self._first(query)) if query.node_ids else []
+        asked = self._wanted(query, first)
         for k in _depths(query.similarity_top_k, asked):
             [hits] = await self._search(self._payload(query, k, asked))
             found = asked.sifted(hits)
@@ -174,11 +176,7 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
         return wanted(query, anywhere=any(map(points_elsewhere, first)))
 
     def _first(self, query: VectorStoreQuery) -> Future[list[Chunk]]:
-        if query.node_ids:
-            return self.admin("get", query.node_ids[:1])
-        none: Future[list[Chunk]] = Future()
-        none.set_result([])
-        return none
+        return self.admin("get", (query.node_ids or [])[:1])
 
     def _payload(self, query: VectorStoreQuery, k: int, asked: Wanted) -> SearchVector:
         if query.query_embedding is None:
