@@ -17,15 +17,34 @@ def uploaded_bound(traces: Sequence[QueryTrace]) -> float:
     return statistics.median(_bound(trace) for trace in traces)
 
 
+def stock_bound(traces: Sequence[QueryTrace], index: float) -> float:
+    """The same for the chain of stock classes, which indexes outside the engines, in `index` seconds."""
+    return statistics.median(_stock_bound(trace, index) for trace in traces)
+
+
+def _stock_bound(trace: QueryTrace, index: float) -> float:
+    calls = _calls(trace)
+    expansion, *answers = calls["PREFILLING"]
+    ask = expansion.seconds + min(s.seconds for s in calls["EMBEDDING"])
+    return max(index, ask) + _answered(calls["RERANKING"], answers)
+
+
 def _bound(trace: QueryTrace) -> float:
-    calls = {kind: [s for s in trace.spans if s.kind == kind] for kind in {s.kind for s in trace.spans}}
+    calls = _calls(trace)
     documents, *queries = calls["EMBEDDING"]
     expansion, *answers = calls["PREFILLING"]
     index = documents.seconds + min(s.seconds for s in calls["INGESTION"])
     ask = expansion.seconds + min(s.seconds for s in queries)  # the last question is embedded when it is closed
     search = min(s.seconds for s in calls["SEARCHING"])
-    rerank = sum(s.seconds for s in calls["RERANKING"])
-    return max(index, ask) + search + rerank + _prefill(answers[0]) + sum(_decode(span) for span in answers)
+    return max(index, ask) + search + _answered(calls["RERANKING"], answers)
+
+
+def _calls(trace: QueryTrace) -> dict[str, list[Span]]:
+    return {kind: [s for s in trace.spans if s.kind == kind] for kind in {s.kind for s in trace.spans}}
+
+
+def _answered(rerankings: Sequence[Span], answers: Sequence[Span]) -> float:
+    return sum(s.seconds for s in rerankings) + _prefill(answers[0]) + sum(_decode(span) for span in answers)
 
 
 def _prefill(span: Span) -> float:

@@ -13,6 +13,7 @@ from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.vectorstores import VectorStore
 
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.indexing import TeolaIndexer
@@ -91,7 +92,7 @@ def uploaded_document_qa(
     )
 
 
-def nothing_to_gain(llm: ChatTeola, store: TeolaVectorStore) -> Runnable[Any, Any]:
+def nothing_to_gain(llm: Runnable[Any, Any], store: VectorStore) -> Runnable[Any, Any]:
     """Retrieve, prompt, answer: every step needs the one before. Input: the question."""
     retrieve = store.as_retriever(search_kwargs={"k": 1}) | RunnableLambda(together)
     prompt = ChatPromptTemplate.from_template("Passage:\n{context}\n\nQuestion: {question}\n\nAnswer:")

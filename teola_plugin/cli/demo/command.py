@@ -7,12 +7,14 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from teola_plugin.cli.demo.engines import Chains
+    from teola_plugin.cli.demo.engines import Chains, Models
     from teola_plugin.cli.demo.measure import Case
+    from teola_plugin.observe import QueryTrace
     from teola_plugin.pool import EnginePool
 
 
@@ -30,6 +32,9 @@ def add_demo(commands: Any) -> None:
     parser.add_argument("--reranker", help="cross-encoder (default: the small one that comes along)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each kind after one warm-up (default 5)")
     parser.add_argument("--trace", metavar="FILE", help="where to write the HTML page (default: a temporary file)")
+    parser.add_argument(
+        "--stock", action="store_true", help="in LangChain's own classes only, on a vLLM server that the demo starts"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
     parser.set_defaults(run=run_demo)
 
@@ -40,21 +45,52 @@ def run_demo(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from teola_plugin.cli.demo import documents, show
-    from teola_plugin.cli.demo.engines import Models, make_chains, make_pool
+    from teola_plugin.cli.demo.engines import Models
 
     question = options.question or documents.DEFAULT_QUESTION
     uploaded = documents.load(options.docs)
     notes = Console(stderr=True, quiet=options.json)
-    notes.print("Starting vLLM, PostgreSQL, the embedder and the reranker ...")
-    with make_pool(Models(options.model, options.embedder, options.reranker)) as pool:
-        cases = run_cases(pool, make_chains(pool), question, uploaded, options.repeats)
-        facts = summary(cases, pool, _trace_path(options.trace))
+    run = run_stock if options.stock else run_pooled
+    models = Models(options.model, options.embedder, options.reranker)
+    cases, facts = run(models, question, uploaded, options.repeats, _trace_path(options.trace), notes.print)
     if options.json:
         json.dump(facts, sys.stdout)
         sys.stdout.write("\n")
     else:
         show.show(Console(), cases, question, facts)
     return 0 if facts["answers_equal"] else 1
+
+
+Ran = tuple[dict[str, "Case"], dict[str, Any]]
+"""The cases, and the figures to show."""
+Say = Callable[[str], object]
+
+
+def run_pooled(models: Models, question: str, uploaded: list[Any], repeats: int, page: Path, say: Say) -> Ran:
+    """Pool-backed objects, on engines in this process's care."""
+    from teola_plugin.cli.demo.bound import uploaded_bound
+    from teola_plugin.cli.demo.engines import make_chains, make_pool
+
+    say("Starting vLLM, PostgreSQL, the embedder and the reranker ...")
+    with make_pool(models) as pool:
+        cases = run_cases(pool, make_chains(pool), question, uploaded, repeats)
+        return cases, summary(cases, pool, page, uploaded_bound(_plain_traces(cases)))
+
+
+def run_stock(models: Models, question: str, uploaded: list[Any], repeats: int, page: Path, say: Say) -> Ran:
+    """Stock objects; engines take their place in the accelerated runs."""
+    from teola_plugin.cli.demo import stock
+    from teola_plugin.cli.demo.bound import stock_bound
+
+    say("Starting vLLM's API server, and loading the embedder and the reranker, twice: plain, and as engines ...")
+    with stock.running(models) as (pool, app):
+        cases = stock.run_cases(pool, app, question, uploaded, repeats)
+        index = stock.index_seconds(app, uploaded, repeats)
+        return cases, summary(cases, pool, page, stock_bound(_plain_traces(cases), index))
+
+
+def _plain_traces(cases: dict[str, Case]) -> list[QueryTrace]:
+    return [run.trace for run in cases["uploaded"].plain]
 
 
 def run_cases(pool: EnginePool, chains: Chains, question: str, uploaded: list[Any], repeats: int) -> dict[str, Case]:
@@ -77,9 +113,8 @@ def run_cases(pool: EnginePool, chains: Chains, question: str, uploaded: list[An
     return cases
 
 
-def summary(cases: dict[str, Case], pool: EnginePool, trace_html: Path) -> dict[str, Any]:
+def summary(cases: dict[str, Case], pool: EnginePool, trace_html: Path, bound: float) -> dict[str, Any]:
     """The figures as JSON-ready data; writes the page."""
-    from teola_plugin.cli.demo.bound import uploaded_bound
     from teola_plugin.observe import html_page
 
     uploaded = cases["uploaded"]
@@ -92,7 +127,7 @@ def summary(cases: dict[str, Case], pool: EnginePool, trace_html: Path) -> dict[
         "plain_s": uploaded.plain_s,
         "accelerated_s": uploaded.accelerated_s,
         "speedup": uploaded.speedup,
-        "bound_s": uploaded_bound([run.trace for run in uploaded.plain]),
+        "bound_s": bound,
         "passes_fired": list(uploaded.passes_fired),
         "cached_prefix_tokens": uploaded.cached_prefix_tokens,
         "cases": {

@@ -44,7 +44,7 @@ def make_pool(models: Models) -> EnginePool:
     from teola_plugin.engines.reranking import RerankingEngine
     from teola_plugin.engines.vector_pgvector import PgVectorEngine
 
-    llm_cores, other_cores = _cores()
+    llm_cores, other_cores = device_cores()
     engines: list[Engine] = [
         VllmEngine("llm", models.llm or bundled.llm_folder(), cores=llm_cores),
         EmbeddingEngine("embedder", models.embedder, cores=other_cores),
@@ -54,7 +54,7 @@ def make_pool(models: Models) -> EnginePool:
     return EnginePool.local(engines)
 
 
-def _cores() -> tuple[str | None, str | None]:
+def device_cores() -> tuple[str | None, str | None]:
     """(the LLM's, the others'); None for no pinning, where a GPU or too few cores make it pointless."""
     import torch
 
@@ -74,15 +74,18 @@ class Chains:
     indexer: TeolaIndexer
 
 
+def make_splitter() -> RecursiveCharacterTextSplitter:
+    return RecursiveCharacterTextSplitter(
+        chunk_size=CHUNK, chunk_overlap=OVERLAP, length_function=lambda text: (len(text) + 3) // 4
+    )
+
+
 def make_chains(pool: EnginePool) -> Chains:
     llm = ChatTeola(pool=pool, engine="llm", max_tokens=ANSWER_TOKENS)
     embeddings = TeolaEmbeddings(pool=pool, engine="embedder")
     store = TeolaVectorStore(pool=pool, engine="store", embedding=embeddings, collection=COLLECTION)
     reranker = TeolaRerank(pool=pool, engine="reranker", top_n=chain.KEPT)
-    splitter = RecursiveCharacterTextSplitter(
-        chunk_size=CHUNK, chunk_overlap=OVERLAP, length_function=lambda text: (len(text) + 3) // 4
-    )
-    indexer = TeolaIndexer(store=store, splitter=splitter)
+    indexer = TeolaIndexer(store=store, splitter=make_splitter())
     return Chains(
         chain.uploaded_document_qa(llm, store, reranker, indexer),
         chain.search_and_answer(llm, store, reranker),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_core.runnables import Runnable
@@ -15,6 +16,8 @@ from teola_plugin import accelerate
 from teola_plugin.observe import QueryTrace, progress
 from teola_plugin.pool import EnginePool
 
+_loop = asyncio.Runner()
+"""One for all runs: clients keep connections, which end with their loop."""
 LLM_PREFILLS = ("FULL_PREFILLING", "PREFILLING")
 
 
@@ -77,9 +80,14 @@ def run_case(
     prepare: Callable[[], None],
     *,
     repeats: int,
+    bind: Sequence[tuple[Any, str]] = (),
 ) -> Case:
-    """`prepare` puts collections into their first state; prefix caches are emptied before every run."""
-    fast = accelerate(plain, pool=pool, app="demo")
+    """`prepare` puts collections into their first state; prefix caches are emptied before every run.
+
+    With `bind` the plain chain uses no engine, so it has no spans. One more run, of the same chain with the named
+    objects on engines and nothing ahead, gives its trace.
+    """
+    fast = accelerate(plain, pool=pool, bind=bind, app="demo")
     plans = fast.plan(given)
     runs: dict[str, list[Run]] = {"plain": [], "accelerated": []}
     with progress((repeats + 1) * 2, f"{name}: plain and accelerated") as bar:
@@ -91,20 +99,25 @@ def run_case(
                 if repeat:  # the first round warms up
                     runs[which].append(run)
                 bar.advance()
+    if bind:
+        prepare()
+        pool.reset()
+        served = _plain(fast.chain, given, pool)
+        runs["plain"] = [replace(run, trace=served.trace) for run in runs["plain"]]
     return Case(name, tuple(runs["plain"]), tuple(runs["accelerated"]), fast.explain(given), plans.fired)
 
 
 def _plain(chain: Runnable[Any, Any], given: Any, pool: EnginePool) -> Run:
     with pool.watching() as watched:
         begun = time.perf_counter()
-        answer = asyncio.run(chain.ainvoke(given))
+        answer = _loop.run(chain.ainvoke(given), context=copy_context())
         seconds = time.perf_counter() - begun
     return Run(answer, seconds, _finished(watched.trace.result(10)))
 
 
 def _accelerated(fast: Any, given: Any) -> Run:
     begun = time.perf_counter()
-    answer = asyncio.run(fast.ainvoke(given))
+    answer = _loop.run(fast.ainvoke(given), context=copy_context())
     seconds = time.perf_counter() - begun
     return Run(answer, seconds, _finished(fast.last_trace()))
 

