@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from teola_plugin.engines.base import Piece, Request
 from teola_plugin.engines.items import ItemStream
-from teola_plugin.engines.payloads import Generation, SearchVector, Warmed
+from teola_plugin.engines.payloads import SearchVector
 from teola_plugin.errors import QueryCancelled
 from teola_plugin.graph import STREAM_ITEMS, Graph, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
@@ -24,6 +24,7 @@ from teola_plugin.runtime.failures import located, outcome_error
 from teola_plugin.runtime.fragments import expansion
 from teola_plugin.runtime.growing_prefix import GrowingPrefixes, growing
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
+from teola_plugin.runtime.recording import fate, record_ended, record_queued
 from teola_plugin.runtime.request_table import RequestEntry, request_id
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.events import (
@@ -54,8 +55,6 @@ from teola_plugin.scheduling.live_query import LivePrimitive
 
 _K = PrimitiveKind
 log = logging.getLogger("teola_plugin")
-SHOWN_REQUESTS = 8
-"""Requests of a primitive whose contents a trace shows, where prompts and documents were asked for."""
 
 
 class GraphDriver:
@@ -146,7 +145,7 @@ class GraphDriver:
             live.entries.append(entry)
             run.waiters.setdefault(entry.request.id, []).append(p.id)
         live.left = sum(not e.ended for e in live.entries)
-        self._record_queued(run, p, order.depth, len(made), made)
+        record_queued(self.recorder, self.now(), run, p, order.depth, made)
         self._prepare_items(live)
         if fresh:
             port.enqueue(fresh, self._ticket(run, p, order.depth))
@@ -210,22 +209,6 @@ class GraphDriver:
                 live.items = ItemStream(member.option("items", "json"))
                 return
 
-    def _record_queued(self, run: QueryRun, p: Primitive, depth: int, size: int, payloads: Sequence[Any] = ()) -> None:
-        shown = payloads[:SHOWN_REQUESTS] if self.recorder.details else ()
-        self.recorder.queued(
-            run.id,
-            p.id,
-            self.now(),
-            kind=p.kind.name,
-            engine=p.engine,
-            scope=p.scope,
-            depth=depth,
-            size=size,
-            tentative=p.tentative,
-            parents=Graph.edges_into(p),
-            detail=tuple((f"request {i}", str(payload)) for i, payload in enumerate(shown)),
-        )
-
     # ------------------------------------------------------------ what ports report
 
     def request_started(self, entry: RequestEntry, instance: str, batch: int) -> None:
@@ -269,7 +252,7 @@ class GraphDriver:
     def _begin_decoding(self, run: QueryRun, live: LivePrimitiveRun, index: int) -> None:
         if index < len(live.group):
             member = live.group[index]
-            self._record_queued(run, member, live.depth, 1)
+            record_queued(self.recorder, self.now(), run, member, live.depth)
             self.recorder.started(run.id, member.id, self.now())
 
     def _close_item(self, run: QueryRun, live: LivePrimitiveRun, item: Any) -> None:
@@ -302,7 +285,7 @@ class GraphDriver:
             if live.left == 0:
                 self._entries_ended(run, live)
         if entry.primitive not in run.primitives:
-            self._record_ended(run, entry.primitive, [entry])
+            record_ended(self.recorder, self.now(), run, entry.primitive, [entry])
 
     def _entries_ended(self, run: QueryRun, live: LivePrimitiveRun) -> None:
         p = live.primitive
@@ -311,7 +294,7 @@ class GraphDriver:
             self._fail(run, p.id, failed.error or QueryCancelled("cancelled"))
             return
         value = requests.value(p, [e.value for e in live.entries])
-        self._record_ended(run, p.id, live.entries)
+        record_ended(self.recorder, self.now(), run, p.id, live.entries)
         if not p.leads_group:
             run.store.put(p.id, value)
             self._made(run, p.id)
@@ -329,22 +312,8 @@ class GraphDriver:
         for member in live.group:
             if member.kind is _K.DECODING:
                 run.store.put(member.id, value)
-                self._record_ended(run, member.id, live.entries, decoding=True)
+                record_ended(self.recorder, self.now(), run, member.id, live.entries, decoding=True)
                 self.post(Finished(self.now(), run.id, member.id))
-
-    def _record_ended(self, run: QueryRun, name: str, entries: list[RequestEntry], *, decoding: bool = False) -> None:
-        tokens = cached = 0
-        for entry in entries:
-            value = entry.value
-            if isinstance(value, Generation):
-                tokens += value.completion_tokens if decoding else value.prompt_tokens
-                cached += 0 if decoding else value.cached_tokens
-            elif isinstance(value, Warmed):
-                tokens += value.tokens
-        failed = any(e.failed for e in entries)
-        self.recorder.done(
-            run.id, name, self.now(), outcome="failed" if failed else "done", tokens=tokens, cached=cached
-        )
 
     def _fail(self, run: QueryRun, name: str, error: BaseException) -> None:
         run.errors.setdefault(name, error)
@@ -359,7 +328,7 @@ class GraphDriver:
 
     def _run_call(self, run: QueryRun, order: RunCall) -> None:
         p = order.primitive
-        self._record_queued(run, p, 0, 1)
+        record_queued(self.recorder, self.now(), run, p)
         self.recorder.started(run.id, p.id, self.now())
         if p.kind is _K.CHUNKING and self._threads:
             self._spawn(self._call_in_thread(run, p))
@@ -403,7 +372,7 @@ class GraphDriver:
     def _await(self, run: QueryRun, order: Await) -> None:
         """User code: the plain object runs it; a query without one runs it here, once, on a thread."""
         p = order.primitive
-        self._record_queued(run, p, 0, 1)
+        record_queued(self.recorder, self.now(), run, p)
         if run.ahead:
             return
         self.recorder.started(run.id, p.id, self.now())
@@ -476,7 +445,7 @@ class GraphDriver:
                 entry.by_plain = 0
                 self.give_up(entry)
                 if run.ahead and order.outcome == "closed" and not entry.cancelled:
-                    self.recorder.settle(run.id, entry.primitive, self._fate(run, entry))
+                    self.recorder.settle(run.id, entry.primitive, fate(run, entry))
         trace = self.recorder.finish(run.id, self.now(), outcome=order.outcome)
         if not run.output.done():
             if order.outcome == "done" and order.output is not None:
@@ -486,13 +455,6 @@ class GraphDriver:
         run.store.clear()
         run.primitives.clear()
         run.trace.set_result(trace)
-
-    def _fate(self, run: QueryRun, entry: RequestEntry) -> str:
-        """Work that only the graph asked for was used if another primitive or the plain object went on from it."""
-        live = run.primitives.get(entry.primitive)
-        claimed = live is not None and any(e.by_plain for e in live.entries)
-        helper = live is not None and live.primitive.kind is _K.PARTIAL_PREFILLING and not live.primitive.tentative
-        return "done" if claimed or helper else "wasted"
 
 
 def _version(port: EnginePort, payload: Any) -> int:
