@@ -1,0 +1,173 @@
+"""In what an accelerated LlamaIndex object differs, and what is planned: see docs/compatibility-llamaindex.md."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from differential.llamaindex import composed, synthesis
+from differential.llamaindex.compare import Seen, differences, see
+from differential.llamaindex.recording import Recorder
+from differential.llamaindex.test_llamaindex_engines import CASES, SMALL, fast, make_bench
+from llama_index.core.callbacks import CallbackManager
+
+from benchmarks.kits import scaled
+from benchmarks.llamaindex_engines import advanced_rag, compact, fusion
+from benchmarks.llamaindex_kits import Sizes, fakes, own_kit, pool_kit
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.engines import profiles
+from teola_plugin.errors import RegistrationError, TraceError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+JOINED = {
+    "structured",
+    "routed_retriever",
+    "recursive",
+    "own_retriever",
+    "own_retriever_fused",
+    "step_decomposed",
+    "multi_step",
+    "multi_step_known",
+    "retry",
+    "retry_source",
+    "retry_guideline",
+    "custom",
+    "subclass",
+    "condense_question",
+    "context",
+    "condense_plus_context",
+    "chat_by_mode",
+}
+"""Not known from end to end; what they call is."""
+ORIGINAL = {"listed"}
+"""Some part holds nothing of a pool."""
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def manager(recorder: Recorder) -> CallbackManager:
+    return CallbackManager([recorder])
+
+
+def test_what_is_lowered() -> None:
+    """Of every engine of the suite, on a pool."""
+    bench = make_bench("pool")
+    assert bench.kit.pool is not None
+    with bench.kit.in_force(), bench.kit.pool:
+        levels = {name: _levels(fast(bench, case)) for name, case in CASES.items() if "run" not in case.ways}
+    assert {name for name, found in levels.items() if "joined" in found and "original" not in found} == JOINED
+    assert {name for name, found in levels.items() if "original" in found} == ORIGINAL
+    assert all("lowered" in found for found in levels.values())
+
+
+def test_nothing_of_a_pool_is_the_original() -> None:
+    kit = own_kit(profiles.noop(), SMALL)
+    with kit.in_force():
+        engine = accelerate(advanced_rag(kit))
+    assert _levels(engine) == {"original"} and engine.plan("question") is None
+
+
+def _levels(engine: Any) -> set[str]:
+    return {node.level for node in engine.report.nodes}
+
+
+def test_the_class_is_a_subclass_of_the_same_name() -> None:
+    kit = own_kit(profiles.noop(), SMALL)
+    with kit.in_force():
+        plain = compact(kit)
+    engine = accelerate(plain)
+    assert isinstance(engine, type(plain)) and type(engine) is not type(plain)
+    assert type(engine).__name__ == type(plain).__name__ and engine.original is plain
+
+
+def test_equal_texts_are_embedded_once(manager: CallbackManager, recorder: Recorder) -> None:
+    """Events tell of each, as the plain engine's do."""
+    kit = pool_kit(profiles.noop(), SMALL, manager)
+    assert kit.pool is not None
+    with kit.in_force(), kit.pool:
+        before, after = (
+            see(kit, recorder, engine, "aquery", "terms") for engine in (fusion(kit), accelerate(fusion(kit)))
+        )
+    assert sum(after.texts.values()) < sum(before.texts.values()) and after.texts.keys() == before.texts.keys()
+    assert _embeddings(before) == _embeddings(after) == sum(before.texts.values())
+
+
+def _embeddings(seen: Seen) -> int:
+    return sum(n for event, n in seen.events.items() if "EmbeddingEndEvent" in event)
+
+
+def test_more_of_a_prompt_is_cached(manager: CallbackManager, recorder: Recorder) -> None:
+    """The LLM's own count of tokens that it had cached: prompts are prefilled ahead. Nothing else differs."""
+    kit = pool_kit(scaled(profiles.rtx3090(), 0.05), Sizes(chunks=20), manager)
+    assert kit.pool is not None
+    with kit.in_force(), kit.pool:
+        engines = advanced_rag(kit), accelerate(advanced_rag(kit))
+        seen = [see(kit, recorder, engine, "query", "terms") for engine in engines]
+    assert differences(*seen, merged=True)
+    before, after = map(_without_cached_tokens, seen)
+    assert not differences(before, after, merged=True)
+
+
+def _without_cached_tokens(seen: Seen) -> Seen:
+    def without(some: Counter[str]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for key, n in some.items():
+            found[re.sub(r"'cached_tokens': \d+", "", key)] += n
+        return found
+
+    return replace(seen, callbacks=without(seen.callbacks), events=without(seen.events))
+
+
+# ------------------------------------------------------------ bound to engines
+
+
+@pytest.fixture
+def bound(manager: CallbackManager, recorder: Recorder) -> Iterator[tuple[Seen, Seen]]:
+    """A streamed answer of the user's own models: plain, and with both bound to engines."""
+    kit = own_kit(profiles.noop(), SMALL, manager)
+    make = synthesis.STREAMING["compact_streaming"]
+    with EnginePool.local(engines=fakes(profiles.noop(), SMALL, kit.ledger)) as pool, kit.in_force():
+        served = accelerate(make(kit), pool=pool, bind=[(kit.llm, "llm"), (kit.embedding, "embedder")])
+        yield tuple(see(kit, recorder, engine, "query", "terms") for engine in (make(kit), served))  # type: ignore[misc]
+
+
+def test_events_of_bound_models_tell_of_what_took_their_place(bound: tuple[Seen, Seen]) -> None:
+    before, after = bound
+    assert any("OwnLLM" in span for span in before.spans) and not any("OwnLLM" in span for span in after.spans)
+    assert any("TeolaLLM" in span for span in after.spans)
+
+
+def test_streams_of_bound_models_are_cut_elsewhere(bound: tuple[Seen, Seen]) -> None:
+    before, after = bound
+    assert before.result != after.result and before.result.replace("|", "") == after.result.replace("|", "")
+
+
+# ------------------------------------------------------------ refused
+
+
+def test_query_pipelines_are_gone() -> None:
+    old = type("QueryPipeline", (), {"__module__": "llama_index.core.query_pipeline.query"})()
+    with pytest.raises(TraceError, match=r"removed query pipelines(?s:.*)RetrieverQueryEngine"):
+        accelerate(old)
+
+
+def test_workflows_are_not_taken_their_parts_are() -> None:
+    kit = own_kit(profiles.noop(), SMALL)
+    with kit.in_force():
+        for made in (composed.agent(kit), composed.Flow(kit)):
+            with pytest.raises(TraceError, match="workflows and agents use such ones"):
+                accelerate(made)
+
+
+def test_shadow_runs_are_of_langchain() -> None:
+    kit = own_kit(profiles.noop(), SMALL)
+    with kit.in_force(), pytest.raises(RegistrationError, match="shadow"):
+        accelerate(compact(kit), shadow=0.5)
