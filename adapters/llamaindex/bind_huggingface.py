@@ -15,6 +15,7 @@ from teola_plugin.adapters.llamaindex.standing import StandIn, differs, overridd
 from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import current_run
 
 if TYPE_CHECKING:
     from llama_index.core.schema import NodeWithScore, QueryBundle
@@ -89,14 +90,9 @@ class _Scores:
 
     def predict(self, pairs: Sequence[tuple[str, str]]) -> Any:
         """float32, [pairs]."""
-        from teola_plugin.runtime.context import current_run
-
         asked = [ScorePair(query, text) for query, text in pairs]
         handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, asked, run=current_run.get())
         return _array(handle.result())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Scores:
-        return self
 
 
 class _Reranks(StandIn):

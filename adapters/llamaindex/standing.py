@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
@@ -40,6 +41,12 @@ class StandIn:
 
     def __getstate__(self) -> NoReturn:
         refuse_pickling(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Models and clients, which are private attributes, are shared."""
+        made: Any = self.model_copy()  # type: ignore[attr-defined]
+        object.__setattr__(made, "__dict__", {name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return made
 
 
 def standing_in(obj: Any, kind: Any, engine: str, pool: EnginePool, private: Mapping[str, Any] | None = None) -> Any:

@@ -1,0 +1,176 @@
+"""Accelerated LlamaIndex engines: the same answers, and every request made once, ahead of the plain code."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.llamaindex_engines import ENGINES, Library, library, own_loop, reply, settings, shown
+from support.scripted_llm import ScriptedLLM
+
+from teola_plugin import accelerate
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
+from teola_plugin.engines.fake_base import Faults
+from teola_plugin.engines.payloads import Generate
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.pool import EnginePool
+
+ASKED = "what is there"
+
+
+@pytest.fixture(scope="module")
+def stock(pool: EnginePool) -> Iterator[Library]:
+    made = library(pool, "engines")
+    with settings(made.llm):
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _loop() -> Iterator[None]:
+    """LlamaIndex's sync code takes the thread's loop, or makes one that it never closes."""
+    with own_loop():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _says(llm: ScriptedLLM) -> None:
+    llm.answer = reply
+
+
+def by_hand(trace: QueryTrace | None) -> list[str]:
+    """Calls that the plain code had to make itself."""
+    assert trace is not None
+    return [span.primitive for span in trace.spans if ".call#" in span.primitive]
+
+
+def wasted(trace: QueryTrace | None) -> list[str]:
+    assert trace is not None
+    return [span.primitive for span in trace.spans if span.outcome == "wasted"]
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+@pytest.mark.parametrize("way", ["query", "aquery"])
+def test_all_that_the_engine_asks_for_was_asked_for_ahead(
+    stock: Library, llm: ScriptedLLM, name: str, way: str
+) -> None:
+    plain, fast = ENGINES[name](stock), accelerate(ENGINES[name](stock))
+    answers, prompts = [], []
+    for engine in (plain, fast):
+        llm.asked.clear()
+        answers.append(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
+        prompts.append(Counter(asked.prompt.flat() for asked in llm.asked))
+    assert shown(answers[1]) == shown(answers[0])
+    assert prompts[1] == prompts[0]
+    trace = fast.last_trace()
+    assert by_hand(trace) == [] and wasted(trace) == []
+    assert type(answers[1]) is type(answers[0]) and isinstance(fast, type(plain))
+
+
+@pytest.mark.parametrize("mode", ["reciprocal_rerank", "relative_score", "dist_based_score", "simple"])
+def test_every_way_to_fuse(stock: Library, mode: str) -> None:
+    plain, fast = stock.fusion(mode), accelerate(stock.fusion(mode, use_async=True))
+    found = [[(n.node_id, n.score) for n in retriever.retrieve(ASKED)] for retriever in (plain, fast)]
+    assert found[0] == found[1] == [(n.node_id, n.score) for n in asyncio.run(fast.aretrieve(ASKED))]
+    assert by_hand(fast.last_trace()) == []
+
+
+def test_written_queries_that_are_equal_or_too_many(stock: Library, llm: ScriptedLLM) -> None:
+    for text in ("one\none\ntwo", f"{ASKED}\n{ASKED}", "```\none\n\n  two  \nthree\n```", "one", ""):
+        llm.answer = lambda _, text=text: text  # type: ignore[misc]
+        plain, fast = stock.fusion("simple"), accelerate(stock.fusion("simple"))
+        found = [[(n.node_id, n.score) for n in one.retrieve(ASKED)] for one in (plain, fast)]
+        assert found[0] == found[1], text
+
+
+@pytest.mark.parametrize("mode", ["compact", "refine", "tree_summarize", "simple_summarize", "generation"])
+def test_streamed_answers_are_generators_whose_query_lasts_as_long(stock: Library, mode: str) -> None:
+    plain, fast = stock.fused(mode, streaming=True), accelerate(stock.fused(mode, streaming=True))
+    whole = "".join(plain.query(ASKED).response_gen)
+    answer = fast.query(ASKED)
+    assert inspect.isgenerator(answer.response_gen) and next(answer.response_gen)
+    assert not fast.__teola_session__.last.trace.done()
+    answer = fast.query(ASKED)
+    assert "".join(answer.response_gen) == whole
+    assert by_hand(fast.last_trace()) == []
+
+    async def streamed() -> str:
+        answer: Any = await fast.aquery(ASKED)
+        assert inspect.isasyncgen(answer.response_gen)
+        return "".join([piece async for piece in answer.response_gen])
+
+    assert asyncio.run(streamed()) == whole
+    assert by_hand(fast.last_trace()) == []
+
+
+def test_a_streamed_answer_that_nobody_reads_ends_its_query(stock: Library) -> None:
+    fast = accelerate(stock.fused(streaming=True))
+    answer = fast.query(ASKED)
+    del answer
+    assert fast.last_trace() is not None
+
+
+def test_retrieve_and_synthesize_run_ahead_by_themselves(stock: Library) -> None:
+    from llama_index.core.schema import QueryBundle
+
+    plain, fast = stock.fused("accumulate"), accelerate(stock.fused("accumulate"))
+    nodes = [engine.retrieve(QueryBundle(ASKED)) for engine in (plain, fast)]
+    assert [(n.node_id, n.score) for n in nodes[0]] == [(n.node_id, n.score) for n in nodes[1]]
+    assert by_hand(fast.last_trace()) == []
+    assert shown(plain.synthesize(ASKED, nodes[0])) == shown(fast.synthesize(ASKED, nodes[1]))
+    assert by_hand(fast.last_trace()) == []
+    synthesizer = accelerate(plain._response_synthesizer)
+    assert shown(synthesizer.synthesize(ASKED, nodes[0])) == shown(plain.synthesize(ASKED, nodes[0]))
+    assert by_hand(synthesizer.last_trace()) == []
+
+
+def test_no_passages_no_questions(stock: Library, llm: ScriptedLLM) -> None:
+    from llama_index.core.postprocessor import SimilarityPostprocessor
+
+    for mode in ("tree_summarize", "accumulate", "refine", "simple_summarize"):
+        engine = accelerate(stock.fused(mode, node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=2.0)]))
+        llm.asked.clear()
+        assert str(engine.query(ASKED)) == "Empty Response"
+        assert len(llm.asked) == 1  # for the queries
+
+
+def test_a_model_that_fails_fails_as_always(stock: Library, llm: ScriptedLLM) -> None:
+    def broken(_: Any) -> str:
+        raise RuntimeError("out of order")
+
+    llm.answer = broken
+    for name in ("fusion, refine", "tree", "sub-questions", "router", "hyde"):
+        errors = []
+        for engine in (ENGINES[name](stock), accelerate(ENGINES[name](stock))):
+            with pytest.raises(Exception) as caught:
+                engine.query(ASKED)
+            errors.append((type(caught.value), str(caught.value).split(" of request")[0]))
+        assert errors[0][0] is errors[1][0]
+
+
+def test_a_failing_sub_question_is_left_out_as_always() -> None:
+    def strikes(request: Any) -> bool:
+        return isinstance(request.payload, Generate) and "Query: what sails" in request.payload.prompt.flat()
+
+    model = FakeLLM(answer=lambda prompt, _: reply(Generate(prompt)), faults=Faults(fail_on=strikes, retryable=False))
+    with EnginePool.local([model, FakeEmbedder(), FakeReranker(), FakeStore()]) as pool:
+        stock = library(pool, "failing")
+        with settings(stock.llm):
+            make = ENGINES["sub-questions"]
+            plain, fast = make(stock).query(ASKED), accelerate(make(stock)).query(ASKED)
+    assert shown(plain) == shown(fast)
+    assert sum(n.get_content().startswith("Sub question") for n in fast.source_nodes) == 2
+
+
+def test_sub_questions_are_answered_while_later_ones_are_written(stock: Library) -> None:
+    fast = accelerate(ENGINES["sub-questions"](stock))
+    fast.query(ASKED)
+    trace = fast.last_trace()
+    assert trace is not None
+    spans = {span.primitive: span for span in trace.spans}
+    first = next(span for name, span in spans.items() if name.startswith("answers[0]/") and span.kind == "EMBEDDING")
+    assert first.queued <= (spans["questions.parsed"].queued or 0.0)
+    assert {name.partition("/")[0] for name in spans if "/" in name} == {"answers[0]", "answers[1]", "answers[2]"}

@@ -1,0 +1,311 @@
+"""What users hold: the class, the attributes and the parts of the original; what cannot be accelerated, and why."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.chat_engine import (
+    CondensePlusContextChatEngine,
+    CondenseQuestionChatEngine,
+    ContextChatEngine,
+)
+from llama_index.core.indices.query.query_transform.base import StepDecomposeQueryTransform
+from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.llms import ChatMessage, MockLLM
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.query_engine import MultiStepQueryEngine, RetrieverQueryEngine
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import QueryBundle
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
+from support.llamaindex_engines import ENGINES, Library, library, own_loop, reply, settings, shown
+from support.scripted_llm import ScriptedLLM
+
+from teola_plugin import accelerate
+from teola_plugin.engines.fake import FakeEmbedder
+from teola_plugin.errors import RegistrationError, TraceError
+from teola_plugin.pool import EnginePool
+
+ASKED = "what is there"
+
+
+@pytest.fixture(scope="module")
+def stock(pool: EnginePool) -> Iterator[Library]:
+    made = library(pool, "objects")
+    with settings(made.llm):
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _loop() -> Iterator[None]:
+    """LlamaIndex's sync code takes the thread's loop, or makes one that it never closes."""
+    with own_loop():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _says(llm: ScriptedLLM) -> None:
+    llm.answer = reply
+
+
+def ran_ahead(fast: Any) -> set[str]:
+    """Where the primitives of the last query come from."""
+    trace = fast.last_trace()
+    assert trace is not None
+    return {span.primitive.partition("/")[0] for span in trace.spans if ".call#" not in span.primitive}
+
+
+# ------------------------------------------------------------ the object
+
+
+def test_it_is_the_original_with_other_entries(stock: Library) -> None:
+    engine = stock.fused()
+    fast = accelerate(engine)
+    assert isinstance(fast, RetrieverQueryEngine) and isinstance(fast, BaseQueryEngine)
+    assert fast is not engine and fast.original is engine
+    assert fast.retriever is engine.retriever
+    manager = CallbackManager([])
+    fast.callback_manager = manager
+    assert engine.callback_manager is manager
+    assert fast.get_prompts().keys() == engine.get_prompts().keys()
+
+
+def test_prompts_are_those_of_the_moment(stock: Library, llm: ScriptedLLM) -> None:
+    engine = stock.fused("tree_summarize")
+    fast = accelerate(engine)
+    fast.query(ASKED)
+    fast.update_prompts(
+        {"response_synthesizer:summary_template": PromptTemplate("Sum up {context_str} for {query_str} now")}
+    )
+    llm.asked.clear()
+    fast.query(ASKED)
+    assert any("for what is there now" in asked.prompt.flat() for asked in llm.asked)
+    assert not any(".call#" in span.primitive for span in fast.last_trace().spans)
+
+
+def test_settings_of_its_parts_are_those_of_the_moment(stock: Library) -> None:
+    engine = stock.fused("accumulate")
+    fast = accelerate(engine)
+    before = len(fast.query(ASKED).source_nodes)
+    engine.retriever.similarity_top_k = 2
+    engine.retriever._retrievers.pop()
+    assert len(fast.query(ASKED).source_nodes) == 2 < before
+    assert not any(".call#" in span.primitive for span in fast.last_trace().spans)
+
+
+def test_copies_are_accelerated_too(stock: Library) -> None:
+    fast = accelerate(stock.fused())
+    for made in (copy.copy(fast), copy.deepcopy(fast)):
+        assert made is not fast and made.original is not fast.original
+        assert shown(made.query(ASKED)) == shown(fast.query(ASKED))
+        assert made.last_trace() is not None
+
+
+def test_a_query_that_brings_its_vector_or_its_texts(stock: Library) -> None:
+    vector = stock.index._embed_model.get_query_embedding("boats")
+    for bundle in (
+        lambda: QueryBundle(ASKED, embedding=vector),
+        lambda: QueryBundle(ASKED, custom_embedding_strs=["boats", "mills"]),
+        lambda: QueryBundle(ASKED, custom_embedding_strs=["boats"]),
+    ):
+        plain, fast = stock.rag("accumulate"), accelerate(stock.rag("accumulate"))
+        assert shown(plain.query(bundle())) == shown(fast.query(bundle()))
+
+
+def test_what_was_understood_and_what_became_of_it(stock: Library) -> None:
+    fast = accelerate(stock.fused("refine", node_postprocessors=[stock.reranker]))
+    assert [row.level for row in fast.report] == ["lowered"] * 5
+    assert [row.path for row in fast.report][-2:] == ["engine._node_postprocessors[0]", "engine._response_synthesizer"]
+    told = fast.explain()
+    assert "FOLD" in told and "decoding-pipelining" in told and "e-graph" in told
+
+
+def test_nothing_to_gain_is_only_traced(stock: Library) -> None:
+    fast = accelerate(stock.rag())
+    fast.query(ASKED)
+    assert ran_ahead(fast) == set()
+
+
+# ------------------------------------------------------------ parts
+
+
+def talks(stock: Library) -> dict[str, Any]:
+    said = [ChatMessage(role="user", content="hello"), ChatMessage(role="assistant", content="hi")]
+
+    def memory() -> Any:
+        return ChatMemoryBuffer.from_defaults(chat_history=list(said), token_limit=3000)
+
+    return {
+        "condense question": lambda: CondenseQuestionChatEngine.from_defaults(
+            stock.fused("tree_summarize"), llm=stock.llm, memory=memory()
+        ),
+        "context": lambda: ContextChatEngine.from_defaults(stock.fusion(), llm=stock.llm, memory=memory()),
+        "condense plus context": lambda: CondensePlusContextChatEngine.from_defaults(
+            stock.fusion(), llm=stock.llm, memory=memory()
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["condense question", "context", "condense plus context"])
+def test_the_engine_in_a_conversation_runs_ahead(stock: Library, name: str) -> None:
+    plain, fast = talks(stock)[name](), accelerate(talks(stock)[name]())
+    assert isinstance(fast, type(plain))
+    assert str(plain.chat("and now")) == str(fast.chat("and now"))
+    assert "part1" in ran_ahead(fast)
+    assert "".join(plain.stream_chat("more").response_gen) == "".join(fast.stream_chat("more").response_gen)
+    assert "part1" in ran_ahead(fast)
+
+    async def talked(engine: Any) -> list[str]:
+        one = str(await engine.achat("third"))
+        stream = await engine.astream_chat("fourth")
+        return [one, "".join([piece async for piece in stream.async_response_gen()])]
+
+    assert asyncio.run(talked(plain)) == asyncio.run(talked(fast))
+    assert plain.chat_history == fast.chat_history and len(fast.chat_history) == 10
+    assert "lowered" in {row.level for row in fast.report}
+
+
+def test_steps_of_a_composite_that_is_not_planned_run_ahead(stock: Library, llm: ScriptedLLM) -> None:
+    def stepwise(asked: Any) -> str:
+        text = asked.prompt.flat()
+        return (
+            ("None" if "Passage" in text or "said" in text else "what sails")
+            if "New question" in text
+            else reply(asked)
+        )
+
+    llm.answer = stepwise
+
+    def make() -> MultiStepQueryEngine:
+        return MultiStepQueryEngine(
+            stock.fused("accumulate"), StepDecomposeQueryTransform(stock.llm), index_summary="things", num_steps=2
+        )
+
+    plain, fast = make(), accelerate(make())
+    assert shown(plain.query(ASKED)) == shown(fast.query(ASKED))
+    assert "part1" in ran_ahead(fast)
+
+
+def test_an_accelerated_engine_inside_an_accelerated_one(stock: Library) -> None:
+    from llama_index.core.query_engine import RouterQueryEngine
+    from llama_index.core.selectors import LLMSingleSelector
+    from llama_index.core.tools import QueryEngineTool
+
+    def make(inner: Any) -> RouterQueryEngine:
+        tools = [QueryEngineTool.from_defaults(inner, name=name, description=name) for name in ("a", "b")]
+        return RouterQueryEngine(LLMSingleSelector.from_defaults(stock.llm), tools, llm=stock.llm)
+
+    plain, fast = make(stock.fused()), accelerate(make(accelerate(stock.fused())))
+    assert shown(plain.query(ASKED)) == shown(fast.query(ASKED))
+    assert "part1" in ran_ahead(fast)
+
+
+# ------------------------------------------------------------ bind
+
+
+def test_bound_models_serve_a_copy(stock: Library, pool: EnginePool, llm: ScriptedLLM) -> None:
+    own = MockLLM(max_tokens=3)
+    engine = RetrieverQueryEngine.from_args(stock.fusion(llm=own), llm=own, response_mode="refine")  # type: ignore[arg-type]
+    fast = accelerate(engine, pool=pool, bind=[(own, "llm")])
+    llm.asked.clear()
+    assert str(fast.query(ASKED)).startswith("said ") and llm.asked
+    assert not any(".call#" in span.primitive for span in fast.last_trace().spans)
+    assert engine._response_synthesizer._llm is own and engine.retriever._llm is own
+    assert fast._response_synthesizer._program_factory.__self__ is fast._response_synthesizer
+    llm.asked.clear()
+    assert not str(engine.query(ASKED)).startswith("said ") and not llm.asked
+
+
+def test_a_binding_that_is_no_part_of_it(stock: Library, pool: EnginePool) -> None:
+    with pytest.raises(RegistrationError, match="not a part"):
+        accelerate(stock.fused(), pool=pool, bind=[(MockLLM(), "llm")])
+    with pytest.raises(RegistrationError, match="needs a pool"):
+        accelerate(get_response_synthesizer(llm=MockLLM()), bind=[])
+    with pytest.raises(RegistrationError, match="no engine"):
+        accelerate(stock.fused(), pool=pool, bind=[(stock.llm, "nobody")])
+
+
+def test_a_model_of_the_users_own_is_called_as_always_and_the_first_search_need_not_wait(stock: Library) -> None:
+    own = MockLLM(max_tokens=5)
+    engine = RetrieverQueryEngine.from_args(stock.fusion(llm=own), llm=own)
+    fast = accelerate(engine)
+    assert shown(engine.query(ASKED)) == shown(fast.query(ASKED))
+    assert {"retrieve.own.embedding", "retrieve.own.searching"} <= {s.primitive for s in fast.last_trace().spans}
+    assert {row.level for row in fast.report} == {"lowered", "joined", "original"}
+
+
+# ------------------------------------------------------------ what is refused
+
+
+class Flow(Workflow):
+    @step
+    async def only(self, ev: StartEvent) -> StopEvent:
+        return StopEvent(result=1)
+
+
+class QueryPipeline:
+    """As LlamaIndex had it before 0.13."""
+
+
+QueryPipeline.__module__ = "llama_index.core.query_pipeline.query"
+
+
+def test_what_is_refused_and_why(stock: Library) -> None:
+    with pytest.raises(TraceError, match=r"removed query pipelines.*RetrieverQueryEngine"):
+        accelerate(QueryPipeline())
+    with pytest.raises(TraceError, match="workflows and agents use such ones"):
+        accelerate(Flow())
+    with pytest.raises(RegistrationError, match="LangChain"):
+        accelerate(stock.rag(), shadow=0.5)
+    with pytest.raises(RegistrationError, match="speculate"):
+        accelerate(stock.rag(), speculate="maybe")
+    with EnginePool.local([FakeEmbedder()]) as other:
+        from teola_plugin.adapters.llamaindex import TeolaEmbedding
+
+        retriever = stock.index.as_retriever(embed_model=TeolaEmbedding(pool=other))
+        with pytest.raises(RegistrationError, match="2 different engine pools"):
+            accelerate(retriever)
+
+
+def test_without_a_pool_the_original_just_runs() -> None:
+    from llama_index.core import MockEmbedding, VectorStoreIndex
+    from llama_index.core.schema import TextNode
+
+    index = VectorStoreIndex([TextNode(id_="n", text="boats")], embed_model=MockEmbedding(embed_dim=4))
+    engine = index.as_query_engine(llm=MockLLM(max_tokens=4))
+    fast = accelerate(engine)
+    assert shown(fast.query(ASKED)) == shown(engine.query(ASKED))
+    assert fast.plan() is None and fast.last_trace() is None and "as it always did" in fast.explain()
+
+
+def test_pipelines_and_indexes_are_accelerated_by_their_own_code(stock: Library) -> None:
+    pipeline = IngestionPipeline(transformations=[stock.index._embed_model])
+    assert isinstance(accelerate(pipeline), IngestionPipeline)
+    assert isinstance(accelerate(stock.index), type(stock.index))
+
+
+def test_a_plan_that_fails_is_told_and_the_original_runs(
+    stock: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fast = accelerate(stock.fused())
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("planned badly")
+
+    monkeypatch.setattr(stock.llm.pool, "plan", broken)
+    with caplog.at_level(logging.WARNING, logger="teola_plugin"):
+        assert shown(fast.query(ASKED)) == shown(stock.fused().query(ASKED))
+    assert "planning failed" in caplog.text and "ZeroDivisionError" in caplog.text
+
+
+def test_switched_off(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEOLA_DISABLE", "1")
+    engine = ENGINES["tree"](stock)
+    assert accelerate(engine) is engine

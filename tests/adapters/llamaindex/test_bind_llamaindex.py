@@ -1,0 +1,235 @@
+"""`bound`: what stands in for the user's own objects, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from differential.llamaindex.recording import Recorder, recorded
+from llama_index.core import PromptTemplate
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.llms import ChatMessage, MockLLM
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.llms.openai import OpenAI
+from llama_index.llms.openai_like import OpenAILike
+from support.openai_stub import MODEL, Stub, openai_stub
+
+from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM
+from teola_plugin.adapters.llamaindex.bind import bound
+from teola_plugin.engines.openai_api import OpenAIServer
+from teola_plugin.engines.openai_wire import WirePrompt
+from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.pool import EnginePool
+
+QUESTION = [ChatMessage(role="system", content="be brief"), ChatMessage("why?")]
+_loop = asyncio.Runner()
+"""One loop for all: the package `openai` keeps connections between calls."""
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[Stub]:
+    with openai_stub() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def served(stub: Stub) -> Iterator[EnginePool]:
+    with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True)) as pool:
+        yield pool
+
+
+@pytest.fixture
+def own(stub: Stub) -> Callable[..., OpenAILike]:
+    def make(**options: Any) -> OpenAILike:
+        given = {"is_chat_model": True, "max_retries": 0, "temperature": 0.0, "max_tokens": 9, **options}
+        return OpenAILike(model=MODEL, api_base=stub.base_url, api_key="none", **given)
+
+    return make
+
+
+async def _list(made: Any) -> list[Any]:
+    return [one async for one in await made]
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "chat": lambda m: m.chat(QUESTION),
+    "achat": lambda m: _loop.run(m.achat(QUESTION)),
+    "stream_chat": lambda m: list(m.stream_chat(QUESTION)),
+    "astream_chat": lambda m: _loop.run(_list(m.astream_chat(QUESTION))),
+    "complete": lambda m: m.complete("why?"),
+    "acomplete": lambda m: _loop.run(m.acomplete("why?")),
+    "stream_complete": lambda m: list(m.stream_complete("why?")),
+    "astream_complete": lambda m: _loop.run(_list(m.astream_complete("why?"))),
+    "predict": lambda m: m.predict(PromptTemplate("<{q}>"), q="why?"),
+    "refused": lambda m: m.complete("refuse"),
+    "arefused": lambda m: _loop.run(m.acomplete("refuse")),
+    "arguments": lambda m: m.complete("why?", temperature=0.7, seed=3, stop=["x"]),
+}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"is_chat_model": False},
+    {"reuse_client": False},
+    {"system_prompt": "be loud", "additional_kwargs": {"top_p": 0.5}, "temperature": 0.8},
+    {"default_headers": {"x-mine": "1"}, "logprobs": True},
+    {"completion_to_prompt": lambda text: f"[{text}]"},
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "default")
+def test_openai_like_answers_as_it_does(served, own, way, options):
+    """Values, types, errors, callbacks, events and spans."""
+
+    def heard(model: Any) -> Any:
+        recorder = Recorder()
+        model.callback_manager = CallbackManager([recorder])
+        with recorded(recorder):
+            try:
+                value = WAYS[way](model)
+            except Exception as error:
+                value = type(error), str(error), error.status_code  # type: ignore[attr-defined]
+        return value, recorder.callbacks, recorder.events, recorder.spans
+
+    model = own(**options)
+    assert heard(bound(own(**options), "llm", served)) == heard(model)
+
+
+def test_chat_completions_go_through_the_engine(served, own, stub):
+    model = bound(own(), "llm", served)
+    for way in (
+        lambda: model.chat(QUESTION),
+        lambda: asyncio.run(_list(model.astream_chat(QUESTION))),
+        lambda: asyncio.run(model.acomplete("why?")),
+        lambda: list(model.stream_complete("why?")),
+    ):
+        with served.watching() as run:
+            way()
+        assert [span.engine for span in run.trace.result(10).spans] == ["llm"]
+    with served.watching() as run:
+        WAYS["complete"](bound(own(is_chat_model=False), "llm", served))
+    assert run.trace.result(10).spans == (), "plain completions go the object's own way"
+
+
+def test_a_stream_belongs_to_the_query_in_which_it_was_asked_for(served, own):
+    with served.watching() as run:
+        made = bound(own(), "llm", served).stream_chat(QUESTION)
+        next(made)
+    assert list(made)
+    assert [span.engine for span in run.trace.result(10).spans] == ["llm"]
+
+
+def test_the_object_is_not_changed(served, own):
+    model = own()
+    before = dict(vars(model)), dict(model.__pydantic_private__)
+    made = bound(model, "llm", served)
+    made.complete("why?")
+    assert (vars(model), model.__pydantic_private__) == before
+    assert type(model) is OpenAILike and isinstance(made, OpenAILike) and type(made).__name__ == "OpenAILike"
+    assert (made.pool, made.engine) == (served, "llm")
+    assert made.to_dict() == model.to_dict() and made.metadata == model.metadata
+    for copied in (copy.copy(made), copy.deepcopy(made), made.model_copy()):
+        assert copied.pool is served and copied.complete("why?").text == model.complete("why?").text
+
+
+def test_payloads_are_what_it_asks_for(stub, own):
+    template = PromptTemplate("<{q}>")
+    with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True)) as pool:
+        for options in ({}, {"system_prompt": "be loud"}, {"completion_to_prompt": lambda text: f"[{text}]"}):
+            model: Any = bound(own(**options), "llm", pool)
+            for payload, ask, value_of in (
+                (model.payload_of_messages(QUESTION), lambda m: m.chat(QUESTION), model.chat_of),
+                (model.payload_of_prompt("why?"), lambda m: m.complete("why?"), model.completion_of),
+                (model.payload_of_template(template, q="x"), lambda m: m.predict(template, q="x"), model.text_of),
+            ):
+                stub.asked.clear()
+                [generation] = pool.call(PrimitiveKind.PREFILLING, "llm", [payload]).result()
+                assert isinstance(payload.prompt, WirePrompt)
+                by_engine = _essence(stub.asked[0][1])
+                stub.asked.clear()
+                value = ask(model)
+                assert _essence(stub.asked[0][1]) == by_engine
+                assert value_of(generation) == value
+
+
+def _essence(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name not in ("stream", "stream_options", "priority")}
+
+
+def test_without_prefixes_nothing_is_known_ahead(stub, own):
+    with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url)) as pool:
+        made = bound(own(), "llm", pool)
+        assert not hasattr(made, "payload_of_template")
+        assert made.chat(QUESTION) == own().chat(QUESTION)
+        assert list(made.stream_complete("why?")) == list(own().stream_complete("why?"))
+
+
+class _Own(OpenAILike):
+    def chat(self, messages: Any, **kwargs: Any) -> Any:
+        return super().chat(list(reversed(messages)), **kwargs)
+
+
+def test_what_an_openai_object_must_match(served, own, stub):
+    with pytest.raises(RegistrationError, match="talks to"):
+        bound(own().model_copy(update={"api_base": "http://localhost:1/v1"}), "llm", served)
+    with pytest.raises(RegistrationError, match="asks for 'gpt-4o'"):
+        bound(OpenAI(model="gpt-4o", api_base=stub.base_url, api_key="none"), "llm", served)
+    with pytest.raises(RegistrationError, match=r"_Own\.chat changes"):
+        bound(_Own(model=MODEL, api_base=stub.base_url, api_key="none", is_chat_model=True), "llm", served)
+
+
+# ------------------------------------------------------------ by what the pool has
+
+
+def test_another_llm_becomes_a_teola_llm(pool, llm):
+    handlers = CallbackManager([Recorder()])
+    own = MockLLM(max_tokens=7, system_prompt="be brief", callback_manager=handlers)
+    made = bound(own, "llm", pool)
+    assert type(made) is TeolaLLM and made.max_tokens == 7 and made.system_prompt == "be brief"
+    assert made.callback_manager is handlers and made.metadata.is_chat_model == own.metadata.is_chat_model
+    assert made.predict(PromptTemplate("{q}"), q="why?") == "you said: be brief\n\nwhy?"
+    with pytest.raises(RegistrationError, match="logit_bias"):
+        bound(with_arguments(logit_bias={"1": 2}), "llm", pool)
+    assert bound(with_arguments(top_p=0.5), "llm", pool).top_p == 0.5
+
+
+class _WithArguments(MockLLM):
+    additional_kwargs: dict[str, Any] = {}
+
+
+def with_arguments(**given: Any) -> MockLLM:
+    return _WithArguments().model_copy(update={"additional_kwargs": given})
+
+
+def test_an_llm_that_calls_functions_is_refused(pool, stub, own):
+    with pytest.raises(RegistrationError, match="calls functions"):
+        bound(own(is_function_calling_model=True), "llm", pool)
+
+
+def test_another_embedding_model_becomes_a_teola_embedding(pool):
+    own = MockEmbedding(embed_dim=3, embed_batch_size=4, model_name="mine")
+    made = bound(own, "embedder", pool)
+    assert type(made) is TeolaEmbedding
+    assert (made.model_name, made.embed_batch_size, made.callback_manager) == ("mine", 4, own.callback_manager)
+
+
+class _Reranker(BaseNodePostprocessor):
+    def _postprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
+        return nodes
+
+
+@pytest.mark.parametrize("obj", [SimilarityPostprocessor(), _Reranker(), object(), "llm"])
+def test_what_cannot_be_bound(pool, obj):
+    with pytest.raises(RegistrationError, match="cannot be bound"):
+        bound(obj, "llm", pool)
+
+
+def test_unknown_engines(pool):
+    with pytest.raises(RegistrationError, match="engine"):
+        bound(MockLLM(), "lmm", pool)

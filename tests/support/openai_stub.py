@@ -1,0 +1,108 @@
+"""A small server that speaks OpenAI's protocol: it says back what it was asked, and notes every request."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MODEL = "echo"
+
+
+@dataclass
+class Stub:
+    base_url: str = ""
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Path and body of every request but those by which an engine looks around."""
+
+
+@contextmanager
+def openai_stub() -> Iterator[Stub]:
+    stub = Stub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": stub}))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    stub.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    try:
+        yield stub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    stub: Stub  # HTTP/1.0: no connection is kept, so that clients that are forgotten leave none open
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        self._json(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "stub"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.endswith("/tokenize"):
+            return self._json(200, {"tokens": list(range(len(json.dumps(body)))), "count": 1, "max_model_len": 4096})
+        self.stub.asked.append((self.path, body))
+        chat = self.path.endswith("/chat/completions")
+        text = _said(body) if chat else f"completed: {body['prompt']}"
+        if "refuse" in text:
+            return self._json(400, {"error": {"message": "it refuses", "type": "BadRequestError", "code": 400}})
+        whole = _chat(text) if chat else _completion(text)
+        if not body.get("stream"):
+            return self._json(200, whole)
+        usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        self._stream(list(_chunks(text, whole, chat=chat, usage=usage)))
+
+    def _json(self, status: int, value: Any) -> None:
+        self._send(status, "application/json", json.dumps(value).encode())
+
+    def _stream(self, chunks: list[Any]) -> None:
+        events = [*(json.dumps(chunk) for chunk in chunks), "[DONE]"]
+        self._send(200, "text/event-stream", "".join(f"data: {event}\n\n" for event in events).encode())
+
+    def _send(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _said(body: dict[str, Any]) -> str:
+    parts = [f"{m['role']} {m['content']}" for m in body["messages"]]
+    return f"{body.get('temperature')} {body.get('max_tokens')} | " + " | ".join(parts)
+
+
+def _usage(text: str) -> dict[str, int]:
+    return {"prompt_tokens": 5, "completion_tokens": len(text.split()), "total_tokens": 5 + len(text.split())}
+
+
+_HEAD = {"id": "id-1", "created": 1, "model": MODEL}
+
+
+def _chat(text: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    return {**_HEAD, "object": "chat.completion", "choices": [choice], "usage": _usage(text)}
+
+
+def _completion(text: str) -> dict[str, Any]:
+    choice = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
+    return {**_HEAD, "object": "text_completion", "choices": [choice], "usage": _usage(text)}
+
+
+def _chunks(text: str, whole: dict[str, Any], *, chat: bool, usage: bool) -> Iterator[dict[str, Any]]:
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    words = [word + " " for word in text.split(" ")]
+    words[-1] = words[-1][:-1]
+    for i, word in enumerate(words):
+        said = {"delta": {"content": word, **({"role": "assistant"} if i == 0 else {})}} if chat else {"text": word}
+        reason = "stop" if i == len(words) - 1 else None
+        yield {**_HEAD, "object": kind, "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **said}]}
+    if usage:
+        yield {**_HEAD, "object": kind, "choices": [], "usage": whole["usage"]}
