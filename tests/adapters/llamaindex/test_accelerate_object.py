@@ -228,7 +228,7 @@ def test_a_binding_that_is_no_part_of_it(stock: Library, pool: EnginePool) -> No
         accelerate(stock.fused(), pool=pool, bind=[(MockLLM(), "llm")])
     with pytest.raises(RegistrationError, match="needs a pool"):
         accelerate(get_response_synthesizer(llm=MockLLM()), bind=[])
-    with pytest.raises(RegistrationError, match="no engine"):
+    with pytest.raises(RegistrationError, match="unknown engine"):
         accelerate(stock.fused(), pool=pool, bind=[(stock.llm, "nobody")])
 
 
