@@ -67,6 +67,8 @@ def _searched(walk: Walk, r: VectorIndexRetriever, asked: Asked, name: str) -> R
     _fixed(walk, store, model)
     if not hasattr(store, "search_payload") or not hasattr(model, "vector_of"):
         raise NotUnderstood("its store or its embedding model is not on the pool")
+    if model.embeddings_cache is not None or model.rate_limiter is not None:
+        raise NotUnderstood("its embedding model has a cache or a rate limiter")
     if not r._needs_embedding() or not asked.texts:
         raise NotUnderstood("it does not search by a vector")
     if type(r._docstore) is not SimpleDocumentStore:

@@ -200,4 +200,6 @@ def pool_llm(llm: Any) -> Any:
         raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not on the pool")
     if llm.output_parser is not None:
         raise NotUnderstood("its LLM parses what it writes")
+    if llm.rate_limiter is not None:
+        raise NotUnderstood("a rate limiter says when its LLM is called")
     return llm

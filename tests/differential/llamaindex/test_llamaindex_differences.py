@@ -14,6 +14,8 @@ from differential.llamaindex.compare import Seen, differences, see
 from differential.llamaindex.recording import Recorder
 from differential.llamaindex.test_llamaindex_engines import CASES, SMALL, fast, make_bench
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.rate_limiter import BaseRateLimiter
+from llama_index.core.storage.kvstore import SimpleKVStore
 
 from benchmarks.kits import scaled
 from benchmarks.llamaindex_engines import advanced_rag, compact, fusion
@@ -73,6 +75,24 @@ def test_nothing_of_a_pool_is_the_original() -> None:
     with kit.in_force():
         engine = accelerate(advanced_rag(kit))
     assert _levels(engine) == {"original"} and engine.plan("question") is None
+
+
+def test_what_has_a_cache_or_a_rate_limiter_waits_for_its_turn() -> None:
+    class Limiter(BaseRateLimiter):
+        def acquire(self, num_tokens: int = 0) -> None: ...
+
+        async def async_acquire(self, num_tokens: int = 0) -> None: ...
+
+    kit = pool_kit(profiles.noop(), SMALL)
+    assert kit.pool is not None
+    with kit.in_force(), kit.pool:
+        kit.llm.rate_limiter = Limiter()
+        kit.embedding.embeddings_cache = SimpleKVStore()
+        engine = accelerate(advanced_rag(kit))
+        found = [(node.level, node.reason) for node in engine.report.nodes]
+        assert str(engine.query("terms")) == str(advanced_rag(kit).query("terms"))
+    assert {level for level, _ in found} == {"joined"}
+    assert {why.split()[1] for _, why in found} >= {"rate"}
 
 
 def _levels(engine: Any) -> set[str]:

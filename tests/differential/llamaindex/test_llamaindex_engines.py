@@ -5,7 +5,6 @@ Nothing differs: answers, passages with their scores and order, types, prompts, 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import zlib
@@ -85,7 +84,6 @@ KITS = ("own", "chat", "pool")
 
 @pytest.fixture(scope="module")
 def benches() -> Iterator[dict[str, Bench]]:
-    asyncio.set_event_loop(None)  # else LlamaIndex makes one and leaves it open
     made = {name: make_bench(name) for name in KITS}
     yield made
     for one in made.values():
