@@ -1,7 +1,8 @@
 """Cookbook patterns: plain `invoke` and `ainvoke` against accelerated ones, on a pool and on the user's own models.
 
 Engines and models take as long as RTX 3090s (`profiles.rtx3090`), times `--scale`, in wall-clock time. The order
-alternates, caches are emptied before each run, answers are compared. A speed-up is over the better plain way.
+alternates, caches are emptied before each run, answers are compared. A speed-up is over the better plain way; what is
+possible, on a pool, follows from the data dependencies alone (`pattern_bounds`).
 
     python -m benchmarks.langchain_patterns --json
 """
@@ -23,6 +24,7 @@ from langchain_core.runnables import Runnable
 from benchmarks.common import arguments, environment, report, summary
 from benchmarks.cookbook import PATTERNS, Pattern
 from benchmarks.kits import Kit, own_kit, pool_kit, scaled
+from benchmarks.pattern_bounds import BOUNDS, Costs
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 
@@ -104,11 +106,14 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
                 if options.only in name:
                     warm_up(runner, pattern, KITS[kind](scaled(profiles.rtx3090(), 0.0)))
                     cases.append(measure(runner, name, pattern, kit, options.repeats))
+                    if kit.pool is not None and name in BOUNDS:
+                        cases[-1]["possible"] = possible(cases[-1], BOUNDS[name](Costs(machine)))
             if kit.pool is not None:
                 kit.pool.close()
     return {
         "benchmark": "langchain_patterns",
         "speedup": {kind: {c["pattern"]: c["speedup"] for c in cases if c["objects"] == kind} for kind in KITS},
+        "possible": {c["pattern"]: c["possible"] for c in cases if "possible" in c},
         "behind_ms": max((c["behind_ms"] for c in cases if c["nothing_to_gain"]), default=None),
         "cases": cases,
         "profile": "rtx3090",
@@ -117,6 +122,10 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
         "took_s": round(time.perf_counter() - started, 1),
         "environment": environment(),
     }
+
+
+def possible(case: dict[str, Any], bound: float) -> float:
+    return round(min(case["seconds"][way]["median"] for way in PLAIN) / bound, 3)
 
 
 def warm_up(runner: asyncio.Runner, pattern: Pattern, kit: Kit) -> None:
@@ -146,6 +155,7 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
             "auto sync": case["speedup_sync"],
             "all": case["speedup_all"],
             "all sync": case["speedup_all_sync"],
+            "possible": case.get("possible", ""),
             "behind ms": case.get("behind_ms", ""),
         }
         for case in result["cases"]

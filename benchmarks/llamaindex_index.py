@@ -14,6 +14,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pydoc_data.topics import topics
+from statistics import median
 from typing import Any
 
 from llama_index.core import Document, StorageContext, VectorStoreIndex
@@ -112,21 +113,31 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def measured(pool: EnginePool, own: HuggingFaceEmbedding, name: str, both: dict[str, Build], repeats: int) -> Any:
-    """Seconds of both ways, in turn, after one untimed run of the first chunks by each caller's own warm-up."""
+    """Seconds of both ways, in turn; and of this process's cores, which other work on the machine disturbs less."""
     seconds: dict[str, list[float]] = {way: [] for way in both}
+    cores: dict[str, list[float]] = {way: [] for way in both}
     rows: dict[str, Any] = {}
     for i in range(repeats):
         for way in sorted(both, reverse=bool(i % 2)):
             store = TeolaVectorStore(pool=pool, collection=f"{name}-{way}-{i}")
-            begun = time.perf_counter()
+            begun, used = time.perf_counter(), time.process_time()
             both[way](store)
             seconds[way].append(time.perf_counter() - begun)
+            cores[way].append(time.process_time() - used)
             rows[way] = stored(store, own)
             store.clear()
-    found: dict[str, Any] = {way: summary(values) for way, values in seconds.items()}
-    ratio = found["plain"]["median"] / found["accelerated"]["median"]
-    count = len(rows["plain"][0])
-    return {**found, "ratio": round(ratio, 3), "rows": count, "equal": equal(rows["plain"], rows["accelerated"])}
+    return {
+        **{way: summary(values) for way, values in seconds.items()},
+        "ratio": _ratio(seconds),
+        "cpu_s": {way: round(median(values), 2) for way, values in cores.items()},
+        "cpu_ratio": _ratio(cores),
+        "rows": len(rows["plain"][0]),
+        "equal": equal(rows["plain"], rows["accelerated"]),
+    }
+
+
+def _ratio(values: dict[str, list[float]]) -> float:
+    return round(median(values["plain"]) / median(values["accelerated"]), 3)
 
 
 def main(options: argparse.Namespace) -> dict[str, Any]:
@@ -154,6 +165,7 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
             "plain, s": one["plain"]["median"],
             "accelerated, s": one["accelerated"]["median"],
             "ratio": one["ratio"],
+            "cpu ratio": one["cpu_ratio"],
             "rows": one["rows"],
             "equal": str(one["equal"]),
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llama_index.core import Settings, StorageContext, VectorStoreIndex
@@ -56,6 +56,8 @@ class Kit:
     ledger: Ledger
     manager: CallbackManager
     pool: EnginePool | None = None
+    bind: tuple[tuple[Any, str], ...] = ()
+    """Own models, and the engines that say what they say."""
 
     def fresh(self) -> None:
         """Nothing of an earlier query helps the next."""
@@ -118,6 +120,13 @@ def own_kit(machine: Machine, sizes: Sizes, manager: CallbackManager | None = No
 
 
 # ------------------------------------------------------------ on a pool
+
+
+def bound_kit(machine: Machine, sizes: Sizes, manager: CallbackManager | None = None) -> Kit:
+    """The user's own models, and a pool of fakes that are like them; close it. The store stays the user's own."""
+    own = own_kit(machine, sizes, manager)
+    pool = EnginePool.local(engines=fakes(machine, sizes, own.ledger)).start()
+    return replace(own, name="bound", pool=pool, bind=((own.llm, "llm"), (own.embedding, "embedder")))
 
 
 def pool_kit(machine: Machine, sizes: Sizes, manager: CallbackManager | None = None) -> Kit:

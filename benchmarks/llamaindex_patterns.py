@@ -1,5 +1,7 @@
 """LlamaIndex engines: plain `query` and `aquery` against accelerated ones, on a pool and on the user's own models.
 
+"bound": models of the user's own that are bound to engines of a pool; "own": without one, where the original runs.
+
 Engines and models take as long as RTX 3090s (`profiles.rtx3090`), times `--scale`, in wall-clock time. The order
 alternates, caches are emptied before each run, answers and passages are compared. A speed-up is over the better plain
 way. With `--real`, the paper's two on vLLM, MiniLM and PostgreSQL of this machine.
@@ -16,17 +18,18 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.common import arguments, environment, report
 from benchmarks.kits import scaled
 from benchmarks.langchain_patterns import WAYS, figures, rows
 from benchmarks.llamaindex_engines import PATTERNS, Pattern, shown
-from benchmarks.llamaindex_kits import Kit, Sizes, own_kit, pool_kit
+from benchmarks.llamaindex_kits import Kit, Sizes, bound_kit, own_kit, pool_kit
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 
-KITS: dict[str, Callable[[Any, Sizes], Kit]] = {"pool": pool_kit, "own": own_kit}
+KITS: dict[str, Callable[[Any, Sizes], Kit]] = {"pool": pool_kit, "bound": bound_kit, "own": own_kit}
 PAPER = ("naive RAG", "advanced RAG", "compact")
 """With `--real`: the two of the paper, and one with nothing to gain."""
 
@@ -34,7 +37,8 @@ PAPER = ("naive RAG", "advanced RAG", "compact")
 def objects(pattern: Pattern, kit: Kit) -> dict[str, Any]:
     """The plain engine and the accelerated ones."""
     plain = pattern.make(kit)
-    made = {mode: accelerate(plain, pool=kit.pool, speculate=mode) for mode in ("auto", "all")}
+    bind = kit.bind or None
+    made = {mode: accelerate(plain, pool=kit.pool, bind=bind, speculate=mode) for mode in ("auto", "all")}
     return {"plain": plain, **made}
 
 
@@ -71,8 +75,8 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
     with asyncio.Runner() as runner:
         for kit in kits(options):
             with kit.in_force():
-                for name, pattern in PATTERNS.items():
-                    if options.only in name and (kit.name != "real" or name in PAPER):
+                for name, pattern in patterns(kit).items():
+                    if options.only in name:
                         cases.append(measure(runner, name, pattern, kit, options.repeats))
             if kit.pool is not None:
                 kit.pool.close()
@@ -91,6 +95,15 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
         "took_s": round(time.perf_counter() - started, 1),
         "environment": environment(),
     }
+
+
+def patterns(kit: Kit) -> dict[str, Pattern]:
+    """On real engines some, with a question about the documents that are there."""
+    if kit.name != "real":
+        return PATTERNS
+    from teola_plugin.cli.demo.documents import DEFAULT_QUESTION
+
+    return {name: replace(PATTERNS[name], given=DEFAULT_QUESTION) for name in PAPER}
 
 
 def kits(options: argparse.Namespace) -> Any:
@@ -112,7 +125,7 @@ if __name__ == "__main__":
             parser.add_argument("--repeats", type=int, default=3, help="runs of each way"),
             parser.add_argument("--scale", type=float, default=0.25, help="latencies, times this; 1 is an RTX 3090"),
             parser.add_argument("--only", default="", help="only patterns whose name contains this"),
-            parser.add_argument("--objects", default="pool,own", help="pool, own, or both"),
+            parser.add_argument("--objects", default="pool,bound", help="some of pool, bound, own"),
             parser.add_argument("--real", action="store_true", help="the paper's two on this machine's own engines"),
         ),
     )
