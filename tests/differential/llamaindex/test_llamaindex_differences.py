@@ -19,8 +19,8 @@ from llama_index.core.storage.kvstore import SimpleKVStore
 
 from benchmarks.kits import scaled
 from benchmarks.llamaindex_engines import advanced_rag, compact, fusion
-from benchmarks.llamaindex_kits import Sizes, fakes, own_kit, pool_kit
-from teola_plugin import EnginePool, accelerate
+from benchmarks.llamaindex_kits import Sizes, bound_kit, own_kit, pool_kit
+from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.errors import RegistrationError, TraceError
 
@@ -152,10 +152,11 @@ def _without_cached_tokens(seen: Seen) -> Seen:
 @pytest.fixture
 def bound(manager: CallbackManager, recorder: Recorder) -> Iterator[tuple[Seen, Seen]]:
     """A streamed answer of the user's own models: plain, and with both bound to engines."""
-    kit = own_kit(profiles.noop(), SMALL, manager)
+    kit = bound_kit(profiles.noop(), SMALL, manager)
+    assert kit.pool is not None
     make = synthesis.STREAMING["compact_streaming"]
-    with EnginePool.local(engines=fakes(profiles.noop(), SMALL, kit.ledger)) as pool, kit.in_force():
-        served = accelerate(make(kit), pool=pool, bind=[(kit.llm, "llm"), (kit.embedding, "embedder")])
+    with kit.pool, kit.in_force():
+        served = accelerate(make(kit), pool=kit.pool, bind=kit.bind)
         yield tuple(see(kit, recorder, engine, "query", "terms") for engine in (make(kit), served))  # type: ignore[misc]
 
 

@@ -25,8 +25,8 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import QueryBundle
 
 from benchmarks.llamaindex_engines import ASKED
-from benchmarks.llamaindex_kits import Kit, Sizes, fakes, own_kit, pool_kit
-from teola_plugin import EnginePool, accelerate
+from benchmarks.llamaindex_kits import Kit, Sizes, bound_kit, own_kit, pool_kit
+from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.errors import RegistrationError
 
@@ -176,27 +176,28 @@ def test_same_with_all_speculation(bench: Bench, name: str, way: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def bound(benches: dict[str, Bench]) -> Iterator[tuple[Bench, EnginePool]]:
+def bound() -> Iterator[Bench]:
     """Own models, and engines that say what they say."""
-    bench = benches["own"]
-    with EnginePool.local(engines=fakes(profiles.noop(), SMALL, bench.kit.ledger)) as pool:
-        yield bench, pool
+    recorder = Recorder()
+    kit = bound_kit(profiles.noop(), SMALL, CallbackManager([recorder]))
+    yield Bench(kit, recorder)
+    assert kit.pool is not None
+    kit.pool.close()
 
 
 @pytest.mark.parametrize(
     ("name", "way"),
     [(name, way) for name, case in CASES.items() for way in (case.ways if LONG else case.ways[:1])],
 )
-def test_bound(bound: tuple[Bench, EnginePool], name: str, way: str) -> None:
+def test_bound(bound: Bench, name: str, way: str) -> None:
     """The same answers, passages, prompts and texts. Events tell of other objects: those that took their places."""
-    bench, pool = bound
-    kit, case = bench.kit, CASES[name]
-    with kit.in_force():
-        before = ask(bench, case.make(kit), way, case)
-        after = ask(
-            bench, fast(bench, case, pool=pool, bind=[(kit.llm, "llm"), (kit.embedding, "embedder")]), way, case
+    case = CASES[name]
+    with bound.kit.in_force():
+        seen = (
+            ask(bound, case.make(bound.kit), way, case),
+            ask(bound, fast(bound, case, bind=bound.kit.bind), way, case),
         )
-    before, after = (replace(one, result=one.result.replace(CUT, "")) for one in (before, after))
+    before, after = (replace(one, result=one.result.replace(CUT, "")) for one in seen)
     same(before, after, merged=True, only=("result", "prompts", "texts"))
 
 
