@@ -13,11 +13,16 @@ from teola_plugin.adapters.llamaindex.bind_huggingface import embedding_on, is_e
 from teola_plugin.adapters.llamaindex.bind_openai import is_openai, served_by_server
 from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
+from teola_plugin.adapters.llamaindex.standing import instance_of
 from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.engines.openai_api import OpenAIServer
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
+_OWN_DECODERS = (
+    ("llama_index.llms.huggingface.base", "HuggingFaceLLM"),
+    ("llama_index.llms.llama_cpp.base", "LlamaCPP"),
+)
 _SHARED = ("callback_manager", "rate_limiter")
 _OF_LLMS = (
     "system_prompt",
@@ -63,6 +68,11 @@ def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
 
 
 def _llm(obj: LLM, engine: str, pool: EnginePool) -> TeolaLLM:
+    if any(instance_of(module, name, obj) for module, name in _OWN_DECODERS):
+        raise RegistrationError(
+            f"a {type(obj).__name__} decodes by means of its own: an engine's answers would be others.",
+            hint="leave it unbound, or use TeolaLLM(pool=pool)",
+        )
     known = obj.metadata
     if known.is_function_calling_model:
         raise RegistrationError(

@@ -5,13 +5,12 @@ The copies keep the object's own code; what reaches the model is handed to the e
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead, Role
-from teola_plugin.adapters.llamaindex.standing import StandIn, differs, overridden, standing_in
+from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, standing_in
 from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
@@ -20,6 +19,8 @@ from teola_plugin.runtime.context import current_run
 if TYPE_CHECKING:
     from llama_index.core.schema import NodeWithScore, QueryBundle
 
+_EMBEDDING = ("llama_index.embeddings.huggingface.base", "HuggingFaceEmbedding")
+_RERANKER = ("llama_index.core.postprocessor.sbert_rerank", "SentenceTransformerRerank")
 _ROLES: dict[str, Role] = {"query": "query", "text": "document"}
 """The prompt's name with which LlamaIndex encodes -> the engine's role."""
 _COMPARED = {
@@ -43,12 +44,12 @@ class _Embeds(BatchesAhead, StandIn):
 
 
 def is_embedding(obj: Any) -> bool:
-    return _known("llama_index.embeddings.huggingface.base", "HuggingFaceEmbedding", obj) is not None
+    return instance_of(*_EMBEDDING, obj) is not None
 
 
 def embedding_on(obj: Any, engine: str, pool: EnginePool) -> Any:
     """The object, embedding on an engine. Raises `RegistrationError` where its vectors would differ."""
-    cls = _known("llama_index.embeddings.huggingface.base", "HuggingFaceEmbedding", obj)
+    cls = instance_of(*_EMBEDDING, obj)
     assert cls is not None
     if other := overridden(obj, cls):
         raise differs(obj, f"{other} changes how it embeds", "leave it unbound")
@@ -116,12 +117,12 @@ class _Reranks(StandIn):
 
 
 def is_reranker(obj: Any) -> bool:
-    return _known("llama_index.core.postprocessor.sbert_rerank", "SentenceTransformerRerank", obj) is not None
+    return instance_of(*_RERANKER, obj) is not None
 
 
 def reranker_on(obj: Any, engine: str, pool: EnginePool) -> Any:
     """The object, scoring on an engine. Raises `RegistrationError` where its scores would differ."""
-    cls = _known("llama_index.core.postprocessor.sbert_rerank", "SentenceTransformerRerank", obj)
+    cls = instance_of(*_RERANKER, obj)
     assert cls is not None
     if other := overridden(obj, cls):
         raise differs(obj, f"{other} changes how it reranks", "leave it unbound")
@@ -140,12 +141,6 @@ def _array(scores: Sequence[float]) -> Any:
 
 
 # ------------------------------------------------------------ models
-
-
-def _known(module: str, name: str, obj: Any) -> type[Any] | None:
-    """The class, if `obj` is an instance of it; without importing what nobody has imported."""
-    cls = getattr(sys.modules.get(module), name, None)
-    return cls if cls is not None and isinstance(obj, cls) else None
 
 
 def _check_name(obj: Any, name: str, server: Any, kind: str) -> None:

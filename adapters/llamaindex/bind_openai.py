@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
-from teola_plugin.adapters.llamaindex.standing import StandIn, differs, overridden, standing_in
+from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, standing_in
 from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, capturing
 from teola_plugin.engines.openai_wire import WireGeneration
 from teola_plugin.engines.payloads import Generate, Generation
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llama_index.core.prompts import BasePromptTemplate
 
 _MODULE = "llama_index.llms.openai.base"
+_LIKE = ("llama_index.llms.openai_like.base", "OpenAILike")
 
 
 class _Served(StandIn):
@@ -57,7 +58,7 @@ class _ServedAhead(_Served):
         from llama_index.core.base.llms.generic_utils import prompt_to_messages
 
         own: Any = self
-        like = not formatted and _class("llama_index.llms.openai_like.base", "OpenAILike", self) is not None
+        like = not formatted and instance_of(*_LIKE, self) is not None
         text = own.completion_to_prompt(prompt) if like else prompt
         return self.payload_of_messages(prompt_to_messages(text), **kwargs)
 
@@ -68,12 +69,11 @@ class _ServedAhead(_Served):
 
     def chat_of(self, generation: Generation) -> ChatResponse:
         """What `chat` returns for a generation."""
+        from llama_index.core.base.llms.types import ChatResponse
+        from llama_index.llms.openai.utils import from_openai_message
         from openai.types.chat import ChatCompletion
 
         assert isinstance(generation, WireGeneration)
-        from llama_index.core.base.llms.types import ChatResponse
-        from llama_index.llms.openai.utils import from_openai_message
-
         own: Any = self
         raw = ChatCompletion.model_validate(json.loads(generation.response))
         message = from_openai_message(raw.choices[0].message, modalities=own.modalities or ["text"])
@@ -93,7 +93,7 @@ class _ServedAhead(_Served):
 
 def is_openai(obj: Any) -> bool:
     """Whether it talks to its server through the `openai` package, as `OpenAI` and `OpenAILike` do."""
-    return _class(_MODULE, "OpenAI", obj) is not None
+    return instance_of(_MODULE, "OpenAI", obj) is not None
 
 
 def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
@@ -122,7 +122,7 @@ def _clients(obj: Any) -> tuple[Any, Any]:
 
 
 def _check(obj: Any, server: Any) -> None:
-    known = _class("llama_index.llms.openai_like.base", "OpenAILike", obj) or _class(_MODULE, "OpenAI", obj)
+    known = instance_of(*_LIKE, obj) or instance_of(_MODULE, "OpenAI", obj)
     assert known is not None
     if other := overridden(obj, known):
         raise differs(obj, f"{other} changes how it asks", "leave it unbound")
@@ -133,9 +133,3 @@ def _check(obj: Any, server: Any) -> None:
     if server.model is not None and obj.model != server.model:
         what = f"it asks for {obj.model!r}, the engine {server.name!r} for {server.model!r}"
         raise differs(obj, what, f"OpenAIServer(model={obj.model!r}, ...)")
-
-
-def _class(module: str, name: str, obj: Any) -> type[Any] | None:
-    """The class, if `obj` is an instance of it; without importing what nobody has imported."""
-    cls = getattr(sys.modules.get(module), name, None)
-    return cls if cls is not None and isinstance(obj, cls) else None

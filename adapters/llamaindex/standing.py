@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
@@ -66,6 +67,12 @@ def standing_in(obj: Any, kind: Any, engine: str, pool: EnginePool, private: Map
 def _class(kind: Any, own: Any) -> Any:
     """With the name of the object's own class, so that spans and events tell the same."""
     return type(own.__name__, (kind, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+
+
+def instance_of(module: str, name: str, obj: Any) -> type[Any] | None:
+    """The class of that name, if `obj` is an instance of it; without importing what nobody has imported."""
+    cls = getattr(sys.modules.get(module), name, None)
+    return cls if cls is not None and isinstance(obj, cls) else None
 
 
 def differs(obj: Any, why: str, hint: str) -> RegistrationError:
