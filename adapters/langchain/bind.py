@@ -23,6 +23,7 @@ from teola_plugin.adapters.langchain.bind_stores import retriever_on, store_on
 from teola_plugin.adapters.langchain.bind_walk import Make, replaced
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.llm import TeolaLLM
+from teola_plugin.adapters.langchain.tools import taken
 from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.engines.openai_api import OpenAIServer
 from teola_plugin.errors import RegistrationError
@@ -131,7 +132,7 @@ def _model(obj: Any, engine: str, kwargs: Mapping[str, Any], pool: EnginePool) -
         made: Any = ChatTeola(pool=pool, engine=engine, **fields)
     else:
         made = TeolaLLM(pool=pool, engine=engine, **{k: v for k, v in fields.items() if k in TeolaLLM.model_fields})
-    made.sampling(None, kwargs)  # arguments that the chain binds to it
+    made.sampling(None, taken(kwargs)[0] if isinstance(obj, BaseChatModel) else kwargs)  # what the chain binds to it
     return made  # type: ignore[no-any-return]
 
 

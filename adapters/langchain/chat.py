@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict
 
@@ -19,6 +20,7 @@ from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.adapters.langchain.messages import to_prompt
 from teola_plugin.adapters.langchain.structured import structured_output
+from teola_plugin.adapters.langchain.tools import Tool, Tools, described, taken
 from teola_plugin.adapters.sampling import EngineModel, list_shape
 from teola_plugin.engines.payloads import Generate, Generation, Sampling
 from teola_plugin.errors import RegistrationError
@@ -44,8 +46,14 @@ class ChatTeola(EngineModel, BaseChatModel):
 
     streaming: bool = False
     """Stream also when invoked, so that callbacks get the tokens as they come."""
+    disable_streaming: bool | Literal["tool_calling"] = "tool_calling"
+    """With tools an answer has to be read before it is known what it is."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        self.disable_streaming = self.disable_streaming or "tool_calling"
 
     def _generate(
         self,
@@ -54,8 +62,9 @@ class ChatTeola(EngineModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        handle = self._call(messages, self.sampling(stop, kwargs), run_manager)
-        return self._result(handle.result())
+        rest, tools = taken(kwargs)
+        handle = self._call(messages, self.sampling(stop, rest), run_manager, tools=tools)
+        return self._result(handle.result(), tools)
 
     async def _agenerate(
         self,
@@ -64,7 +73,8 @@ class ChatTeola(EngineModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self._result(await self._call(messages, self.sampling(stop, kwargs), run_manager))
+        rest, tools = taken(kwargs)
+        return self._result(await self._call(messages, self.sampling(stop, rest), run_manager, tools=tools), tools)
 
     def _stream(
         self,
@@ -124,15 +134,38 @@ class ChatTeola(EngineModel, BaseChatModel):
                 yield chunk
 
     def _call(
-        self, messages: Sequence[BaseMessage], sampling: Sampling, run_manager: Any, *, stream: bool = False
+        self,
+        messages: Sequence[BaseMessage],
+        sampling: Sampling,
+        run_manager: Any,
+        *,
+        stream: bool = False,
+        tools: Tools | None = None,
     ) -> CallHandle:
-        request = Generate(to_prompt(messages), sampling)
+        prompt = to_prompt(messages)
+        if tools is not None:
+            prompt = replace(prompt, tools=tools.shown)
+            sampling = replace(sampling, json_schema=tools.schema or sampling.json_schema)
+        request = Generate(prompt, sampling)
         run = active_run(run_manager)
         handle: CallHandle = self.pool.call(PrimitiveKind.PREFILLING, self.engine, [request], stream=stream, run=run)
         return handle
 
-    def _result(self, values: Sequence[Generation]) -> ChatResult:
-        return ChatResult(generations=[replies.to_chat_generation(values[0], self.model_name)])
+    def _result(self, values: Sequence[Generation], tools: Tools | None = None) -> ChatResult:
+        made = replies.to_chat_generation(values[0], self.model_name)
+        if tools is not None:
+            made = ChatGeneration(message=tools.message(made.message), generation_info=made.generation_info)  # type: ignore[arg-type]
+        return ChatResult(generations=[made])
+
+    def bind_tools(
+        self, tools: Sequence[Tool], *, tool_choice: str | bool | dict[str, Any] | None = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Tools that the model may call, or must (`tool_choice`: a name, `any`); see `tools`.
+
+        They are told to the model by its chat template: one that knows of no tools says nothing of them. A call with
+        tools is made in its place, never early, and its answer comes whole, also as a stream.
+        """
+        return self.bind(**described(tools, tool_choice), **kwargs)  # type: ignore[return-value]
 
     def with_structured_output(
         self, schema: dict[str, Any] | type, *, include_raw: bool = False, **kwargs: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,8 +51,9 @@ class PromptTokens:
         if not prompt.messages or not self._has_template:
             return prompt.flat(), True
         messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+        tools = {"tools": json.loads(prompt.tools)} if prompt.tools else {}
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **tools)
         except Exception as refused:  # jinja's errors: templates raise for roles that they do not know
             raise ValueError(f"the model's chat template refuses the messages: {refused}") from refused
         return str(text), False

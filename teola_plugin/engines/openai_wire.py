@@ -71,8 +71,13 @@ def path_and_body(prompt: Prompt, sampling: Sampling, model: str) -> tuple[str, 
     body = {"model": model, **_decoding(sampling)}
     if prompt.messages:
         messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
-        return "chat/completions", {**body, "messages": messages}
+        return "chat/completions", {**body, **_tools(prompt), "messages": messages}
     return "completions", {**body, "prompt": prompt.text}
+
+
+def _tools(prompt: Prompt) -> dict[str, Any]:
+    """Told to the model; what it writes comes back as text, for whoever asked to read."""
+    return {"tools": json.loads(prompt.tools), "tool_choice": "none"} if prompt.tools else {}
 
 
 def _decoding(sampling: Sampling) -> dict[str, Any]:
@@ -97,6 +102,7 @@ def tokenize_body(prompt: Prompt, model: str, filler: str) -> dict[str, Any]:
     if not isinstance(prompt, WirePrompt) and not prompt.messages:
         return {**body, "prompt": prompt.text.replace(UNKNOWN, filler)}
     kept = {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs") if key in body}
+    kept |= {"tools": json.loads(prompt.tools)} if prompt.tools else {}
     messages = kept.get("messages") or [{"role": m.role, "content": m.content} for m in prompt.messages]
     return {**kept, "messages": _filled(messages, filler)}
 

@@ -82,6 +82,8 @@ class Prompt:
 
     messages: tuple[Message, ...] = ()
     text: str = ""
+    tools: str = ""
+    """JSON text of the tools that the model is told of by its chat template, as OpenAI describes them."""
 
     @property
     def complete(self) -> bool:
@@ -89,7 +91,8 @@ class Prompt:
 
     def flat(self) -> str:
         """The text of all parts, for estimates and for engines without a chat template."""
-        return self.text or "\n".join(f"{m.role}: {m.content}" for m in self.messages) + "\nassistant:"
+        tools = f"tools: {self.tools}\n" if self.tools else ""
+        return self.text or tools + "\n".join(f"{m.role}: {m.content}" for m in self.messages) + "\nassistant:"
 
     def known(self) -> str:
         """`flat()` up to the first unknown slot."""

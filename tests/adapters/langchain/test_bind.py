@@ -132,8 +132,8 @@ def test_what_cannot_be_carried_over_is_refused(fakes: EnginePool, options: dict
 
 def test_bound_arguments_are_checked_and_kept(fakes: EnginePool) -> None:
     model = Provider()
-    with pytest.raises(RegistrationError, match="tools"):
-        accelerate(ask("{question}", model.bind(tools=[])), pool=fakes, bind=[(model, "llm")])
+    with pytest.raises(RegistrationError, match="logprobs"):
+        accelerate(ask("{question}", model.bind(logprobs=True)), pool=fakes, bind=[(model, "llm")])
     fast = accelerate(ask("{question}", model.bind(max_tokens=2)), pool=fakes, bind=[(model, "llm")])
     assert fast.invoke(QUESTION).usage_metadata["output_tokens"] == 2
 

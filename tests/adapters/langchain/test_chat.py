@@ -305,10 +305,6 @@ class TestUnit(ChatModelUnitTests):
     def standard_chat_model_params(self):
         return {"temperature": 0, "max_tokens": 100, "stop": []}  # no timeout, no retries: unknown fields are refused
 
-    @property
-    def has_tool_calling(self):
-        return False
-
 
 class TestIntegration(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
@@ -333,10 +329,6 @@ class TestIntegration(ChatModelIntegrationTests):
         return False
 
     @property
-    def has_tool_calling(self):
-        return False
-
-    @property
     def supports_json_mode(self):
         return True
 
@@ -351,8 +343,21 @@ class TestIntegration(ChatModelIntegrationTests):
 
 
 def _answer(asked: Generate) -> str:
-    """An object that fits the schema of a joke (or of a person), where there is one."""
+    """What fits the schema of a joke (or of a person), or a call of a tool; it speaks once the tool has answered."""
     schema = json.loads(asked.sampling.json_schema or "{}")
+    said = asked.prompt.messages[-1]
+    if asked.prompt.tools and said.role == "user":
+        return _call(json.loads(asked.prompt.tools), schema, said.content)
     if not schema:
         return "Good day to you."
     return json.dumps({name: "because" for name in schema.get("properties", {})})
+
+
+def _call(tools: list[dict[str, Any]], schema: dict[str, Any], said: str) -> str:
+    named = schema.get("properties", {}).get("name", {}).get("enum")
+    tool = next(t["function"] for t in tools if named is None or t["function"]["name"] in named)
+    given = {
+        name: 3 if kind.get("type") == "integer" else said for name, kind in tool["parameters"]["properties"].items()
+    }
+    call = json.dumps({"name": tool["name"], "arguments": given})
+    return call if schema else f"<tool_call>\n{call}\n</tool_call>"

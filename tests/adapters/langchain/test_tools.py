@@ -1,0 +1,200 @@
+"""Tools bound to a `ChatTeola`: what the engine is told, what is read from its answer, agents."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import PydanticToolsParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """The sum."""
+    return a + b
+
+
+class Fact(BaseModel):
+    """Something true."""
+
+    of: str
+
+
+@pytest.fixture
+def model(llm_pool: EnginePool) -> ChatTeola:
+    return ChatTeola(pool=llm_pool)
+
+
+def call(name: str, **arguments: Any) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def calls(message: Any) -> list[tuple[str, Any]]:
+    return [(one["name"], one["args"]) for one in message.tool_calls]
+
+
+def test_the_engine_is_told_of_tools(model: ChatTeola, llm: Any) -> None:
+    model.bind_tools([add, Fact]).invoke("what is 1 + 2?")
+    (asked,) = llm.asked
+    assert [one["function"]["name"] for one in json.loads(asked.prompt.tools)] == ["add", "Fact"]
+    assert not asked.sampling.json_schema and "tools: " in asked.prompt.flat()
+    model.bind_tools([add], tool_choice="none").invoke("what is 1 + 2?")
+    model.invoke("what is 1 + 2?")
+    assert [one.prompt.tools for one in llm.asked[1:]] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("any", ["add", "Fact"]), ("required", ["add", "Fact"]), (True, ["add", "Fact"]), ("add", ["add"])],
+)
+def test_where_a_call_is_demanded_nothing_else_can_be_written(
+    model: ChatTeola, llm: Any, choice: Any, names: list[str]
+) -> None:
+    llm.answer = lambda asked: call("add", a=1, b=2)
+    made = model.bind_tools([add, Fact], tool_choice=choice).invoke("what is 1 + 2?")
+    assert calls(made) == [("add", {"a": 1, "b": 2})] and made.content == ""
+    schema = json.loads(llm.asked[0].sampling.json_schema)
+    assert [one["properties"]["name"]["enum"] for one in schema.get("anyOf", [schema])] == [[name] for name in names]
+
+
+@pytest.mark.parametrize(
+    ("text", "rest", "found"),
+    [
+        ("just words", "just words", []),
+        (call("add", a=1, b=2), "", [("add", {"a": 1, "b": 2})]),
+        ('{"name": "add", "parameters": {"a": 1}}', "", [("add", {"a": 1})]),
+        (f"I add.\n<tool_call>\n{call('add', a=1)}\n</tool_call>", "I add.", [("add", {"a": 1})]),
+        (f"<tool_call>{call('add')}</tool_call><tool_call>{call('Fact')}", "", [("add", {}), ("Fact", {})]),
+        (f"[{call('add')}, {call('Fact')}]", "", [("add", {}), ("Fact", {})]),
+        (call("other", a=1), call("other", a=1), []),
+        ('{"a": 1}', '{"a": 1}', []),
+        ("<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
+    ],
+)
+async def test_calls_are_read_where_the_model_decides(
+    model: ChatTeola, llm: Any, text: str, rest: str, found: list[Any]
+) -> None:
+    llm.answer = lambda asked: text
+    bound = model.bind_tools([add, Fact])
+    streamed = list(bound.stream("hi"))
+    for made in (bound.invoke("hi"), await bound.ainvoke("hi"), sum(streamed[1:], streamed[0])):
+        assert made.content == rest and calls(made) == found
+        assert made.usage_metadata["total_tokens"] > 0 and len({one["id"] for one in made.tool_calls}) == len(found)
+
+
+def test_wrong_choices_are_named(model: ChatTeola) -> None:
+    with pytest.raises(RegistrationError, match=r"tool_choice.*'ad'"):
+        model.bind_tools([add], tool_choice="ad")
+
+
+def test_definitions_stand_where_references_look_for_them(model: ChatTeola, llm: Any) -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}}
+    grow = {"name": "grow", "description": "", "parameters": {"$ref": "#/$defs/tree", "$defs": {"tree": tree}}}
+    model.bind_tools([grow, add], tool_choice="any").invoke("hi")
+    schema = json.loads(llm.asked[0].sampling.json_schema)
+    assert schema["$defs"] == {"tree": tree} and "$defs" not in json.dumps(schema["anyOf"]).replace("#/$defs", "")
+
+
+def test_a_streaming_callback_gets_the_whole_answer(model: ChatTeola, llm: Any) -> None:
+    """As of a model that streams, also if the one that this stands for was set to stream."""
+    llm.answer = lambda asked: call("add", a=1, b=2)
+    eager = ChatTeola(pool=model.pool, disable_streaming=False, streaming=True)
+    assert calls(eager.bind_tools([add]).invoke("hi")) == [("add", {"a": 1, "b": 2})]
+
+
+def test_an_accelerated_chain_calls_it_in_its_place(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
+    llm.answer = lambda asked: call("Fact", of="sheep")
+    prompt = ChatPromptTemplate.from_template("{question}")
+    chain = prompt | model.bind_tools([Fact], tool_choice="any") | PydanticToolsParser(tools=[Fact])
+    fast = accelerate(chain, pool=llm_pool)
+    assert fast.invoke({"question": "?"}) == chain.invoke({"question": "?"}) == [Fact(of="sheep")]
+    assert len(llm.asked) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_agent(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
+    """It adds, then it speaks."""
+
+    def answer(asked: Any) -> str:
+        last = asked.prompt.messages[-1]
+        return f"It is {last.content}." if last.role == "tool" else call("add", a=1, b=2)
+
+    llm.answer = answer
+    agent = create_agent(model, [add], system_prompt="Use your tools.")
+    for one in (agent, accelerate(agent, pool=llm_pool)):
+        said = one.invoke({"messages": [HumanMessage("what is 1 + 2?")]})["messages"]
+        assert [type(m).__name__ for m in said] == ["HumanMessage", "AIMessage", "ToolMessage", "AIMessage"]
+        assert isinstance(said[-1], AIMessage) and said[-1].content == "It is 3."
+
+
+@tool
+def feed(animal: Literal["lamb", "cow"], often: bool) -> str:
+    """Feeds."""
+    return f"fed {animal}"
+
+
+@pytest.mark.vllm
+def test_a_real_engine_writes_the_call_that_is_demanded(session_llm: Any) -> None:
+    """The model is random; what it may write is not."""
+    from teola_plugin.adapters.langchain.tools import described, taken
+    from teola_plugin.engines.base import Done, Request
+    from teola_plugin.engines.payloads import Generate, Prompt, Sampling
+    from teola_plugin.engines.payloads import Message as Said
+    from teola_plugin.graph import PrimitiveKind
+
+    _, tools = taken(described([feed, Fact], "feed"))
+    assert tools is not None
+    asked = Generate(
+        Prompt((Said("user", "Feed the lamb."),), tools=tools.shown), Sampling(max_tokens=64, json_schema=tools.schema)
+    )
+
+    async def written() -> str:
+        async for result in session_llm.engine.execute([Request("tools", PrimitiveKind.PREFILLING, asked)]):
+            if isinstance(result, Done):
+                return str(result.value.text)
+        raise AssertionError("no answer")
+
+    (made,) = tools.message(AIMessage(session_llm.run(written()))).tool_calls
+    assert made["name"] == "feed" and made["args"]["animal"] in ("lamb", "cow") and type(made["args"]["often"]) is bool
+
+
+def test_a_chat_template_is_given_the_tools() -> None:
+    from teola_plugin.engines.llm_tokens import PromptTokens
+    from teola_plugin.engines.payloads import Message as Said
+    from teola_plugin.engines.payloads import Prompt
+
+    class Tokenizer:
+        chat_template = "yes"
+
+        def apply_chat_template(
+            self, messages: Any, *, tokenize: bool, add_generation_prompt: bool, **more: Any
+        ) -> str:
+            return f"{messages} {more}"
+
+    said = (Said("user", "hi"),)
+    tokens = PromptTokens(Tokenizer())
+    assert "'tools': [{'a': 1}]" in tokens.render(Prompt(said, tools='[{"a": 1}]'))[0]
+    assert "tools" not in tokens.render(Prompt(said))[0]
+
+
+def test_a_bound_model_keeps_its_tools(llm: Any, llm_pool: EnginePool) -> None:
+    """It stands for a model of the user's own, whose tools are spelled as OpenAI does."""
+    llm.answer = lambda asked: call("add", a=1, b=2)
+    own = FakeListChatModel(responses=["none"])
+    bound = own.bind(tools=[convert_to_openai_tool(add)], tool_choice={"type": "function", "function": {"name": "add"}})
+    chain = ChatPromptTemplate.from_template("{question}") | bound
+    made = accelerate(chain, pool=llm_pool, bind=[(own, "llm")]).invoke({"question": "?"})
+    assert calls(made) == [("add", {"a": 1, "b": 2})] and json.loads(llm.asked[0].sampling.json_schema)
