@@ -12,12 +12,14 @@ import pytest
 from differential.llamaindex.recording import Recorder, recorded
 from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.ingestion import DocstoreStrategy, IngestionCache, IngestionPipeline
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import BaseNode, IndexNode, TextNode, TransformComponent
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores import SimpleVectorStore
 
+from teola_plugin import accelerate
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaVectorStore
 from teola_plugin.adapters.llamaindex.ingestion import (
     TeolaVectorStoreIndex,
@@ -205,6 +207,22 @@ def test_worker_processes_are_refused_with_a_reason(pool, collection):
     for one in (pipeline, accelerated_ingestion(pipeline)):
         with pytest.raises(RegistrationError, match="num_workers"):
             one.run(documents=fresh(), num_workers=2)
+
+
+def test_accelerate_takes_pipelines_and_indexes(pool, rows, collection):
+    """With models of the user's own bound in them, which stay as they are."""
+    own = MockEmbedding(embed_dim=3)
+    store = TeolaVectorStore(pool=pool, collection=collection)
+    pipeline = IngestionPipeline(transformations=[splitter(), own], vector_store=store)
+    made = accelerate(pipeline, pool=pool, bind=[(own, "embedder")])
+    assert isinstance(made, IngestionPipeline) and pipeline.transformations[1] is own
+    assert len(made.run(documents=fresh())) == store.count() > 20
+    assert {len(vector) for _, vector in rows(collection)} == {32}, "the engine's vectors"
+    index = VectorStoreIndex.from_vector_store(store, embed_model=own)
+    fast = accelerate(index, pool=pool, bind=[(own, "embedder")])
+    assert isinstance(fast, VectorStoreIndex) and index._embed_model is own
+    fast.insert_nodes([TextNode(id_="later", text="a zebra")])
+    assert fast.as_retriever(similarity_top_k=1).retrieve("zebra")[0].node_id == "later"
 
 
 # ------------------------------------------------------------ indexes
