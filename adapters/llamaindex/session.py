@@ -13,6 +13,7 @@ from llama_index.core.schema import QueryBundle, QueryType
 from teola_plugin.adapters.ahead import ending, failing, log_fallback, pays, shape
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.llamaindex.parts import Accelerate, with_parts
+from teola_plugin.adapters.llamaindex.unblocked import unblocked
 from teola_plugin.graph import Query
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
@@ -107,7 +108,7 @@ class Session:
             return await plain(self.served)
         run, node = begun
         with failing(run), joined(run.whole):
-            made = await plain(node)
+            made = await plain(unblocked(node))
         return _kept_open(run, made)
 
     def _begin(self, entry: str, given: Given | None) -> tuple[Run, Any] | None:

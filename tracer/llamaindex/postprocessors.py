@@ -57,7 +57,7 @@ def _pool_rerank(walk: Walk, step: Any, query: Ref, nodes: Ref) -> Ref:
     scores = walk.draft.add(component)
     return walk.draft.call(
         f"{name}.select",
-        lambda nodes, scores: step.select(own_nodes(nodes), scores),
+        lambda nodes, scores: step.select(own_nodes(nodes, deep=step.keep_retrieval_score), scores),
         walk.scope,
         nodes=nodes,
         scores=scores,
@@ -101,8 +101,9 @@ def _llm_rerank(walk: Walk, step: LLMRerank, query: Ref, nodes: Ref) -> Ref:
 
 def _pure(walk: Walk, step: BaseNodePostprocessor, query: Ref, nodes: Ref) -> Ref:
     def select(query: str, nodes: Nodes) -> Any:
-        return raw(step, "_postprocess_nodes")(own_nodes(nodes), QueryBundle(query))
+        return raw(step, "_postprocess_nodes")(own_nodes(nodes, deep=deep), QueryBundle(query))
 
+    deep = not isinstance(step, (SimilarityPostprocessor, LongContextReorder, KeywordNodePostprocessor))
     return walk.call(_word(step), select, query=query, nodes=nodes)
 
 

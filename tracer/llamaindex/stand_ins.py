@@ -184,6 +184,6 @@ def _nobody() -> CallbackManager:
     return made
 
 
-def own_nodes(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """Copies: fusion and rerankers write scores into what they are given."""
-    return copy.deepcopy(list(nodes))
+def own_nodes(nodes: Sequence[NodeWithScore], *, deep: bool = False) -> list[NodeWithScore]:
+    """Copies: fusion and rerankers write scores into what they are given; `deep` for what writes into nodes, too."""
+    return copy.deepcopy(list(nodes)) if deep else [node.model_copy() for node in nodes]

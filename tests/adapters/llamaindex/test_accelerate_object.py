@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -309,3 +311,31 @@ def test_switched_off(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEOLA_DISABLE", "1")
     engine = ENGINES["tree"](stock)
     assert accelerate(engine) is engine
+
+
+async def test_a_model_called_in_the_sync_way_does_not_stall_the_loop(stock: Library, llm: ScriptedLLM) -> None:
+    """LlamaIndex's `aquery` asks the LLM for its invented document without awaiting."""
+    loop, ticks = asyncio.get_running_loop(), 0
+
+    def ticking() -> None:
+        nonlocal ticks
+        ticks += 1
+        loop.call_soon(ticking)
+
+    seen: list[int] = []
+    during = threading.Event()
+
+    def slow(asked: Any) -> str:
+        if "Context information" not in asked.prompt.flat() and not during.is_set():
+            during.set()
+            before, until = ticks, time.monotonic() + 5
+            while ticks < before + 3 and time.monotonic() < until:
+                time.sleep(0.001)
+            seen.append(ticks - before)
+        return reply(asked)
+
+    llm.answer = slow
+    fast = accelerate(ENGINES["hyde"](stock))
+    loop.call_soon(ticking)
+    await fast.aquery(ASKED)
+    assert seen and seen[0] >= 3
