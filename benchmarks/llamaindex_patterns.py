@@ -18,10 +18,12 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
-from benchmarks.common import arguments, environment, report
+from benchmarks.common import arguments, environment, print_table, report, summary
 from benchmarks.kits import scaled
 from benchmarks.langchain_patterns import WAYS, figures, rows
 from benchmarks.llamaindex_engines import PATTERNS, Pattern, shown
@@ -30,6 +32,7 @@ from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 
 KITS: dict[str, Callable[[Any, Sizes], Kit]] = {"pool": pool_kit, "bound": bound_kit, "own": own_kit}
+CROWDS = ("plain threads", "plain loop", "auto loop")
 PAPER = ("naive RAG", "advanced RAG", "compact")
 """With `--real`: the two of the paper, and one with nothing to gain."""
 
@@ -68,16 +71,56 @@ def measure(runner: asyncio.Runner, name: str, pattern: Pattern, kit: Kit, repea
     return figures(name, pattern, kit, seconds)  # type: ignore[arg-type]
 
 
+def measure_crowd(runner: asyncio.Runner, name: str, pattern: Pattern, kit: Kit, options: Any) -> dict[str, Any]:
+    """Seconds until all of several queries that come at once are answered. Raises `SystemExit` as `measure` does."""
+    engines = objects(pattern, kit)
+    questions = [f"{number}. {pattern.given}" for number in range(options.at_once)]
+    seconds: dict[str, list[float]] = {way: [] for way in CROWDS}
+    first: Any = None
+    for i in range(options.repeats):
+        for way in CROWDS[:: 1 if i % 2 == 0 else -1]:
+            kit.fresh()
+            gc.collect()
+            start = time.perf_counter()
+            found = crowd(runner, engines[way.split()[0]], questions, way)
+            seconds[way].append(time.perf_counter() - start)
+            first = found if first is None else first
+            if found != first:
+                raise SystemExit(f"{name} ({kit.name}), {way}, {options.at_once} at once: the answers differ")
+    middle = {way: median(times) for way, times in seconds.items()}
+    return {
+        "pattern": name,
+        "objects": kit.name,
+        "speedup": round(min(middle[way] for way in CROWDS[:2]) / middle[CROWDS[2]], 3),
+        "speedup_on_a_loop": round(middle[CROWDS[1]] / middle[CROWDS[2]], 3),
+        "seconds": {way: summary(times) for way, times in seconds.items()},
+    }
+
+
+def crowd(runner: asyncio.Runner, engine: Any, questions: list[str], way: str) -> list[Any]:
+    """All at once: from as many threads, or on one loop."""
+
+    async def together() -> list[Any]:
+        return await asyncio.gather(*map(engine.aquery, questions))
+
+    if way.endswith(" threads"):
+        with ThreadPoolExecutor(len(questions)) as threads:
+            return [shown(one) for one in threads.map(engine.query, questions)]
+    return [shown(one) for one in runner.run(together())]
+
+
 def main(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     logging.getLogger("llama_index").setLevel(logging.ERROR)
-    started, cases = time.perf_counter(), []
+    started, cases, crowds = time.perf_counter(), [], []
     with asyncio.Runner() as runner:
         for kit in kits(options):
             with kit.in_force():
                 for name, pattern in patterns(kit).items():
                     if options.only in name:
                         cases.append(measure(runner, name, pattern, kit, options.repeats))
+                    if options.only in name and options.at_once:
+                        crowds.append(measure_crowd(runner, name, pattern, kit, options))
             if kit.pool is not None:
                 kit.pool.close()
     names = dict.fromkeys(case["objects"] for case in cases)
@@ -89,6 +132,7 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
         },
         "behind_ms": max((c["behind_ms"] for c in cases if c["nothing_to_gain"]), default=None),
         "cases": cases,
+        "at_once": {"queries": options.at_once, "cases": crowds},
         "profile": None if options.real else "rtx3090",
         "scale": options.scale,
         "repeats": options.repeats,
@@ -118,6 +162,19 @@ def kits(options: argparse.Namespace) -> Any:
         yield KITS[kind](machine, Sizes())
 
 
+def crowd_rows(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "pattern": case["pattern"],
+            "objects": case["objects"],
+            **{way + " s": case["seconds"][way]["median"] for way in CROWDS},
+            "speed-up": case["speedup"],
+            "over plain loop": case["speedup_on_a_loop"],
+        }
+        for case in cases
+    ]
+
+
 if __name__ == "__main__":
     given = arguments(
         "LlamaIndex engines: plain against accelerated.",
@@ -126,9 +183,12 @@ if __name__ == "__main__":
             parser.add_argument("--scale", type=float, default=0.25, help="latencies, times this; 1 is an RTX 3090"),
             parser.add_argument("--only", default="", help="only patterns whose name contains this"),
             parser.add_argument("--objects", default="pool,bound", help="some of pool, bound, own"),
+            parser.add_argument("--at-once", type=int, default=0, help="also so many queries at once, e.g. 8"),
             parser.add_argument("--real", action="store_true", help="the paper's two on this machine's own engines"),
         ),
     )
     outcome = main(given)
     where = "this machine's engines" if given.real else f"RTX 3090 profile times {given.scale}"
     report(outcome, given, f"LlamaIndex engines, {where}", rows(outcome))
+    if crowds := outcome["at_once"]["cases"]:
+        print_table(f"{given.at_once} queries at once", crowd_rows(crowds))

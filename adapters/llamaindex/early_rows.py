@@ -82,12 +82,18 @@ class EarlyRows:
             if self._closed:  # a batch that ends after another has failed
                 return
             self._came[start] = vectors
-            while (found := self._came.pop(self._next, None)) is not None:
-                nodes = self._embedded[self._next : self._next + len(found)]
-                self._ready += [self.store.row(node, vector) for node, vector in zip(nodes, found, strict=True)]
-                self._next += len(found)
-            if self._call is None or (self._call.done and self._ended()):
-                self._write()
+            try:
+                self._advance()
+            except Exception:  # a node that cannot be stored: the framework's own adding will tell
+                self._closed = True
+
+    def _advance(self) -> None:
+        while (found := self._came.pop(self._next, None)) is not None:
+            nodes = self._embedded[self._next : self._next + len(found)]
+            self._ready += [self.store.row(node, vector) for node, vector in zip(nodes, found, strict=True)]
+            self._next += len(found)
+        if self._call is None or (self._call.done and self._ended()):
+            self._write()
 
     def _write(self) -> None:
         if self._ready:

@@ -192,6 +192,24 @@ def test_nothing_stays_of_a_building_that_failed(way):
         assert store_engine._collections["c"].version > 0, "no row was written early, so this shows nothing"
 
 
+def test_a_node_that_cannot_be_stored_fails_where_it_does(pool, collection):
+    """After all was embedded, with the error and the events of the plain way."""
+
+    def heard(make: Callable[[IngestionPipeline], IngestionPipeline], name: str) -> Any:
+        recorder = Recorder()
+        model = TeolaEmbedding(pool=pool, callback_manager=CallbackManager([recorder]))
+        store = TeolaVectorStore(pool=pool, collection=f"{collection}-{name}")
+        pipeline = make(IngestionPipeline(transformations=[model], vector_store=store, disable_cache=True))
+        given: list[BaseNode] = [TextNode(id_=f"n{i}", text=f"text {i}") for i in range(30)]
+        given[25].metadata["bad"] = object()
+        given[25].excluded_embed_metadata_keys = ["bad"]
+        with pytest.raises(Exception) as caught:
+            pipeline.run(nodes=given)
+        return type(caught.value), store.count(), recorder.callbacks
+
+    assert heard(accelerated_ingestion, "fast") == heard(lambda p: p, "plain")
+
+
 def test_a_pipeline_of_other_parts_runs_as_it_does(pool, asked):
     own = SimpleVectorStore()
     pipeline = IngestionPipeline(transformations=[splitter(), TeolaEmbedding(pool=pool)], vector_store=own)
