@@ -24,6 +24,7 @@ from llama_index.core.query_engine import (
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import BaseSynthesizer, ResponseMode, get_response_synthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool
 
@@ -77,7 +78,7 @@ def advanced_rag(kit: Kit) -> Engine:
         llm=kit.llm,
         num_queries=3,
         similarity_top_k=48,
-        mode="reciprocal_rerank",
+        mode=FUSION_MODES.RECIPROCAL_RANK,
         callback_manager=kit.manager,
     )
     refine = get_response_synthesizer(kit.llm, response_mode=ResponseMode.REFINE, callback_manager=kit.manager)
@@ -91,7 +92,12 @@ def fusion(kit: Kit) -> Engine:
     """Two collections, four queries: eight searches."""
     both = [index.as_retriever(similarity_top_k=4) for index in indexes(kit)]
     retriever = QueryFusionRetriever(
-        both, llm=kit.llm, num_queries=4, similarity_top_k=4, mode="reciprocal_rerank", callback_manager=kit.manager
+        both,
+        llm=kit.llm,
+        num_queries=4,
+        similarity_top_k=4,
+        mode=FUSION_MODES.RECIPROCAL_RANK,
+        callback_manager=kit.manager,
     )
     return RetrieverQueryEngine.from_args(retriever, llm=kit.llm)
 

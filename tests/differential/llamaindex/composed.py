@@ -40,7 +40,7 @@ from benchmarks.llamaindex_kits import Kit
 Make = Any
 
 
-def base(index: VectorStoreIndex, **options: Any) -> BaseQueryEngine:
+def base(index: VectorStoreIndex, **options: Any) -> Any:
     return index.as_query_engine(similarity_top_k=2, **options)
 
 
@@ -209,7 +209,7 @@ def plainly(part: Any) -> Any:
 
 
 def agent(kit: Kit, fast: Fast = plainly) -> Any:
-    return ReActAgent(tools=tools(fast(base(kit.reports)), fast(base(kit.notes))), llm=kit.llm, streaming=False)
+    return ReActAgent(tools=[*tools(fast(base(kit.reports)), fast(base(kit.notes)))], llm=kit.llm, streaming=False)
 
 
 class Retrieved(Event):

@@ -103,7 +103,7 @@ def test_the_class_is_a_subclass_of_the_same_name() -> None:
     kit = own_kit(profiles.noop(), SMALL)
     with kit.in_force():
         plain = compact(kit)
-    engine = accelerate(plain)
+    engine: Any = accelerate(plain)
     assert isinstance(engine, type(plain)) and type(engine) is not type(plain)
     assert type(engine).__name__ == type(plain).__name__ and engine.original is plain
 

@@ -19,7 +19,6 @@ import pytest
 from differential.llamaindex import composed, retrieval, synthesis
 from differential.llamaindex.compare import CUT, WAYS, Seen, differences, see
 from differential.llamaindex.recording import Recorder
-from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import Response
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import QueryBundle
@@ -99,7 +98,7 @@ def bench(request: pytest.FixtureRequest, benches: dict[str, Bench]) -> Iterator
     found.kit.ledger.mend()
 
 
-def over(*, first: bool = False) -> Any:
+def over(*, first: bool = False) -> pytest.MarkDecorator:
     """Every kit and case; `first`: of each case its two main ways, and of the others one in turn.
 
     Else one of the main ways, and one of the kits without a pool. The long version takes them all.
@@ -286,7 +285,7 @@ def test_the_plain_engine_is_the_same_twice(bench: Bench, name: str, way: str) -
 class Wrong:
     """An accelerated engine that is not faithful."""
 
-    def __init__(self, engine: BaseQueryEngine) -> None:
+    def __init__(self, engine: Any) -> None:
         self.engine = engine
 
     def query(self, given: Any) -> Any:
