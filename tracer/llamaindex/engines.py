@@ -39,10 +39,15 @@ ENTRIES = ("query", "retrieve", "synthesize")
 def query(walk: Walk, engine: BaseQueryEngine, asked: Asked, path: str) -> Answer:
     """`engine.query(asked)`, as far as it is understood."""
     try:
-        made = rule_for(engine, _RULES)(walk, engine, asked, path)
+        return answer(walk, engine, asked, path)
     except NotUnderstood as why:
         walk.note(path, engine, level(engine), reason=str(why))
         return Answer()
+
+
+def answer(walk: Walk, engine: BaseQueryEngine, asked: Asked, path: str) -> Answer:
+    """`query` of an engine that is known. Raises `NotUnderstood` for others."""
+    made = rule_for(engine, _RULES)(walk, engine, asked, path)
     if made.text is not None:
         walk.lowered.add(id(engine))
     return made

@@ -26,6 +26,8 @@ from teola_plugin.tracer.symbols import NotUnderstood
 ASKED, TEXTS, NODES = "query", "texts", "nodes"
 """Keys of the query's input."""
 
+PLANNED = "its parts are planned by themselves, when they are called"
+
 
 @dataclass(frozen=True, slots=True)
 class TracedEntry:
@@ -51,8 +53,9 @@ def trace(node: Any, entry: str = "query", texts: int = 1) -> TracedEntry:
     except NotUnderstood as why:
         walk.note(word, node, level(node), reason=str(why))
         made = None
-    if not walk.draft.components:
-        walk.draft.nodes += _parts(node, word)
+    if not walk.draft.components and (inner := list(_parts(node, word))):
+        own = [replace(row, reason=f"{row.reason}; {PLANNED}") for row in walk.draft.nodes]
+        walk.draft.nodes[:] = [*own, *inner]
     last = next(reversed(walk.draft.components), INPUT)
     traced = walk.draft.finished(Ref(last) if made is None else made, word)
     return TracedEntry(traced, tuple(walk.premises), frozenset(walk.lowered))
@@ -88,7 +91,7 @@ def _traced(walk: Walk, node: Any, entry: str, asked: Asked, word: str) -> Value
         raise NotUnderstood(f"{type(node).__name__} is not known")
     if entry == "retrieve":
         return engines.found(walk, node, asked, word)
-    return engines.query(walk, node, asked, word).text
+    return engines.answer(walk, node, asked, word).text
 
 
 def _word(node: Any) -> str:
