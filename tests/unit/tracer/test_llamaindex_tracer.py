@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +21,15 @@ from support.llamaindex_engines import ENGINES, Library, library, own_loop, sett
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
 from teola_plugin.engines.payloads import UNKNOWN, Generation
 from teola_plugin.graph import Role, build_pgraph
+from teola_plugin.graph.text import format_graph
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.llamaindex.known import changed, level
 from teola_plugin.tracer.llamaindex.retrievers import settled
 from teola_plugin.tracer.llamaindex.stand_ins import answered, asked, own_template, parts
 from teola_plugin.tracer.llamaindex.trace import trace
 from teola_plugin.tracer.symbols import NotUnderstood
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "tracer" / "llamaindex"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +56,27 @@ def test_every_part_is_lowered_and_the_graph_is_sound(stock: Library, name: str)
     assert found.holds
     named = {component for row in found.traced.report for component in row.components}
     assert named and all(name in set(found.traced.calls) | _names(found.traced.template) for name in named)
+
+
+GOLDENS = {
+    "fused and refined": lambda x: x.fused("refine", node_postprocessors=[x.reranker]),
+    "hyde": ENGINES["hyde"],
+    "tree": ENGINES["tree"],
+    "sub-questions": ENGINES["sub-questions"],
+    "router, several": ENGINES["router, several"],
+    "chosen by the model": ENGINES["chosen by the model"],
+}
+
+
+@pytest.mark.parametrize("name", list(GOLDENS))
+def test_golden(stock: Library, name: str, request: pytest.FixtureRequest) -> None:
+    found = trace(GOLDENS[name](stock)).traced
+    text = f"{format_graph(build_pgraph(found.template), depths=False)}\n\n{found.report}\n"
+    path = GOLDEN / f"{name.replace(', ', '_').replace(' ', '_')}.txt"
+    if request.config.getoption("--update-golden", default=False):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
 
 
 def _names(template: Any) -> set[str]:
