@@ -76,7 +76,7 @@ def differences(before: Seen, after: Seen, way: str = "invoke", *, merged: bool 
 
 def anonymous(text: str) -> str:
     """Without the numbers that requests have."""
-    return re.sub(r"(request|query|primitive) [\w#.-]+", r"\1 #", text)
+    return re.sub(r"(request|query|primitive) [\w#./\[\]-]+", r"\1 #", text)
 
 
 def _anonymous(events: Counter[Any]) -> Counter[str]:
