@@ -75,6 +75,15 @@ class AcceleratedQueryEngine(Accelerated):
         given = asked(str_or_query_bundle)
         return await self.__teola_session__.acall("query", given, lambda node: node.aquery(str_or_query_bundle))
 
+    def _query(self, query_bundle: Any) -> Any:
+        """Called by engines that retry; the entries above call the original's."""
+        given = asked(query_bundle)
+        return self.__teola_session__.call("query", given, lambda node: node._query(query_bundle))
+
+    async def _aquery(self, query_bundle: Any) -> Any:
+        given = asked(query_bundle)
+        return await self.__teola_session__.acall("query", given, lambda node: node._aquery(query_bundle))
+
     def retrieve(self, query_bundle: Any) -> Any:
         return self.__teola_session__.call("retrieve", asked(query_bundle), lambda node: node.retrieve(query_bundle))
 

@@ -72,14 +72,14 @@ class Session:
 
     # ------------------------------------------------------------ seeing it
 
-    def entry(self, entry: str, texts: int = 1) -> TracedEntry:
+    def entry(self, entry: str, texts: int = 0) -> TracedEntry:
         """What the graph knows of an entry; traced anew when the object has changed."""
         known = self._traced.get((entry, texts))
         if known is None or not known.holds:
             known = self._traced[entry, texts] = trace(self.served, entry, texts)
         return known
 
-    def plan(self, entry: str, input: Any = None, texts: int = 1) -> Optimised | None:
+    def plan(self, entry: str, input: Any = None, texts: int = 0) -> Optimised | None:
         if self.pool is None:
             return None
         traced = self.entry(entry, texts).traced
@@ -129,7 +129,7 @@ class Session:
         query = Query({"input": given}, app=self._app)
         if given is None:  # it cannot be planned; its parts can
             return Joined(whole) if whole is not None else pool.runtime.watch(query, joins=True)
-        texts = len(given.get(TEXTS, ("",)))
+        texts = len(given.get(TEXTS, ()))
         traced = self.entry(entry, texts).traced
         optimised = pool.plan(traced.template, shape(traced, given), passes=self._passes, speculate=self._speculate)
         if whole is not None:
@@ -147,17 +147,19 @@ class Session:
 
     def _running(self, entry: str, given: Given | None) -> Any:
         """What runs: engines and retrievers in it that the graph does not know are accelerated by themselves."""
-        known = self.entry(entry, len(given.get(TEXTS, ("",)))).lowered if given is not None else frozenset[int]()
+        known = self.entry(entry, len(given.get(TEXTS, ()))).lowered if given is not None else frozenset[int]()
         return with_parts(self.served, known, self._part)
 
 
 def asked(query: QueryType) -> Given | None:
     """The query's input for the graph; None for a query that brings its own vector."""
     if isinstance(query, str):
-        return {ASKED: query, TEXTS: [query]}
+        return {ASKED: query} if query else None
     if not isinstance(query, QueryBundle) or query.embedding is not None or query.image_path is not None:
         return None
     texts = list(query.embedding_strs)
+    if texts == [query.query_str]:
+        return {ASKED: query.query_str}
     return {ASKED: query.query_str, TEXTS: texts} if texts else None
 
 

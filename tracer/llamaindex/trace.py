@@ -1,6 +1,7 @@
 """LlamaIndex object -> workflow template of one of its entries. Runs no code of the user's, changes nothing.
 
-The query's input is a dictionary: `query` (its text), `texts` (what is embedded for it), and `nodes` for `synthesize`.
+The query's input is a dictionary: `query` (its text), `texts` (what is embedded instead, if anything), and `nodes` for
+`synthesize`.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class TracedEntry:
         return all(premise.holds for premise in self.premises)
 
 
-def trace(node: Any, entry: str = "query", texts: int = 1) -> TracedEntry:
-    """`entry` is query, retrieve or synthesize; `texts` how many texts the query is embedded by."""
+def trace(node: Any, entry: str = "query", texts: int = 0) -> TracedEntry:
+    """`entry` is query, retrieve or synthesize; `texts` how many texts it is embedded by, 0 for its own."""
     walk = Walk()
     word = _word(node)
     try:
@@ -75,7 +76,7 @@ _ENTRIES = ((BaseQueryEngine, "query"), (BaseRetriever, "retrieve"), (BaseSynthe
 
 def _asked(texts: int) -> Asked:
     text = Ref(INPUT, (ASKED,))
-    return Asked(text, (text,) if texts == 1 else tuple(Ref(INPUT, (TEXTS, i)) for i in range(texts)))
+    return Asked(text, tuple(Ref(INPUT, (TEXTS, i)) for i in range(texts)) or (text,))
 
 
 def _traced(walk: Walk, node: Any, entry: str, asked: Asked, word: str) -> Value:

@@ -18,12 +18,13 @@ from llama_index.core.chat_engine import (
     CondenseQuestionChatEngine,
     ContextChatEngine,
 )
+from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform.base import StepDecomposeQueryTransform
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.query_engine import MultiStepQueryEngine, RetrieverQueryEngine
+from llama_index.core.query_engine import MultiStepQueryEngine, RetrieverQueryEngine, RetryQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import QueryBundle
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
@@ -112,13 +113,15 @@ def test_copies_are_accelerated_too(stock: Library) -> None:
 
 def test_a_query_that_brings_its_vector_or_its_texts(stock: Library) -> None:
     vector = stock.index._embed_model.get_query_embedding("boats")
-    for bundle in (
-        lambda: QueryBundle(ASKED, embedding=vector),
-        lambda: QueryBundle(ASKED, custom_embedding_strs=["boats", "mills"]),
-        lambda: QueryBundle(ASKED, custom_embedding_strs=["boats"]),
+    for more in (
+        {"embedding": vector},
+        {"custom_embedding_strs": ["boats", "mills"]},
+        {"custom_embedding_strs": ["boats"]},
     ):
         plain, fast = stock.rag("accumulate"), accelerate(stock.rag("accumulate"))
-        assert shown(plain.query(bundle())) == shown(fast.query(bundle()))
+        assert shown(plain.query(QueryBundle(ASKED, **more))) == shown(fast.query(QueryBundle(ASKED, **more)))
+        by_hand = [span.primitive for span in fast.last_trace().spans if ".call#" in span.primitive]
+        assert bool(by_hand) is ("embedding" in more)
 
 
 def test_what_was_understood_and_what_became_of_it(stock: Library) -> None:
@@ -193,6 +196,29 @@ def test_steps_of_a_composite_that_is_not_planned_run_ahead(stock: Library, llm:
     plain, fast = make(), accelerate(make())
     assert shown(plain.query(ASKED)) == shown(fast.query(ASKED))
     assert "part1" in ran_ahead(fast)
+
+
+@pytest.mark.parametrize("way", ["query", "aquery"])
+def test_an_engine_that_is_tried_again_runs_ahead_each_time(stock: Library, llm: ScriptedLLM, way: str) -> None:
+    judged: list[str] = []
+
+    def strict(asked: Any) -> str:
+        if "YES" not in asked.prompt.flat():
+            return reply(asked)
+        judged.append(asked.prompt.flat())
+        return "NO" if len(judged) <= 2 else "YES"
+
+    llm.answer = strict
+    answers = []
+    for engine in (
+        RetryQueryEngine(stock.fused("accumulate"), RelevancyEvaluator(llm=stock.llm)),
+        fast := accelerate(RetryQueryEngine(stock.fused("accumulate"), RelevancyEvaluator(llm=stock.llm))),
+    ):
+        judged.clear()
+        answers.append(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
+        assert len(judged) > 2
+    assert shown(answers[0]) == shown(answers[1])
+    assert {"part1", "part2"} <= ran_ahead(fast)
 
 
 def test_an_accelerated_engine_inside_an_accelerated_one(stock: Library) -> None:
