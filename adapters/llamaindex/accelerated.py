@@ -15,7 +15,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 
-from teola_plugin.adapters.llamaindex.session import Session, asked, with_nodes
+from teola_plugin.adapters.llamaindex.session import Session, asked, with_chunks, with_nodes
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised
@@ -135,6 +135,18 @@ class AcceleratedSynthesizer(Accelerated):
         given = None if response_kwargs else with_nodes(query, nodes)
         return await self.__teola_session__.acall(
             "synthesize", given, lambda node: node.asynthesize(query, nodes, additional_source_nodes, **response_kwargs)
+        )
+
+    def get_response(self, query_str: str, text_chunks: Any, **response_kwargs: Any) -> Any:
+        given = with_chunks(query_str, text_chunks, response_kwargs)
+        return self.__teola_session__.call(
+            "respond", given, lambda node: node.get_response(query_str, text_chunks, **response_kwargs)
+        )
+
+    async def aget_response(self, query_str: str, text_chunks: Any, **response_kwargs: Any) -> Any:
+        given = with_chunks(query_str, text_chunks, response_kwargs)
+        return await self.__teola_session__.acall(
+            "respond", given, lambda node: node.aget_response(query_str, text_chunks, **response_kwargs)
         )
 
 

@@ -19,7 +19,7 @@ from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
-from teola_plugin.tracer.llamaindex.trace import ASKED, NODES, TEXTS, TracedEntry, trace
+from teola_plugin.tracer.llamaindex.trace import ASKED, CHUNKS, NODES, TEXTS, TracedEntry, trace
 
 Given = dict[str, Any]
 
@@ -163,6 +163,11 @@ def asked(query: QueryType) -> Given | None:
     return {ASKED: query.query_str, TEXTS: texts} if texts else None
 
 
+def with_chunks(query: str, chunks: Any, kwargs: Given) -> Given | None:
+    """Of a synthesizer's `get_response`; None where more is given than the graph knows of."""
+    return None if kwargs or not chunks else {ASKED: query, CHUNKS: list(chunks)}
+
+
 def with_nodes(query: QueryType, nodes: Any) -> Given:
     return {ASKED: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
 
@@ -182,10 +187,15 @@ def _kept_open(run: Run, made: Any) -> Any:
         made.response_gen = _streamed(run, made.response_gen)
     elif isinstance(made, AsyncStreamingResponse) and isinstance(made.response_gen, AsyncGenerator):
         made.response_gen = _astreamed(run, made.response_gen)
+    elif isinstance(made, Generator):
+        made = _streamed(run, made)
+    elif isinstance(made, AsyncGenerator):
+        made = _astreamed(run, made)
     else:
         run.close()
         return made
-    weakref.finalize(made.response_gen, run.close).atexit = False  # it may never be read
+    pieces = getattr(made, "response_gen", made)
+    weakref.finalize(pieces, run.close).atexit = False  # it may never be read
     return made
 
 

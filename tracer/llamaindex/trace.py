@@ -1,18 +1,19 @@
 """LlamaIndex object -> workflow template of one of its entries. Runs no code of the user's, changes nothing.
 
-The query's input is a dictionary: `query` (its text), `texts` (what is embedded instead, if anything), and `nodes` for
-`synthesize`.
+The query's input is a dictionary: `query` (its text), `texts` (what is embedded instead, if anything), `nodes` for
+`synthesize` and `chunks` for `respond`, which is a synthesizer's `get_response`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Traced
@@ -24,7 +25,7 @@ from teola_plugin.tracer.llamaindex.walk import Asked, Premise, Value, Walk
 from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
 
-ASKED, TEXTS, NODES = "query", "texts", "nodes"
+ASKED, TEXTS, NODES, CHUNKS = "query", "texts", "nodes", "chunks"
 """Keys of the query's input."""
 
 PLANNED = "its parts are planned by themselves, when they are called"
@@ -46,7 +47,7 @@ class TracedEntry:
 
 
 def trace(node: Any, entry: str = "query", texts: int = 0) -> TracedEntry:
-    """`entry` is query, retrieve or synthesize; `texts` how many texts it is embedded by, 0 for its own."""
+    """`entry` is query, retrieve, synthesize or respond; `texts` how many texts it is embedded by, 0 for its own."""
     walk = Walk()
     word = _word(node)
     try:
@@ -80,6 +81,9 @@ def _asked(texts: int) -> Asked:
 
 
 def _traced(walk: Walk, node: Any, entry: str, asked: Asked, word: str) -> Value:
+    if entry == "respond":
+        nodes = walk.call("chunks", nodes_of, chunks=Ref(INPUT, (CHUNKS,)))
+        return synthesize(walk, node, asked.text, nodes, word, "synthesize")
     if entry == "synthesize":
         synth = node if isinstance(node, BaseSynthesizer) else getattr(node, "_response_synthesizer", None)
         if not isinstance(synth, BaseSynthesizer):
@@ -93,6 +97,11 @@ def _traced(walk: Walk, node: Any, entry: str, asked: Asked, word: str) -> Value
     if entry == "retrieve":
         return engines.found(walk, node, asked, word)
     return engines.answer(walk, node, asked, word).text
+
+
+def nodes_of(chunks: Sequence[str]) -> list[NodeWithScore]:
+    """Nodes of which `synthesize` makes these chunks."""
+    return [NodeWithScore(node=TextNode(text=chunk)) for chunk in chunks]
 
 
 def _word(node: Any) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llama_index.core.response_synthesizers import get_response_synthesizer
 from support.llamaindex_engines import ENGINES, Library, library, own_loop, reply, settings, shown
 from support.scripted_llm import ScriptedLLM
 
@@ -125,6 +126,27 @@ def test_retrieve_and_synthesize_run_ahead_by_themselves(stock: Library) -> None
     synthesizer = accelerate(plain._response_synthesizer)
     assert shown(synthesizer.synthesize(ASKED, nodes[0])) == shown(plain.synthesize(ASKED, nodes[0]))
     assert by_hand(synthesizer.last_trace()) == []
+
+
+@pytest.mark.parametrize("mode", ["tree_summarize", "accumulate", "compact_accumulate"])
+def test_texts_are_answered_from_ahead(stock: Library, mode: Any) -> None:
+    plain = get_response_synthesizer(llm=stock.llm, response_mode=mode)
+    fast = accelerate(plain)
+    chunks = [f"{word} " * 180 for word in ("oat", "boat", "mill", "rope")]
+    whole = plain.get_response(ASKED, chunks)
+    assert fast.get_response(query_str=ASKED, text_chunks=chunks) == whole
+    assert by_hand(fast.last_trace()) == []
+    assert asyncio.run(fast.aget_response(ASKED, chunks)) == asyncio.run(plain.aget_response(ASKED, chunks))
+    assert by_hand(fast.last_trace()) == []
+
+
+def test_a_streamed_text_is_a_generator(stock: Library) -> None:
+    plain = get_response_synthesizer(llm=stock.llm, response_mode="tree_summarize", streaming=True)  # type: ignore[arg-type]
+    fast = accelerate(plain)
+    chunks = [f"{word} " * 400 for word in ("oat", "boat", "mill", "rope")]
+    made = fast.get_response(ASKED, chunks)
+    assert inspect.isgenerator(made) and "".join(made) == "".join(plain.get_response(ASKED, chunks))
+    assert by_hand(fast.last_trace()) == []
 
 
 def test_no_passages_no_questions(stock: Library, llm: ScriptedLLM) -> None:
