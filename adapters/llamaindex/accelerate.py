@@ -50,6 +50,10 @@ def accelerate_llamaindex(
     return accelerated(session)
 
 
+KEPT = 64
+"""Accelerated parts that are remembered; an engine may make parts anew for each call."""
+
+
 class _Parts:
     """Accelerates parts that are called at run time, each once."""
 
@@ -67,6 +71,8 @@ class _Parts:
         if known is None or known[0] is not node:
             session = Session(node, node, self._pool, part=self, **self._terms)
             known = self._made[id(node)] = (node, accelerated(session))
+            if len(self._made) > KEPT:
+                self._made.pop(next(iter(self._made), 0), None)
         return known[1]
 
 

@@ -14,6 +14,23 @@ from teola_plugin.tracer.symbols import NotUnderstood
 
 T = TypeVar("T")
 TEMPLATES = (PromptTemplate, ChatPromptTemplate, SelectorPromptTemplate)
+_BUILT = (
+    ".query_engine",
+    ".retriever",
+    ".response_synthesizer",
+    ".postprocessor",
+    ".chat_engine",
+    ".selector",
+    ".question_gen",
+    ".indices",
+    ".tools",
+    ".query_transform",
+    ".ingestion",
+    ".agent",
+    ".evaluation",
+    ".base_",
+)
+"""In the names of modules whose classes are built of parts."""
 _HARMLESS = frozenset({"class_name", "__init__", "__repr__", "__str__", "__doc__"})
 
 
@@ -94,7 +111,5 @@ def inside(root: object) -> Iterator[object]:
 
 def is_composite(node: object) -> bool:
     """Whether it is built of parts that may be pool-backed; data (nodes, documents, stores) is not looked into."""
-    modules = (".query_engine", ".retriever", ".response_synthesizer", ".postprocessor", ".chat_engine", ".selector")
-    others = (".question_gen", ".indices", ".tools", ".query_transform", ".ingestion", ".agent", ".base_")
     names = [cls.__module__ for cls in type(node).__mro__]
-    return not is_leaf(node) and any(part in name for name in names for part in modules + others)
+    return not is_leaf(node) and any(part in name for name in names for part in _BUILT)

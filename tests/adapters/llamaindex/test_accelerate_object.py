@@ -23,6 +23,7 @@ from llama_index.core.indices.query.query_transform.base import StepDecomposeQue
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.postprocessor import LLMRerank
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import MultiStepQueryEngine, RetrieverQueryEngine, RetryQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
@@ -365,3 +366,19 @@ async def test_a_model_called_in_the_sync_way_does_not_stall_the_loop(stock: Lib
     loop.call_soon(ticking)
     await fast.aquery(ASKED)
     assert seen and seen[0] >= 3
+
+
+def test_a_model_is_bound_wherever_it_stands(stock: Library, pool: EnginePool, llm: ScriptedLLM) -> None:
+    own = MockLLM(max_tokens=3)
+    inner = RetrieverQueryEngine.from_args(
+        stock.index.as_retriever(), llm=own, node_postprocessors=[LLMRerank(llm=own)]
+    )
+    engine = RetryQueryEngine(inner, RelevancyEvaluator(llm=own))
+    fast = accelerate(engine, pool=pool, bind=[(own, "llm")])
+    held = [
+        fast._evaluator._llm,
+        fast._query_engine._response_synthesizer._llm,
+        fast._query_engine._node_postprocessors[0].llm,
+    ]
+    assert len({id(one) for one in held}) == 1 and held[0] is not own
+    assert inner._response_synthesizer._llm is own and engine._evaluator._llm is own  # type: ignore[attr-defined]
