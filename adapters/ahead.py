@@ -9,11 +9,10 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive, PrimitiveKind
+from teola_plugin.graph import IMPURE_KINDS, LOOKAHEAD, Graph, Primitive
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import GROW
-from teola_plugin.tracer.draft import Traced
-from teola_plugin.tracer.llamaindex import BESIDE
+from teola_plugin.tracer.draft import BESIDE, Traced
 
 
 class Endable(Protocol):
@@ -24,19 +23,17 @@ class Endable(Protocol):
     def cancel(self) -> None: ...
 
 
-_K = PrimitiveKind
-
-
 def pays(optimised: Optimised) -> bool:
     """Whether anything can start before its place in plain, sequential code; otherwise the query is only traced."""
-    return optimised.source is None or _pays(optimised.source, optimised.graph)
+    return optimised.source is None or runs_ahead(optimised.source, optimised.graph)
 
 
 @lru_cache(maxsize=256)
-def _pays(source: Graph, graph: Graph) -> bool:
-    if any(p.id not in source or p.option(GROW) for p in graph):
-        return True  # stages, partial prefillings, partial decodings, lists that are worked on as they grow
-    if any(p.on_engine and any(_takes_time(source[name]) for name in _freed(p, source, graph)) for p in graph):
+def runs_ahead(source: Graph, graph: Graph) -> bool:
+    """`pays`, for a p-graph and its e-graph."""
+    if any(p.id not in source or p.option(GROW) or (p.on_engine and p.option(LOOKAHEAD) is not None) for p in graph):
+        return True  # stages, partial prefillings, partial decodings, growing lists, parts that may be chosen
+    if any(p.on_engine and any(takes_time(source[name]) for name in freed(p.id, source, graph)) for p in graph):
         return True
     return any(_holder_pays(source[p.id], p) for p in graph if p.holds_fragment)
 
@@ -45,17 +42,17 @@ def _holder_pays(before: Primitive, p: Primitive) -> bool:
     """Items side by side, arms side by side, or gains inside."""
     arms = [(getattr(before, name), getattr(p, name)) for name in ("fragment", "otherwise")]
     held = [(a.graph, b.graph) for a, b in arms if a is not None and b is not None]
-    if (p.kind is _K.MAP or p.option(BESIDE)) and any(_takes_time(q) for _, graph in held for q in graph):
+    if p.option(BESIDE) and any(takes_time(q) for _, graph in held for q in graph):
         return True
-    return any(_pays(a, b) for a, b in held)
+    return any(runs_ahead(a, b) for a, b in held)
 
 
-def _freed(p: Primitive, source: Graph, graph: Graph) -> frozenset[str]:
+def freed(name: str, source: Graph, graph: Graph) -> frozenset[str]:
     """What a primitive waited for in the p-graph and does not wait for any more."""
-    return source.ancestors[p.id] - graph.ancestors[p.id]
+    return source.ancestors[name] - graph.ancestors[name]
 
 
-def _takes_time(p: Primitive) -> bool:
+def takes_time(p: Primitive) -> bool:
     return p.on_engine or p.kind in IMPURE_KINDS or p.holds_fragment
 
 

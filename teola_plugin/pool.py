@@ -159,7 +159,8 @@ class EnginePool:
         cache = self._caches.get(chosen)
         if cache is None:
             cache = self._caches.setdefault(chosen, GraphCache(PassPipeline(chosen)))
-        return cache.optimised(template, shape, PassContext(self.profiles, speculate))
+        wanted = template.looking_ahead(certain=bool(chosen), chosen=bool(chosen) and speculate != "off")
+        return cache.optimised(wanted, shape, PassContext(self.profiles, speculate))
 
     @contextmanager
     def watching(self, app: str = "plain") -> Iterator[QueryRun]:

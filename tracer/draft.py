@@ -18,6 +18,9 @@ Names = tuple[str, ...]
 DERIVED = ("prefilling", "decoding", "chunking", "embedding", "ingestion", "searching")
 """Endings of the primitives that `build_pgraph` makes of a component."""
 
+BESIDE = "beside"
+"""Option of a holder whose items, or arms, plain code takes one after the other, and the graph side by side."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -30,7 +30,7 @@ from langchain_core.tools import BaseTool
 
 from teola_plugin.graph import INPUT, ITEM, Component, Ref, Role, named
 from teola_plugin.tracer import paths
-from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, Traced
+from teola_plugin.tracer.draft import BESIDE, DERIVED, Draft, Names, Span, Traced
 from teola_plugin.tracer.equivalents import AsDict, Computed, OneByOne, beginning, equivalent
 from teola_plugin.tracer.lcel_classes import (
     changed,
@@ -45,6 +45,7 @@ from teola_plugin.tracer.lcel_classes import (
 )
 from teola_plugin.tracer.lcel_leaves import lower_leaf, lower_parser
 from teola_plugin.tracer.leaf import WrappedLeaf
+from teola_plugin.tracer.lookahead import begun_early, choice
 from teola_plugin.tracer.prompts import bind, understand
 from teola_plugin.tracer.pure import Attributes, understood
 from teola_plugin.tracer.purity import Purity, on_plain
@@ -52,10 +53,7 @@ from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.stores import written
 from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
 
-__all__ = ["SERIAL", "Traced", "trace"]
-
-SERIAL = "serial"
-"""Option of a MAP whose items the plain sync code takes one after the other."""
+__all__ = ["Traced", "trace"]
 
 Node = Runnable[Any, Any]
 
@@ -144,7 +142,9 @@ class _Walk:
         try:
             return self._lowered(node, value, place)
         except NotUnderstood as why:
-            return self._opaque(node, value, place, str(why))
+            made = self._opaque(node, value, place, str(why))
+        self._look_ahead(node, value, place)
+        return made
 
     def _lowered(self, node: Node, value: Value, place: _Place) -> Lowered:
         leaf = leaf_of(node, place.kwargs)
@@ -226,7 +226,7 @@ class _Walk:
         row = len(self._draft.nodes)
         self._draft.absorb(body)
         self._row(node, place, "lowered", (name,), at=row)
-        options = ((SERIAL, True),) if isinstance(node, OneByOne) else ()
+        options = ((BESIDE, True),) if isinstance(node, OneByOne) else ()
         component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template, options=options)
         return self._draft.add(component), Span((name,), (name,))
 
@@ -256,6 +256,22 @@ class _Walk:
         del self._draft.nodes[rows:]
         self._row(node, place, "joined", names, "its first requests are known; the rest of it joins the query")
         return after
+
+    def _look_ahead(self, node: Node, value: Value, place: _Place) -> None:
+        """What it may choose asks engines for things that are known before."""
+        found = choice(node) if place.watched and not place.kwargs else None
+        if found is None:
+            return
+        inner, drafts = replace(place, watched=False, alone=False, prefix=place.part("ahead")), []
+        value = read_key(value, found.key) if found.key else value
+        for part in found.parts:
+            drafts.append(Draft(names=self._draft.names))
+            _Walk(drafts[-1]).visit(part, value, inner)
+        for component in begun_early(drafts, found.certain):
+            self._draft.add(component)
+        for draft in drafts:
+            self._draft.calls |= draft.calls
+            self._draft.lists |= {name: how for name, how in draft.lists.items() if name in self._draft.components}
 
     # Leaves
 

@@ -11,14 +11,14 @@ from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
+from teola_plugin.adapters.ahead import log_fallback, runs_ahead, shape
 from teola_plugin.adapters.langchain.active import active_run
-from teola_plugin.adapters.langchain.begun import Begun, BegunBatch, runs_ahead, shape, shared_limit, streaming
+from teola_plugin.adapters.langchain.begun import Begun, BegunBatch, shared_limit, streaming
 from teola_plugin.adapters.langchain.gates import Gate
 from teola_plugin.adapters.langchain.places import AsyncPlace, Place, SyncPlace, placed
 from teola_plugin.adapters.langchain.routed import Routed
 from teola_plugin.adapters.langchain.session import SessionHandler, joined_config, live
 from teola_plugin.adapters.langchain.shadow import Shadow, ShadowReport
-from teola_plugin.errors import TeolaError
 from teola_plugin.graph import PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
@@ -389,15 +389,3 @@ def _live_query(config: RunnableConfig, pool: EnginePool) -> QueryRun | None:
     run = active_run(config.get("callbacks"))
     joins = isinstance(run, QueryRun) and run.joins and not run.closed and run.runtime is pool.runtime
     return run if joins else None
-
-
-def log_fallback(error: Exception) -> None:
-    """Say that the original runs instead; to be called where `error` is handled."""
-    import logging
-
-    bug = f" ({type(error).__name__} is a bug of teola-plugin: please report it with this traceback)"
-    logging.getLogger("teola_plugin").warning(
-        "planning failed; the original runs as it always did%s",
-        "" if isinstance(error, TeolaError) else bug,
-        exc_info=error,
-    )

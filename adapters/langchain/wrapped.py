@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.adapters.langchain.begun import freed, takes_time
+from teola_plugin.adapters.ahead import freed, takes_time
 from teola_plugin.adapters.langchain.places import open_places
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.errors import EngineError

@@ -18,7 +18,7 @@ from teola_plugin.graph.primitive import STREAM_ITEMS, Primitive, read_path
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
 from teola_plugin.graph.query import Query
 from teola_plugin.graph.refs import CARRY, INPUT, ITEM, UNKNOWN_EFFECT, Effect, Path, PromptPart, Ref, Slice, named
-from teola_plugin.graph.template import Component, Role, WorkflowTemplate
+from teola_plugin.graph.template import LOOKAHEAD, Component, Role, WorkflowTemplate
 
 __all__ = [
     "CARRY",
@@ -31,6 +31,7 @@ __all__ = [
     "LLM_DECODES",
     "LLM_KINDS",
     "LLM_PREFILLS",
+    "LOOKAHEAD",
     "STREAM_ITEMS",
     "UNKNOWN_EFFECT",
     "Batching",

@@ -10,6 +10,9 @@ from typing import Any
 from teola_plugin.errors import GraphError
 from teola_plugin.graph.refs import Effect, Inputs, PromptPart, Ref
 
+LOOKAHEAD = "lookahead"
+"""Option of work for a part that the plain object has yet to choose; its value says whether it is sure to choose it."""
+
 
 class Role(Enum):
     """What a component does, hence how `build_pgraph` decomposes it."""
@@ -78,6 +81,8 @@ class WorkflowTemplate:
     order: tuple[tuple[str, str], ...] = ()
     name: str = "workflow"
     _names: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
+    _ahead: frozenset[bool] = field(init=False, repr=False, compare=False, default=frozenset())
+    """Which values of LOOKAHEAD its components have."""
 
     def __post_init__(self) -> None:
         names = [c.name for c in self.components]
@@ -85,6 +90,8 @@ class WorkflowTemplate:
             twice = next(n for n in names if names.count(n) > 1)
             raise GraphError(f"two components share the name {twice!r}.", hint="rename one of them")
         object.__setattr__(self, "_names", frozenset(names))
+        ahead = (value for c in self.components for key, value in c.options if key == LOOKAHEAD)
+        object.__setattr__(self, "_ahead", frozenset(ahead))
         for pair in self.order:
             for name in pair:
                 if name not in self._names:
@@ -122,6 +129,14 @@ class WorkflowTemplate:
     def heads(self) -> tuple[str, ...]:
         later = {b for _, b in self.order}
         return tuple(c.name for c in self.components if c.name not in later)
+
+    def looking_ahead(self, *, certain: bool, chosen: bool) -> WorkflowTemplate:
+        """Without work for parts that are certain to be called, or that are yet to be chosen, unless it is wanted."""
+        unwanted = {value for value in self._ahead if not (certain if value else chosen)}
+        if not unwanted:
+            return self
+        kept = (c for c in self.components if dict(c.options).get(LOOKAHEAD) not in unwanted)
+        return self.with_components(kept)
 
     def __getitem__(self, name: str) -> Component:
         return next(c for c in self.components if c.name == name)

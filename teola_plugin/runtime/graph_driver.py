@@ -16,7 +16,7 @@ from teola_plugin.engines.base import Piece, Request
 from teola_plugin.engines.items import ItemStream
 from teola_plugin.engines.payloads import SearchVector
 from teola_plugin.errors import QueryCancelled
-from teola_plugin.graph import STREAM_ITEMS, Graph, Primitive, PrimitiveKind
+from teola_plugin.graph import LOOKAHEAD, STREAM_ITEMS, Graph, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import requests
 from teola_plugin.runtime.engine_port import EnginePort
@@ -140,7 +140,10 @@ class GraphDriver:
             entry = self.claim(run, port, payload, plain=False)
             if entry is None:
                 entry = self.new_entry(run, p.id, p.kind, port, payload)
+                entry.spare = p.option(LOOKAHEAD) is not None
                 fresh.append(entry)
+            else:
+                entry.spare = False
             entry.by_graph = True
             live.entries.append(entry)
             run.waiters.setdefault(entry.request.id, []).append(p.id)

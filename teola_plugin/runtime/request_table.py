@@ -69,6 +69,8 @@ class RequestEntry:
     by_graph: bool = False
     by_plain: int = 0
     """Calls of the plain object that wait for it or took it."""
+    spare: bool = False
+    """Made for a part that is yet to be chosen: its own graph, once there, may claim it."""
     version: int = -1
     """SEARCHING: write count of its collection when it was asked."""
     attempts: int = 0
@@ -147,7 +149,7 @@ class RequestTable:
             if entry.cancelled or entry.failed:
                 continue
             payload = entry.request.payload
-            if isinstance(payload, Generate) and (entry.by_plain if plain else entry.by_graph):
+            if isinstance(payload, Generate) and (entry.by_plain if plain else entry.by_graph and not entry.spare):
                 continue  # two calls of one party stay two calls
             if isinstance(payload, SearchVector) and entry.version != version:
                 continue

@@ -21,7 +21,7 @@ from llama_index.core.selectors import LLMMultiSelector
 
 from teola_plugin.graph import ITEM, Ref, Role, named
 from teola_plugin.graph.refs import Inputs
-from teola_plugin.tracer.llamaindex import BESIDE
+from teola_plugin.tracer.draft import BESIDE
 from teola_plugin.tracer.llamaindex.known import level, rule_for
 from teola_plugin.tracer.llamaindex.postprocessors import postprocess
 from teola_plugin.tracer.llamaindex.retrievers import retrieve

@@ -13,7 +13,7 @@ from typing import Any
 
 from teola_plugin.graph import Component, Ref, Role
 from teola_plugin.graph.refs import Inputs
-from teola_plugin.tracer.draft import DERIVED, Draft, Names
+from teola_plugin.tracer.draft import BESIDE, DERIVED, Draft, Names
 from teola_plugin.tracer.llamaindex import known, stand_ins
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -179,6 +179,8 @@ class Walk:
         name = self.name(wanted)
         self.draft.absorb(body.draft)
         inner = body.draft.template(output, name)
+        if role is Role.MAP:  # in `query`, one item comes after the other
+            more["options"] = (*more.get("options", ()), (BESIDE, True))
         return self.draft.add(Component(name, role, inputs, body=inner, scope=self.scope, **more))
 
     # ------------------------------------------------------------ the order of the plain code
