@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.base import BaseLLM
-from llama_index.core.query_engine import RetryGuidelineQueryEngine, RetryQueryEngine, TransformQueryEngine
+from llama_index.core.query_engine import (
+    MultiStepQueryEngine,
+    RetryGuidelineQueryEngine,
+    RetryQueryEngine,
+    TransformQueryEngine,
+)
 from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQueryEngine
 from llama_index_instrumentation import get_dispatcher
 
@@ -32,8 +38,17 @@ async def _in_a_thread(self: Any, query_bundle: Any) -> Any:
     return await asyncio.to_thread(self._query, query_bundle)
 
 
+async def _stepped(self: MultiStepQueryEngine, query_bundle: Any) -> Any:
+    """Only its last answer is awaited: it stalls a loop of its own. A stream belongs to the loop that reads it."""
+    work = inspect.unwrap(MultiStepQueryEngine._aquery)(self, query_bundle)
+    if self._response_synthesizer._streaming:
+        return await work
+    return await asyncio.to_thread(asyncio.run, work)
+
+
 _ASYNC: dict[type, Callable[[Any, Any], Awaitable[Any]]] = {
     TransformQueryEngine: _transformed,
+    MultiStepQueryEngine: _stepped,
     RetryQueryEngine: _in_a_thread,
     RetryGuidelineQueryEngine: _in_a_thread,
     RetrySourceQueryEngine: _in_a_thread,

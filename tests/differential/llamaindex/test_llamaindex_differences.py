@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from llama_index.core.storage.kvstore import SimpleKVStore
 
 from benchmarks.kits import scaled
 from benchmarks.llamaindex_engines import advanced_rag, compact, fusion
-from benchmarks.llamaindex_kits import Sizes, bound_kit, own_kit, pool_kit
+from benchmarks.llamaindex_kits import Kit, Sizes, bound_kit, own_kit, pool_kit
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.errors import RegistrationError, TraceError
@@ -144,6 +145,34 @@ def _without_cached_tokens(seen: Seen) -> Seen:
         return found
 
     return replace(seen, callbacks=without(seen.callbacks), events=without(seen.events))
+
+
+@pytest.mark.parametrize("name", ["multi_step", "multi_step_known", "retry", "retry_source"])
+async def test_the_loop_goes_on_while_models_work(name: str) -> None:
+    """LlamaIndex asks for these in the sync way, also in `aquery`: plain, the loop stands still between two prompts."""
+    kit = pool_kit(scaled(profiles.rtx3090(), 0.02), SMALL)
+    assert kit.pool is not None
+    with kit.in_force(), kit.pool:
+        engine = CASES[name].make(kit)
+        plain, accelerated = await _turns_at_prompts(kit, engine), await _turns_at_prompts(kit, accelerate(engine))
+    assert plain[0] == plain[1]
+    assert sorted(set(accelerated)) == accelerated
+
+
+async def _turns_at_prompts(kit: Kit, engine: Any) -> list[int]:
+    """How many turns the loop had taken when each prompt came."""
+    loop, turns, seen = asyncio.get_running_loop(), 0, []
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        timer[0] = loop.call_later(0.0002, turn)
+
+    timer = [loop.call_soon(turn)]
+    kit.ledger.asked = lambda prompt: seen.append(turns)  # type: ignore[method-assign]
+    await engine.aquery("terms")
+    timer[0].cancel()
+    return seen
 
 
 # ------------------------------------------------------------ bound to engines
