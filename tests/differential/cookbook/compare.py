@@ -34,17 +34,21 @@ class Seen:
     """That reached the embedder."""
     tools: tuple[str, ...]
     wasted: int = 0
-    """Early work that nobody asked for, as the trace of the call counts it."""
+    """Early work that nobody asked for, as the traces of the call count it."""
 
 
 def see(bench: Bench, chain: Chain, way: str, given: Any) -> Seen:
     """The call, from a clean slate."""
     bench.kit.fresh()
     bench.ledger.clear()
+    pool = bench.kit.pool
+    known = {trace.query_id for trace in pool.traces} if pool is not None else set()
     outcome = observe(chain, way, copy.deepcopy(given), EVERY[way])  # some steps change their input
-    trace = chain.last_trace() if hasattr(chain, "last_trace") else None
+    last = chain.last_trace() if hasattr(chain, "last_trace") else None
+    others = [trace for trace in pool.traces if trace.query_id not in known] if pool is not None else []
+    wasted = sum(trace.wasted()[0] for trace in (others or [last]) if trace is not None)  # a batch is several queries
     prompts, texts = bench.ledger.reached
-    return Seen(outcome, prompts, texts, tuple(bench.ledger.tools), trace.wasted()[0] if trace else 0)
+    return Seen(outcome, prompts, texts, tuple(bench.ledger.tools), wasted)
 
 
 def differences(before: Seen, after: Seen, way: str = "invoke", *, merged: bool = False) -> list[str]:
