@@ -226,11 +226,12 @@ def patterns() -> str:
     for case in found["cases"]:
         by_name.setdefault(case["pattern"], {})[case["objects"]] = case
     kinds = [(objects, key) for objects in ("pool", "own") for key in ("speedup", "speedup_sync", "speedup_all")]
-    rows = ["| pattern | pool | pool, sync | pool, all | own | own, sync | own, all | ms behind |"]
-    rows.append("|---|" + "--:|" * 7)
+    rows = ["| pattern | pool | pool, sync | pool, all | possible | own | own, sync | own, all | ms behind |"]
+    rows.append("|---|" + "--:|" * 8)
     for name, cases in by_name.items():
         behind = max((case["behind_ms"] for case in cases.values() if "behind_ms" in case), default=None)
         figures = [f"{cases[objects][key]:.2f}" for objects, key in kinds]
+        figures.insert(3, f"{cases['pool']['possible']:.2f}" if "possible" in cases["pool"] else "")
         rows.append("| " + " | ".join([name, *figures, "" if behind is None else f"{behind:.1f}"]) + " |")
     return "\n".join(rows)
 
