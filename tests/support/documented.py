@@ -236,6 +236,27 @@ def patterns() -> str:
     return "\n".join(rows)
 
 
+def llamaindex_patterns() -> str:
+    """The table of the committed run of benchmarks.llamaindex_patterns."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "llamaindex_patterns.json").read_text())
+    rows = [
+        "| engine | `query` s | `aquery` s | accelerated `query` over `query` | over the better | ms behind |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for case in found["cases"]:
+        seconds = {way: case["seconds"][way]["median"] for way in ("plain sync", "plain async", "auto sync")}
+        over = seconds["plain sync"] / seconds["auto sync"]
+        behind = f"{case['behind_ms']:.1f}" if "behind_ms" in case else ""
+        figures = [
+            f"{seconds['plain sync']:.3f}",
+            f"{seconds['plain async']:.3f}",
+            f"{over:.2f}",
+            f"{case['speedup_sync']:.2f}",
+        ]
+        rows.append("| " + " | ".join([case["pattern"], *figures, behind]) + " |")
+    return "\n".join(rows)
+
+
 def example(script: str, name: str) -> str:
     """The source of a class of an example; with `Class.method`, up to the end of that method."""
     text = (ROOT / "examples" / f"{script}.py").read_text()
@@ -280,6 +301,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "results": results,
     "overhead": overhead,
     "patterns": patterns,
+    "llamaindex patterns": llamaindex_patterns,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))
