@@ -33,15 +33,27 @@ def growths(graph: Graph) -> tuple[Growth, ...]:
 
 def growth(graph: Graph, p: Primitive, holder: str) -> Growth | None:
     """How the prompt of `p` grows with the MAP `holder`; None where more than pure calls lies between the two."""
-    below = graph.bits[holder]
+    bits, above = graph.bits, graph.above
+    below = bits[holder]
     refs = dict(p.inputs)
     for place, part in enumerate(p.prompt):
         ref = refs.get(part.variable)
-        if ref is None or ref.external or not (graph.above[ref.producer] | graph.bits[ref.producer]) & below:
+        if ref is None or ref.external or not (above[ref.producer] | bits[ref.producer]) & below:
             continue
-        wanted = graph.above[ref.producer] | graph.bits[ref.producer]
-        calls = tuple([q for q in graph if graph.bits[q.id] & wanted and graph.above[q.id] & below])
-        if not calls or any(q.kind is not PrimitiveKind.CALL or q.tentative for q in calls):
-            return None  # without a call, it is a list, and that grows at no end of a text
-        return Growth(holder, p, calls, part.variable, place + 1)
+        calls = _calls(graph, holder, ref.producer)
+        return Growth(holder, p, calls, part.variable, place + 1) if calls else None
     return None
+
+
+def _calls(graph: Graph, holder: str, last: str) -> tuple[Primitive, ...]:
+    """What lies between the two, with the last; nothing where it is more than calls, or the list itself."""
+    if graph[last].kind is not PrimitiveKind.CALL:
+        return ()
+    below, wanted = graph.bits[holder], graph.above[last] | graph.bits[last]
+    found = []
+    for q in graph:
+        if graph.above[q.id] & below and graph.bits[q.id] & wanted:
+            if q.kind is not PrimitiveKind.CALL or q.tentative:
+                return ()
+            found.append(q)
+    return tuple(found)
