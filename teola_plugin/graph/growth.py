@@ -33,9 +33,11 @@ def growths(graph: Graph) -> tuple[Growth, ...]:
 
 def growth(graph: Graph, p: Primitive, holder: str) -> Growth | None:
     """How the prompt of `p` grows with the MAP `holder`; None where more than pure calls lies between the two."""
+    refs = dict(p.inputs)
+    if not any(_by_calls(graph, ref.producer, holder) for ref in refs.values()):
+        return None  # which most are, and the rest takes longer
     bits, above = graph.bits, graph.above
     below = bits[holder]
-    refs = dict(p.inputs)
     for place, part in enumerate(p.prompt):
         ref = refs.get(part.variable)
         if ref is None or ref.external or not (above[ref.producer] | bits[ref.producer]) & below:
@@ -43,6 +45,14 @@ def growth(graph: Graph, p: Primitive, holder: str) -> Growth | None:
         calls = _calls(graph, holder, ref.producer)
         return Growth(holder, p, calls, part.variable, place + 1) if calls else None
     return None
+
+
+def _by_calls(graph: Graph, name: str, holder: str) -> bool:
+    """Whether a way of calls alone leads from the holder to `name`."""
+    p = graph.get(name)
+    if p is None or p.kind is not PrimitiveKind.CALL:
+        return False
+    return any(ref.producer == holder or _by_calls(graph, ref.producer, holder) for _, ref in p.inputs)
 
 
 def _calls(graph: Graph, holder: str, last: str) -> tuple[Primitive, ...]:
