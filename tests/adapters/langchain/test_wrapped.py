@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from teola_plugin.engines.fake import fake_engines
 from teola_plugin.pool import EnginePool
 
 Chain = Runnable[Any, Any]
+LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
 QUESTION = {"question": "why"}
 
 
@@ -131,7 +133,7 @@ def test_no_call_is_made_twice_whoever_comes_first(make: Callable[[Ledger], Chai
     plain_ledger, ledger = Ledger(), Ledger(jitter=0.004)
     expected = observe(make(plain_ledger), way, QUESTION)
     fast = accelerate(make(ledger))
-    for _ in range(25):
+    for _ in range(25 if LONG else 6):
         ledger.calls.clear()
         outcome = observe(fast, way, QUESTION)
         assert (outcome.result, outcome.events) == (expected.result, expected.events)
@@ -156,7 +158,7 @@ def test_a_local_model_takes_one_call_at_a_time(way: str) -> None:
     same = SyncChat(ledger=ledger, says="same")
     chain = RunnablePassthrough.assign(a=ask("1 {question}", same)).assign(b=ask("2 {question}", same))
     fast = accelerate(chain)
-    for _ in range(10):
+    for _ in range(10 if LONG else 3):
         assert observe(fast, way, QUESTION).result == observe(chain, way, QUESTION).result
     assert ledger.most == 1
 
