@@ -222,8 +222,8 @@ class AsyncPlace(Place):
         call = self._claim(site, input)
         if call.state is State.PLAIN:
             return await self._plain(call, config)
-        await replay.adeliver(call.log, config or {}, site.tags)
         try:
+            await replay.adeliver(call.log, config or {}, site.tags)
             outcome = await asyncio.shield(asyncio.wrap_future(call.outcome))
         except asyncio.CancelledError:
             call.stop()
