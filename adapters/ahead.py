@@ -9,9 +9,12 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import IMPURE_KINDS, LOOKAHEAD, Graph, Primitive
+from teola_plugin.graph import IMPURE_KINDS, LOOKAHEAD, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import GROW
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.requests import Calls
 from teola_plugin.tracer.draft import BESIDE, Traced
 
 
@@ -54,6 +57,24 @@ def freed(name: str, source: Graph, graph: Graph) -> frozenset[str]:
 
 def takes_time(p: Primitive) -> bool:
     return p.on_engine or p.kind in IMPURE_KINDS or p.holds_fragment
+
+
+def submitted(pool: EnginePool, query: Query, optimised: Optimised, calls: Calls) -> QueryRun:
+    """The live query: its e-graph runs from here, and the plain object ends it."""
+    return pool.runtime.submit(
+        query,
+        optimised.graph,
+        calls,
+        ahead=True,
+        pgraph=optimised.source,
+        passes=tuple((r.pass_name, r.fired, r.seconds) for r in optimised.reports),
+    )
+
+
+def joinable(run: Any, pool: EnginePool) -> QueryRun | None:
+    """`run` if it is a live query of this pool's that parts may join."""
+    joins = isinstance(run, QueryRun) and run.joins and not run.closed and run.runtime is pool.runtime
+    return run if joins else None
 
 
 def shape(traced: Traced, input: Any) -> dict[str, int]:

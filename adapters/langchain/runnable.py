@@ -11,7 +11,7 @@ from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
-from teola_plugin.adapters.ahead import log_fallback, runs_ahead, shape
+from teola_plugin.adapters.ahead import joinable, log_fallback, runs_ahead, shape, submitted
 from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.adapters.langchain.begun import Begun, BegunBatch, shared_limit, streaming
 from teola_plugin.adapters.langchain.gates import Gate
@@ -186,7 +186,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         self, input: Any, config: RunnableConfig, pool: EnginePool, traced: Traced, place: Place | None
     ) -> QueryRun | PartRun:
         optimised = self._plan(traced, pool, input)
-        if place is None and (whole := _live_query(config, pool)) is not None:
+        if place is None and (whole := joinable(active_run(config.get("callbacks")), pool)) is not None:
             return whole.part(optimised.graph, traced.calls, input)
         query = self._query(input, config, pool)
         ahead = optimised.source is None or runs_ahead(optimised.source, optimised.graph)
@@ -195,14 +195,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         if place is not None:
             place.open(query.id, pool)
         try:
-            run = pool.runtime.submit(
-                query,
-                optimised.graph,
-                traced.calls,
-                ahead=True,
-                pgraph=optimised.source,
-                passes=tuple((r.pass_name, r.fired, r.seconds) for r in optimised.reports),
-            )
+            run = submitted(pool, query, optimised, traced.calls)
         except BaseException:
             if place is not None:
                 place.close()
@@ -382,10 +375,3 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         made = self.model_copy()
         made._limit = limit
         return made
-
-
-def _live_query(config: RunnableConfig, pool: EnginePool) -> QueryRun | None:
-    """The accelerated query that this call is a part of."""
-    run = active_run(config.get("callbacks"))
-    joins = isinstance(run, QueryRun) and run.joins and not run.closed and run.runtime is pool.runtime
-    return run if joins else None

@@ -11,6 +11,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs
 
+from teola_plugin.adapters.ahead import ending
 from teola_plugin.adapters.langchain.in_place import InPlace
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
@@ -97,15 +98,8 @@ def live(run: QueryRun | PartRun) -> Iterator[None]:
     """The body runs as part of the query: closed when it has its answer, cancelled when it is given up."""
     token = current_run.set(run.whole)
     try:
-        yield
-    except Exception:
-        run.close()
-        raise
-    except BaseException:  # cancelled, interrupted, or a generator that was not read to its end
-        run.cancel()
-        raise
-    else:
-        run.close()
+        with ending(run):
+            yield
     finally:
         with contextlib.suppress(ValueError):  # a generator may be closed in another context than it began in
             current_run.reset(token)

@@ -10,7 +10,7 @@ from typing import Any
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.schema import QueryBundle, QueryType
 
-from teola_plugin.adapters.ahead import ending, failing, log_fallback, pays, shape
+from teola_plugin.adapters.ahead import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.llamaindex.parts import Accelerate, with_parts
 from teola_plugin.adapters.llamaindex.unblocked import unblocked
@@ -125,7 +125,7 @@ class Session:
         return run, node
 
     def _submit(self, pool: EnginePool, entry: str, given: Given | None) -> Run:
-        whole = live_query(pool)
+        whole = joinable(current_run.get(), pool)
         query = Query({"input": given}, app=self._app)
         if given is None:  # it cannot be planned; its parts can
             return Joined(whole) if whole is not None else pool.runtime.watch(query, joins=True)
@@ -136,14 +136,7 @@ class Session:
             return whole.part(optimised.graph, traced.calls, given) if pays(optimised) else Joined(whole)
         if not pays(optimised):
             return pool.runtime.watch(query, joins=True)
-        return pool.runtime.submit(
-            query,
-            optimised.graph,
-            traced.calls,
-            ahead=True,
-            pgraph=optimised.source,
-            passes=tuple((r.pass_name, r.fired, r.seconds) for r in optimised.reports),
-        )
+        return submitted(pool, query, optimised, traced.calls)
 
     def _running(self, entry: str, given: Given | None) -> Any:
         """What runs: engines and retrievers in it that the graph does not know are accelerated by themselves."""
@@ -170,12 +163,6 @@ def with_chunks(query: str, chunks: Any, kwargs: Given) -> Given | None:
 
 def with_nodes(query: QueryType, nodes: Any) -> Given:
     return {ASKED: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
-
-
-def live_query(pool: EnginePool) -> QueryRun | None:
-    """The accelerated query that this call is a part of."""
-    run = current_run.get()
-    return run if run is not None and run.joins and not run.closed and run.runtime is pool.runtime else None
 
 
 # ------------------------------------------------------------ answers that are read later
