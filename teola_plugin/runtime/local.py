@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from teola_plugin.engines.base import Engine
@@ -30,6 +31,20 @@ from teola_plugin.scheduling.events import CancelQuery, Close, Enqueue, PartEnde
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """One call from outside, on its way: a request per payload."""
+
+    kind: PrimitiveKind
+    port: EnginePort
+    payloads: Sequence[Any]
+    future: Future[list[Any]]
+    log: PieceLog | None
+    """Where its pieces go, if it is streamed."""
+    entries: list[RequestEntry] = field(default_factory=list)
+    """Its requests, once they are made or claimed."""
 
 
 class LocalRuntime:
@@ -193,72 +208,52 @@ class LocalRuntime:
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
-        log = PieceLog() if stream else None
-        entries: list[RequestEntry] = []
-        handle = CallHandle(
-            future, pieces=log, cancel=lambda: self.loop.post(self._give_up, entries), owner=self.loop.ident
+        call = _Call(kind, port, list(payloads), future, PieceLog() if stream else None)
+        self.loop.post(self._join, run, call)
+        return CallHandle(
+            future, pieces=call.log, cancel=lambda: self.loop.post(self._give_up, call.entries), owner=self.loop.ident
         )
-        self.loop.post(self._join, run, kind, port, list(payloads), future, log, entries)
-        return handle
 
-    def _join(
-        self,
-        run: QueryRun | None,
-        kind: PrimitiveKind,
-        port: EnginePort,
-        payloads: list[Any],
-        future: Future[list[Any]],
-        log: PieceLog | None,
-        entries: list[RequestEntry],
-    ) -> None:
+    def _join(self, run: QueryRun | None, call: _Call) -> None:
         """A call always ends: one that cannot join its query is an ordinary one."""
         try:
-            self._make(run, kind, port, payloads, future, log, entries)
+            self._make(run, call)
         except Exception as error:
-            if future.done():
+            if call.future.done():
                 return
             if run is None:
-                future.set_exception(error)
+                call.future.set_exception(error)
                 return
             _log.warning(
                 "a call cannot join its query and is made by itself (%s is a bug of teola-plugin: please report it)",
                 type(error).__name__,
                 exc_info=True,
             )
-            for entry in entries:
-                entry.waiting = [call for call in entry.waiting if call.future is not future]
-            entries.clear()
-            self._join(None, kind, port, payloads, future, log, entries)
+            for entry in call.entries:
+                entry.waiting = [pending for pending in entry.waiting if pending.future is not call.future]
+            call.entries.clear()
+            self._join(None, call)
 
-    def _make(
-        self,
-        run: QueryRun | None,
-        kind: PrimitiveKind,
-        port: EnginePort,
-        payloads: list[Any],
-        future: Future[list[Any]],
-        log: PieceLog | None,
-        entries: list[RequestEntry],
-    ) -> None:
-        driver = self._driver
+    def _make(self, run: QueryRun | None, call: _Call) -> None:
+        driver, port = self._driver, call.port
         live = run is not None and run.id in driver.runs
         if run is None or not live:
             run = QueryRun(self, Query(id=f"call{next(_calls)}"), None, {}, True, QueryStore({}))
         run.calls_made += 1
         name = f"{port.name}.call#{run.calls_made}"
         fresh = []
-        for payload in payloads:
+        for payload in call.payloads:
             entry = driver.claim(run, port, payload, plain=True) if live and run.claims else None
             if entry is None:
-                entry = driver.new_entry(run, name, kind, port, payload)
+                entry = driver.new_entry(run, name, call.kind, port, payload)
                 fresh.append(entry)
             entry.by_plain += 1
-            entries.append(entry)
-            if log is not None:
-                entry.read_into(log)
-        PendingCall(entries, future)
+            call.entries.append(entry)
+            if call.log is not None:
+                entry.read_into(call.log)
+        PendingCall(call.entries, call.future)
         if fresh:
-            self._enqueue_fresh(run, kind, port, name, fresh, live)
+            self._enqueue_fresh(run, call.kind, port, name, fresh, live)
 
     def _enqueue_fresh(
         self, run: QueryRun, kind: PrimitiveKind, port: EnginePort, name: str, fresh: list[RequestEntry], live: bool
