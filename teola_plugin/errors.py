@@ -7,6 +7,7 @@
     ├─ GraphError                   an invalid graph; the message ends with the graph around the fault
     │   └─ PassError                a pass broke the graph (.pass_name)
     ├─ RegistrationError            an unknown engine, pass or option; lists the known names
+    │   └─ ConfigError              a pool's settings are wrong; names file, line and remedy
     ├─ EngineError                  .engine .instance .retryable
     │   ├─ EngineUnavailable        the engine is not installed, did not start, or died
     │   ├─ EngineOverloaded         its queue is full; try again later
@@ -63,6 +64,10 @@ class PassError(GraphError):
 
 class RegistrationError(TeolaError):
     """An unknown engine, pass, option or input name."""
+
+
+class ConfigError(RegistrationError):
+    """A pool's settings cannot be used; the message names file and line of each fault."""
 
 
 class EngineError(TeolaError):

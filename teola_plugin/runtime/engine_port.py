@@ -22,6 +22,7 @@ from teola_plugin.scheduling.events import (
     EngineEvent,
     Enqueue,
     InstanceDown,
+    InstanceDrained,
     InstanceUp,
     PrefillEnded,
     QueuedRequest,
@@ -31,6 +32,8 @@ from teola_plugin.scheduling.events import (
 )
 
 log = logging.getLogger("teola_plugin")
+_LONGEST_BACK_OFF = 30.0
+"""Seconds between two attempts to start an instance again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class EnginePort:
         policy: BatchPolicy | None = None,
         max_attempts: int = 3,
         max_queued: int = 100_000,
+        restarts: int = 3,
     ) -> None:
         self.name = name
         self.instances = dict(instances)
@@ -68,6 +72,11 @@ class EnginePort:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: list[str] = []
         self._restarting: set[str] = set()
+        self._restarts = restarts
+        self._batches: dict[str, set[asyncio.Task[None]]] = {}
+        """Running batches by instance."""
+        self._lost: dict[str, str] = {}
+        """Instances given up before their batches ended, and why."""
         self._given_up = ""
         first = next(iter(self.instances.values()))
         self.scheduler = EngineScheduler(first.profile, tuple(self.instances), policy)
@@ -116,6 +125,38 @@ class EnginePort:
     def depths(self, event: DepthChanged) -> None:
         self._handle(event)
 
+    def lose(self, instance: str, reason: str) -> None:
+        """An instance is known to be dead or to hang: what runs there is done elsewhere, and it is started again."""
+        if instance not in self.instances or instance in self._restarting:
+            return
+        self._lost[instance] = reason
+        self._revive(instance)
+        for task in list(self._batches.get(instance, ())):
+            task.cancel()
+
+    def add(self, instance: str, engine: Engine) -> None:
+        """One more started instance."""
+        self.instances[instance] = engine
+        self._handle(InstanceUp(self._now(), instance))
+
+    async def retire(self, instance: str) -> Engine:
+        """Give an instance no more work, wait until what runs there has ended, and hand it back, still started."""
+        self._handle(InstanceDrained(self._now(), instance))
+        while running := list(self._batches.get(instance, ())):
+            await asyncio.wait(running)
+        self._handle(InstanceDown(self._now(), instance))
+        self._batches.pop(instance, None)
+        return self.instances.pop(instance)
+
+    def _gone(self, instance: str) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"instance {instance} of engine {self.name!r} was lost: {self._lost[instance]}.",
+            engine=self.name,
+            instance=instance,
+            retryable=True,
+            hint="it is started again by itself",
+        )
+
     async def close(self) -> None:
         """Stop what runs. Requests that are left fail as unavailable."""
         for task in list(self._tasks):
@@ -134,7 +175,10 @@ class EnginePort:
     def _handle(self, event: EngineEvent) -> None:
         for instruction in self.scheduler.handle(event):
             if isinstance(instruction, RunBatch):
-                self._spawn(self._run(instruction))
+                running = self._batches.setdefault(instruction.instance, set())
+                task = self._spawn(self._run(instruction))
+                running.add(task)
+                task.add_done_callback(running.discard)
             elif isinstance(instruction, CancelRunning):
                 for request in instruction.requests:
                     self._spawn(self.instances[instruction.instance].cancel(request))
@@ -145,10 +189,11 @@ class EnginePort:
             elif isinstance(instruction, Reject):
                 self._reject(instruction)
 
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
+    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _cancelled(self) -> EngineError:
         return EngineError(f"the request was cancelled at engine {self.name!r}.", engine=self.name)
@@ -177,8 +222,10 @@ class EnginePort:
             async for result in engine.execute(requests):
                 self._on_result(entries, result, batch.instance)
         except asyncio.CancelledError:
-            broken = self._cancelled()
-            raise
+            if batch.instance not in self._lost:
+                broken = self._cancelled()
+                raise
+            broken = self._gone(batch.instance)
         except Exception as error:
             log.warning("engine %s instance %s broke in a batch: %r", self.name, batch.instance, error)
             broken = self._broken(error)
@@ -274,14 +321,15 @@ class EnginePort:
         engine = self.instances[instance]
         restart = getattr(engine, "restart", None)
         cause: BaseException | None = None
-        for attempt in range(3 if restart is not None else 0):
+        for attempt in range(self._restarts if restart is not None else 0):
             try:
                 await restart()  # type: ignore[misc]
             except Exception as error:
                 cause = error
-                await asyncio.sleep(0.2 * 2**attempt)
+                await asyncio.sleep(min(_LONGEST_BACK_OFF, 0.2 * 2**attempt))
             else:
                 self._restarting.discard(instance)
+                self._lost.pop(instance, None)
                 self._handle(InstanceUp(self._now(), instance))
                 return
         if len(self._restarting) == len(self.instances):

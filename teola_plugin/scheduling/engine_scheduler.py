@@ -15,6 +15,7 @@ from teola_plugin.scheduling.events import (
     EngineEvent,
     Enqueue,
     InstanceDown,
+    InstanceDrained,
     InstanceUp,
     Instructions,
     PrefillEnded,
@@ -49,6 +50,7 @@ class EngineScheduler:
             CancelRequests: self._cancel,
             DepthChanged: self._depths,
             InstanceUp: self._up,
+            InstanceDrained: self._drained,
             InstanceDown: self._down,
             Tick: lambda event: [],
         }
@@ -106,6 +108,11 @@ class EngineScheduler:
     def _up(self, event: InstanceUp) -> Instructions:
         if event.instance not in self.instances:
             self.instances.append(event.instance)
+        return []
+
+    def _drained(self, event: InstanceDrained) -> Instructions:
+        self.instances = [i for i in self.instances if i != event.instance]
+        self.placement.forget_instance(event.instance)
         return []
 
     def _down(self, event: InstanceDown) -> Instructions:

@@ -264,6 +264,13 @@ class InstanceUp(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceDrained(Event):
+    """The instance gets no more work; what runs there ends as it would."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceDown(Event):
     """The instance died; its running requests are ended by the driver."""
 
@@ -307,4 +314,4 @@ class Reject(Instruction):
 
 Instructions = list[Instruction]
 GraphEvent = QueryEvent | Tick
-EngineEvent = Enqueue | RequestsEnded | PrefillEnded | CancelRequests | DepthChanged | InstanceUp | InstanceDown | Tick
+EngineEvent = Enqueue | RequestsEnded | PrefillEnded | CancelRequests | DepthChanged | InstanceUp | InstanceDrained | InstanceDown | Tick

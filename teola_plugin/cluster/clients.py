@@ -1,0 +1,104 @@
+"""The clients of one engine host: what each waits for, and what it has yet to hear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from teola_plugin.cluster.wire import News, Said
+from teola_plugin.runtime.request_table import RequestEntry
+
+
+class Client:
+    """One process that uses the engine."""
+
+    def __init__(self, name: str) -> None:
+        self.id = name
+        self.entries: dict[str, RequestEntry] = {}
+        """By the id that the client gave."""
+        self.apps: dict[str, str] = {}
+        self.heard = 0.0
+        self._outbox: list[News] = []
+        self._news = asyncio.Event()
+        self._next, self._early = 1, dict[int, bytes]()
+        self._closed = False
+
+    def own(self, name: str) -> str:
+        """The client's name for a request, query or session, made unique among clients."""
+        return f"{self.id}|{name}"
+
+    def hold(self, request: str, entry: RequestEntry, app: str) -> None:
+        self.entries[request] = entry
+        self.apps[entry.request.id] = app
+
+    def let_go(self, request: str) -> None:
+        entry = self.entries.pop(request, None)
+        if entry is not None:
+            self.apps.pop(entry.request.id, None)
+
+    def in_order(self, number: int, parcel: bytes) -> Iterator[bytes]:
+        """This parcel and those that waited for it, once all before it have come."""
+        self.heard = asyncio.get_running_loop().time()
+        self._early[number] = parcel
+        while self._next in self._early:
+            yield self._early.pop(self._next)
+            self._next += 1
+
+    # ------------------------------------------------------------ news
+
+    def tell(self, news: News) -> None:
+        before = self._outbox[-1] if self._outbox else None
+        if isinstance(news, Said) and isinstance(before, Said) and before.request == news.request:
+            self._outbox[-1] = Said(news.request, before.text + news.text, before.tokens + news.tokens)
+        else:
+            self._outbox.append(news)
+        self._news.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._news.set()
+
+    async def read(self) -> AsyncIterator[list[Any]]:
+        """What has happened since the last time, whenever something has."""
+        while not self._closed or self._outbox:
+            await self._news.wait()
+            self._news.clear()
+            messages, self._outbox = self._outbox, []
+            if messages:
+                yield messages
+
+
+class Clients:
+    """By name."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Client] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(list(self._by_id.values()))
+
+    def add(self, name: str) -> Client:
+        """The client of that name, known or new."""
+        found = self._by_id.get(name)
+        if found is None:
+            found = self._by_id[name] = Client(name)
+        return found
+
+    def remove(self, name: str) -> Client | None:
+        gone = self._by_id.pop(name, None)
+        if gone is not None:
+            gone.close()
+        return gone
+
+    def of(self, entry: RequestEntry) -> tuple[Client | None, str]:
+        """Who asked for it, and under which id."""
+        client, _, request = entry.request.id.partition("|")
+        return self._by_id.get(client), request
+
+    def close(self) -> None:
+        for client in self._by_id.values():
+            client.close()

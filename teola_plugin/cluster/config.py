@@ -1,0 +1,179 @@
+"""The pool's YAML: which engines there are, how many instances of each, and what they may use.
+
+::
+
+    name: default
+    engines:
+      llm:
+        kind: vllm
+        model: meta-llama/Llama-3.1-8B-Instruct
+        instances: 2
+        gpus: 1
+        engine_args: {max_model_len: 8192}
+      embedder: {kind: embedding, model: BAAI/bge-large-en-v1.5}
+      store: {kind: pgvector, dsn: "postgresql://user@host/database"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from teola_plugin.errors import ConfigError
+from teola_plugin.scheduling import POLICIES
+
+Kind = Literal["vllm", "embedding", "reranking", "pgvector", "openai", "fake"]
+
+
+class Autoscale(BaseModel):
+    """Instances follow the queue: one more while more than `queued_per_instance` requests wait for each of them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    least: int = Field(1, ge=1)
+    most: int = Field(ge=1)
+    queued_per_instance: float = Field(8.0, gt=0)
+    up_after: float = Field(5.0, ge=0)
+    """Seconds that the queue must be long before one is added."""
+    down_after: float = Field(60.0, ge=0)
+    """Seconds without a queue before one is taken away."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Autoscale:
+        if self.least > self.most:
+            raise ValueError(f"least is {self.least}, most is {self.most}: give most at least as many")
+        return self
+
+
+class EngineConfig(BaseModel):
+    """One engine: what it is, and what each of its instances may use."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: Kind | None = None
+    factory: str = ""
+    """Instead of `kind`: `package.module:callable`, called with the engine's name and `options`."""
+    model: str = ""
+    """A folder or hub name (vllm, embedding, reranking, openai); embedding and reranking have small ones of their own."""
+    dsn: str = ""
+    """PostgreSQL connection (pgvector), or `embedded` for a server beside the instance."""
+    base_url: str = ""
+    """An OpenAI-compatible server (openai)."""
+    instances: int = Field(1, ge=1, le=1024)
+    cpus: float = Field(0.0, ge=0)
+    """Logical Ray CPUs that each instance reserves."""
+    gpus: float = Field(0.0, ge=0)
+    """Ray GPUs of each instance; with tensor parallelism, as many as it has ranks."""
+    cores: tuple[str, ...] = ()
+    """Cores of each instance in turn, e.g. `["0-3", "4-7"]` (CPU builds only)."""
+    resources: Mapping[str, float] = Field(default_factory=dict)
+    """Custom Ray resources of each instance, e.g. to tie it to a kind of node."""
+    engine_args: Mapping[str, Any] = Field(default_factory=dict)
+    """Passed on to vLLM as they are: tensor_parallel_size, quantization, enable_lora, max_model_len, ..."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Further arguments of the engine's class."""
+    policy: str = "topology-aware"
+    max_queued: int = Field(10_000, ge=1)
+    """Requests that may wait; more are refused with `EngineOverloaded`."""
+    autoscale: Autoscale | None = None
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError(f"there is no policy {value!r}; use one of {', '.join(POLICIES)}")
+        return value
+
+    @field_validator("cores", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        return tuple(map(str, value)) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _whole(self) -> EngineConfig:
+        if (self.kind is None) == (not self.factory):
+            raise ValueError("give either kind or factory")
+        needed = {"vllm": "model", "pgvector": "dsn", "openai": "base_url"}
+        wanted = needed.get(self.kind or "", "")
+        if wanted and not getattr(self, wanted):
+            raise ValueError(f"an engine of kind {self.kind} needs {wanted}")
+        if self.engine_args and self.kind != "vllm":
+            raise ValueError(f"engine_args are vLLM's; give a {self.kind or 'factory'} engine options")
+        if self.cores and len(self.cores) < self.most_instances:
+            raise ValueError(f"cores name {len(self.cores)} sets for {self.most_instances} instances: give each its own")
+        return self
+
+    @property
+    def most_instances(self) -> int:
+        return max(self.instances, self.autoscale.most if self.autoscale else 0)
+
+
+class PoolConfig(BaseModel):
+    """Everything about one pool."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    engines: dict[str, EngineConfig] = Field(min_length=1)
+
+    @classmethod
+    def read(cls, path: str | Path) -> PoolConfig:
+        """The file's content. Raises `ConfigError`, which names file, line and remedy."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror or error}.", hint="give the path of a pool's YAML file") from None
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: str, source: str = "pool") -> PoolConfig:
+        """`read` for text. `source` leads the messages."""
+        try:
+            root, data = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(_syntax(source, error), hint="mend the YAML there") from None
+        if not isinstance(data, dict):
+            raise ConfigError(f"{source}, line 1: it holds no settings.", hint="begin with `engines:` (see the docs)")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise ConfigError("\n".join(_faults(source, root, error)), hint=_REMEDY) from None
+
+
+_REMEDY = "correct these lines; docs/cluster.md lists every setting"
+
+
+def _syntax(source: str, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    return f"{source}, line {mark.line + 1 if mark else 1}: {problem}."
+
+
+def _faults(source: str, root: Any, error: ValidationError) -> list[str]:
+    found = []
+    for fault in error.errors():
+        path = tuple(key for key in fault["loc"] if not (isinstance(key, str) and key.startswith("function-")))
+        message = fault["msg"].removeprefix("Value error, ")
+        given = f" (got {fault['input']!r})" if isinstance(fault["input"], str | int | float | bool) else ""
+        where = ".".join(map(str, path)) or "the file"
+        found.append(f"{source}, line {_line(root, path)}: {where}: {message}{given}.")
+    return found
+
+
+def _line(node: Any, path: tuple[Any, ...]) -> int:
+    """The line of the deepest node on the path that is there; from 1."""
+    line = node.start_mark.line + 1
+    for key in path:
+        if isinstance(node, yaml.MappingNode):
+            pairs = [(k, v) for k, v in node.value if k.value == str(key)]
+            if not pairs:
+                break
+            name, node = pairs[0]
+            line = name.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+            node = node.value[key]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line

@@ -1,0 +1,292 @@
+"""One engine in the cluster: its scheduler, shared by every client, and its instances. An actor; no policy here.
+
+The scheduler and the code that carries out its instructions are those of the local runtime (`EngineScheduler` in an
+`EnginePort`); only the instances are elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from teola_plugin.cluster.clients import Client, Clients
+from teola_plugin.cluster.config import EngineConfig
+from teola_plugin.cluster.followers import Followers
+from teola_plugin.cluster.health import Health
+from teola_plugin.cluster.names import actor_name, engine_spec, instance_options
+from teola_plugin.cluster.remote_instance import RemoteInstance
+from teola_plugin.cluster.scaling import Scaler
+from teola_plugin.cluster.wire import (
+    PROTOCOL,
+    Began,
+    Cancelled,
+    Depths,
+    Ended,
+    EngineFacts,
+    Follow,
+    Hello,
+    Queue,
+    Said,
+    pack,
+    unpack,
+)
+from teola_plugin.engines.base import Piece, Request
+from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.runtime.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.scheduling import POLICIES
+from teola_plugin.scheduling.events import DepthChanged, Enqueue
+
+log = logging.getLogger("teola_plugin")
+BATCHES_KEPT = 512
+
+
+class EngineHost:
+    """The actor of one engine. Its methods are what clients, other hosts and `teola` call."""
+
+    def __init__(self, pool: str, name: str, settings: Mapping[str, Any]) -> None:
+        self.pool, self.name = pool, name
+        self.config = EngineConfig.model_validate(settings)
+        self.instances: dict[str, RemoteInstance] = {}
+        self.clients = Clients()
+        self.batches: deque[dict[str, Any]] = deque(maxlen=BATCHES_KEPT)
+        """The last batches and what they held, so that one can see queries of several apps in one."""
+        self.facts: EngineFacts | None = None
+        self._port: EnginePort | None = None
+        self._followers = Followers(name, self._queue, self._forward)
+        self._hosts: dict[str, Any] = {}
+        self._health = Health(self._instances, self._lost)
+        self._scaler = Scaler(self)
+        self._starting = asyncio.Lock()
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> EngineFacts:
+        """Start all instances, side by side. Idempotent. Raises `EngineUnavailable`."""
+        async with self._starting:
+            if self._port is None:
+                self.instances = {str(n): self._instance(str(n)) for n in range(self.config.instances)}
+                await asyncio.gather(*(instance.start() for instance in self.instances.values()))
+                self._open()
+        assert self.facts is not None
+        return self.facts
+
+    def _instance(self, number: str) -> RemoteInstance:
+        options = instance_options(self.pool, self.name, number, self.config)
+        return RemoteInstance(self.name, number, engine_spec(self.name, self.config), options)
+
+    def _open(self) -> None:
+        policy = POLICIES[self.config.policy]()
+        listener = PortListener(self._started, self._said, self._ended)
+        self._port = EnginePort(
+            self.name, self.instances, listener, policy=policy, max_queued=self.config.max_queued, restarts=8
+        )
+        first = next(iter(self.instances.values()))
+        if first.facts is not None:
+            self.facts = replace(first.facts, name=self.name, instances=tuple(self.instances))
+        self._health.begin()
+        self._scaler.begin()
+
+    async def stop(self) -> None:
+        """End every instance; what clients still wait for fails as unavailable. Idempotent."""
+        self._health.end()
+        self._scaler.end()
+        port, self._port = self._port, None
+        if port is not None:
+            await port.close()
+        await asyncio.gather(*(instance.stop() for instance in self.instances.values()))
+        self.clients.close()
+
+    @property
+    def port(self) -> EnginePort:
+        if self._port is None:
+            raise EngineUnavailable(
+                f"engine {self.name!r} of pool {self.pool!r} is not running.",
+                engine=self.name,
+                retryable=True,
+                hint="`teola status` shows whether it is starting",
+            )
+        return self._port
+
+    # ------------------------------------------------------------ clients
+
+    async def hello(self, hello: Hello) -> EngineFacts:
+        """A client comes. Raises `EngineError` when it speaks another protocol."""
+        if hello.protocol != PROTOCOL:
+            raise EngineError(
+                f"the pool {self.pool!r} speaks protocol {PROTOCOL}, this client {hello.protocol} "
+                f"(teola-plugin {hello.package}).",
+                engine=self.name,
+                hint="use the same version of teola-plugin in the app and in the pool",
+            )
+        facts = await self.start()
+        self.clients.add(hello.client)
+        return facts
+
+    async def news(self, client: str) -> AsyncIterator[bytes]:
+        """Everything that happens to the client's requests, in parcels, until it leaves."""
+        async for messages in self.clients.add(client).read():
+            yield pack(messages)
+
+    async def leave(self, client: str) -> None:
+        """The client is gone: nobody wants its requests."""
+        gone = self.clients.remove(client)
+        if gone is not None and self._port is not None:
+            self._port.cancel(list(gone.entries.values()))
+            self._followers.forget(client)
+
+    async def orders(self, client: str, number: int, parcel: bytes) -> None:
+        """Messages of a client, numbered from 1: large parcels may overtake small ones on the way."""
+        sender = self.clients.add(client)
+        for ready in sender.in_order(number, parcel):
+            for order in unpack(ready):
+                self._obey(sender, order)
+
+    async def forwarded(self, client: str, parcel: bytes) -> None:
+        """What follows a primitive of another engine."""
+        sender = self.clients.add(client)
+        for order in unpack(parcel):
+            self._obey(sender, order)
+
+    def _obey(self, sender: Client, order: Any) -> None:
+        if isinstance(order, Queue):
+            self._queue(sender.id, order)
+        elif isinstance(order, Cancelled):
+            self._cancel(sender, order)
+        elif isinstance(order, Depths) and self._port is not None:
+            event = order.event
+            self._port.depths(DepthChanged(self._now(), sender.own(event.query), event.depths))
+
+    def _cancel(self, sender: Client, order: Cancelled) -> None:
+        self._followers.cancel(sender.id, order.requests)
+        held = [sender.entries[request] for request in order.requests if request in sender.entries]
+        if held and self._port is not None:
+            self._port.cancel(held)
+
+    def _queue(self, client: str, order: Queue) -> None:
+        sender = self.clients.add(client)
+        entries = [self._entry(sender, request, order.event) for request in order.requests]
+        if order.then and order.primitive is not None:
+            self._followers.expect(client, order)
+        event = order.event
+        mine = replace(
+            event,
+            at=self._now(),
+            query=sender.own(event.query),
+            session=sender.own(event.session) if event.session else "",
+        )
+        if self._port is None:
+            for entry in entries:
+                self._ended(entry, None, self._unavailable())
+            return
+        self._port.enqueue(entries, mine)
+
+    def _unavailable(self) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"engine {self.name!r} is not running.", engine=self.name, retryable=True, hint="try again in a moment"
+        )
+
+    @staticmethod
+    def _entry(sender: Client, request: Request, event: Enqueue) -> RequestEntry:
+        """Ids are unique in one client only; here they get its name before them."""
+        mine = replace(request, id=sender.own(request.id), query=sender.own(request.query))
+        entry = RequestEntry(mine, "", None, event.primitive)
+        sender.hold(request.id, entry, event.app)
+        return entry
+
+    def _forward(self, client: str, engine: str, order: Queue) -> None:
+        host = self._hosts.get(engine)
+        if host is None:
+            import ray
+
+            host = self._hosts[engine] = ray.get_actor(actor_name(self.pool, engine))
+        host.forwarded.remote(client, pack([order]))
+
+    # ------------------------------------------------------------ what the port tells
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _started(self, entry: RequestEntry, instance: str, batch: int) -> None:
+        sender, request = self.clients.of(entry)
+        if sender is not None:
+            self._note(sender, entry, instance, batch)
+            sender.tell(Began(request, instance, batch))
+
+    def _note(self, sender: Client, entry: RequestEntry, instance: str, batch: int) -> None:
+        if not self.batches or self.batches[-1]["batch"] != batch:
+            self.batches.append({"batch": batch, "instance": instance, "at": time.time(), "members": []})
+        app = sender.apps.get(entry.request.id, "")
+        self.batches[-1]["members"].append((sender.id, app, entry.primitive))
+
+    def _said(self, entry: RequestEntry, piece: Piece) -> None:
+        sender, request = self.clients.of(entry)
+        if sender is not None:
+            sender.tell(Said(request, piece.text, piece.tokens))
+
+    def _ended(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
+        entry.resolve(value, error)
+        sender, request = self.clients.of(entry)
+        if sender is None:
+            return
+        sender.let_go(request)
+        sender.tell(Ended(request, value, error))
+        self._followers.ended(sender.id, request, value, error)
+
+    # ------------------------------------------------------------ instances
+
+    def _instances(self) -> Mapping[str, RemoteInstance]:
+        return self.instances
+
+    def _lost(self, instance: str, reason: str) -> None:
+        """An instance hangs or is gone, seen by its health check: what runs there is done again elsewhere."""
+        if self._port is not None:
+            self._port.lose(instance, reason)
+
+    async def scale(self, wanted: int) -> int:
+        """Add or take away instances while queries run. Returns how many there are."""
+        return await self._scaler.to(wanted)
+
+    async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
+        """A coroutine method of the engine that is no request, on its first instance."""
+        first = next(iter(self.instances.values()))
+        return await first.admin(method, args)
+
+    async def reset(self) -> None:
+        await asyncio.gather(*(instance.reset() for instance in self.instances.values()))
+
+    def status(self) -> dict[str, Any]:
+        """Plain data for `teola status`."""
+        port = self._port
+        scheduler = port.scheduler if port is not None else None
+        return {
+            "engine": self.name,
+            "running": port is not None,
+            "kinds": sorted(kind.value for kind in self.facts.kinds) if self.facts else [],
+            "versions": dict(self.facts.versions) if self.facts else {},
+            "queued": sum(len(q.requests) for q in scheduler.queue) if scheduler else 0,
+            "clients": len(self.clients),
+            "instances": [
+                {
+                    "instance": name,
+                    "up": scheduler is not None and name in scheduler.instances,
+                    "pid": instance.pid,
+                    "running": len(scheduler.running.on(name)) if scheduler else 0,
+                    "kv_used": instance.load().kv_used,
+                }
+                for name, instance in self.instances.items()
+            ],
+        }
+
+    def recent_batches(self) -> list[dict[str, Any]]:
+        """The last batches, oldest first: number, instance, wall time, and (client, app, primitive) of each request."""
+        return list(self.batches)
+
+
+__all__ = ["EngineHost", "Follow"]

@@ -1,0 +1,109 @@
+"""One instance of an engine, in an actor of its own. It executes batches and streams results; it never schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from teola_plugin.cluster.chunked import by_time
+from teola_plugin.cluster.engine_factory import build_engine
+from teola_plugin.cluster.wire import EngineFacts, pack, unpack
+from teola_plugin.engines.base import Engine, Failed, Request, Result
+from teola_plugin.engines.calibration import calibrate
+from teola_plugin.errors import EngineError, RequestTooLarge
+
+CHUNK_SECONDS = 0.02
+"""Pieces of this long go out together: one message for each token would cost more than the token (DESIGN, 5)."""
+
+
+class InstanceHost:
+    """The actor around an `Engine`. Errors cross as this package's own, never as an engine library's."""
+
+    def __init__(self, spec: Mapping[str, Any], instance: str) -> None:
+        self.instance = instance
+        self.engine: Engine = build_engine(spec, int(instance))
+
+    async def start(self) -> EngineFacts:
+        """Start and calibrate the engine. Idempotent. Raises `EngineUnavailable`."""
+        await self.engine.start()
+        await calibrate(self.engine)
+        return self.facts()
+
+    def facts(self) -> EngineFacts:
+        engine = self.engine
+        settings = {key: getattr(engine, key, None) for key in ("model_name", "dimension", "normalized")}
+        known = {key: value for key, value in settings.items() if isinstance(value, str | int | float | bool)}
+        return EngineFacts(
+            engine.name, engine.kinds, engine.profile, dict(engine.versions()), (self.instance,), known
+        )
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+
+    async def restart(self) -> None:
+        """Bring the engine back inside this actor, where it can be."""
+        restart = getattr(self.engine, "restart", None)
+        if restart is None:
+            await self.engine.stop()
+            await self.engine.start()
+        else:
+            await restart()
+
+    def ping(self) -> tuple[int, int, float]:
+        """Process id, requests in flight, share of the KV cache in use."""
+        load = self.engine.load()
+        return os.getpid(), load.requests, load.kv_used
+
+    async def run(self, parcel: bytes) -> bytes:
+        """A whole batch at once: all results, in the order they ended."""
+        return pack([result async for result in self._results(unpack(parcel))])
+
+    async def stream(self, parcel: bytes) -> AsyncIterator[bytes]:
+        """Results as they come, in parcels by time."""
+        async for results in by_time(self._results(unpack(parcel)), CHUNK_SECONDS):
+            yield pack(results)
+
+    async def _results(self, batch: list[Request]) -> AsyncIterator[Result]:
+        limit = self.engine.profile.max_request_size
+        fitting = []
+        for request in batch:
+            size = self.engine.size(request)
+            if limit is not None and size > limit:
+                yield Failed(request.id, self._too_large(request, size, limit))
+            else:
+                fitting.append(request)
+        if fitting:
+            async for result in self.engine.execute(fitting):
+                yield _portable(result)
+
+    def _too_large(self, request: Request, size: int, limit: int) -> RequestTooLarge:
+        return RequestTooLarge(
+            f"a {request.kind.value} request takes {size} slots of engine {self.engine.name!r}, which can take {limit} "
+            "at most.",
+            engine=self.engine.name,
+            instance=self.instance,
+            hint="shorten the prompt, or give the engine a larger limit (for vLLM: engine_args max_model_len)",
+        )
+
+    async def cancel(self, requests: list[str]) -> None:
+        await asyncio.gather(*(self.engine.cancel(request) for request in requests))
+
+    async def reset(self) -> None:
+        await self.engine.reset()
+
+    async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
+        """A coroutine method of the engine that is no request, e.g. `count` of a store."""
+        return await getattr(self.engine, method)(*args)
+
+
+def _portable(result: Result) -> Result:
+    """Causes from engine libraries stay behind: unpickling one would import its library in every client."""
+    if isinstance(result, Failed):
+        error = result.error
+        cause, error.__cause__, error.__context__ = error.__cause__, None, None
+        error.__traceback__ = None
+        if cause is not None and not isinstance(cause, EngineError):
+            error.add_note(f"caused by {type(cause).__name__}: {cause}")
+    return result

@@ -1,0 +1,54 @@
+"""How the actors of a pool are named, and with which options Ray makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from teola_plugin.cluster.config import EngineConfig
+
+NAMESPACE = "teola"
+THREADS = 1000
+"""Calls that an actor works on at once: they wait, they do not compute."""
+
+
+def actor_name(pool: str, engine: str) -> str:
+    return f"teola/{pool}/{engine}"
+
+
+def directory_name(pool: str) -> str:
+    return f"teola/{pool}"
+
+
+def host_options(pool: str, engine: str) -> dict[str, Any]:
+    """An engine host outlives whoever made it, and is made again when its process or node dies."""
+    return {
+        "name": actor_name(pool, engine),
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "max_concurrency": THREADS,
+        "num_cpus": 0,
+        "get_if_exists": True,
+    }
+
+
+def instance_options(pool: str, engine: str, instance: str, config: EngineConfig) -> dict[str, Any]:
+    """Instances belong to their host, which makes a new one when one dies; Ray spreads them over the nodes."""
+    made: dict[str, Any] = {
+        "max_concurrency": THREADS,
+        "num_cpus": config.cpus,
+        "num_gpus": config.gpus,
+        "resources": dict(config.resources),
+        "scheduling_strategy": "SPREAD",
+        "max_restarts": 0,
+    }
+    return made
+
+
+def engine_spec(name: str, config: EngineConfig) -> Mapping[str, Any]:
+    """What `build_engine` needs, as plain data."""
+    return {"name": name, **config.model_dump(include=_SPEC)}
+
+
+_SPEC = {"kind", "factory", "model", "dsn", "base_url", "cores", "engine_args", "options"}

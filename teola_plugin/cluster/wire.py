@@ -1,0 +1,133 @@
+"""What clients, engine hosts and instances say to one another. Frozen, picklable with the standard library alone.
+
+Messages travel in parcels: a list of them, pickled once. Ray sends bytes fastest, and puts parcels above 100 kB into
+its shared memory by itself.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from teola_plugin.engines.base import Request
+from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind
+from teola_plugin.scheduling.events import DepthChanged, Enqueue
+
+PROTOCOL = 1
+"""Raise it whenever a message changes: clients and hosts of different versions refuse each other."""
+
+
+# ---------------------------------------------------------------- client -> engine host
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """A primitive to be queued as soon as another has ended well, without asking its client again (pre-scheduling).
+
+    Its requests are named `name.0`, `name.1`, ... Only primitives whose payloads need no code of the client follow.
+    """
+
+    primitive: Primitive
+    name: str
+    inputs: Mapping[str, Any]
+    """Values that are known already, by input name."""
+    pending: tuple[tuple[str, tuple[Any, ...]], ...]
+    """Inputs to be filled with what lies under a path in the value of the primitive before."""
+    event: Enqueue
+    tenant: str
+    then: tuple[Follow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The requests of one primitive, and what follows it."""
+
+    event: Enqueue
+    requests: tuple[Request, ...]
+    primitive: Primitive | None = None
+    """Given when something follows: it says how the requests' values make its value."""
+    then: tuple[Follow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Nobody wants these requests any more, nor what follows them."""
+
+    requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Depths:
+    event: DepthChanged
+
+
+Order = Queue | Cancelled | Depths
+
+
+# ---------------------------------------------------------------- engine host -> client
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A request was given to an instance, in a batch with this number."""
+
+    request: str
+    instance: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text of a streamed request, put together over a few milliseconds."""
+
+    request: str
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    request: str
+    value: Any
+    error: BaseException | None = None
+
+
+News = Began | Said | Ended
+
+
+# ---------------------------------------------------------------- what there is
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a client needs to know of an engine."""
+
+    name: str
+    kinds: frozenset[PrimitiveKind]
+    profile: EngineProfile
+    versions: Mapping[str, str]
+    instances: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What objects of frameworks ask of an engine, e.g. the model's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A client introduces itself."""
+
+    client: str
+    protocol: int
+    python: tuple[int, ...]
+    package: str
+
+
+def pack(messages: Sequence[Any]) -> bytes:
+    """One parcel. Raises what `pickle` raises for values that cannot travel."""
+    return pickle.dumps(list(messages), protocol=5)
+
+
+def unpack(parcel: bytes) -> list[Any]:
+    found: list[Any] = pickle.loads(parcel)
+    return found
