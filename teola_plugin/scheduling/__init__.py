@@ -3,6 +3,7 @@
 from teola_plugin.scheduling.engine_scheduler import EngineScheduler
 from teola_plugin.scheduling.graph_scheduler import GraphScheduler
 from teola_plugin.scheduling.live_query import LiveQuery, Status
+from teola_plugin.scheduling.placement import E2, E2Options, LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import (
     POLICIES,
     BatchPolicy,
@@ -10,15 +11,22 @@ from teola_plugin.scheduling.policies import (
     ThroughputOriented,
     TopologyAware,
 )
+from teola_plugin.scheduling.prefix_blocks import PrefixBlocks, block_hashes
 
 __all__ = [
+    "E2",
     "POLICIES",
     "BatchPolicy",
+    "E2Options",
     "EngineScheduler",
     "GraphScheduler",
+    "LeastOutstanding",
     "LiveQuery",
     "PerInvocation",
+    "PrefixBlocks",
+    "RequestPlacement",
     "Status",
     "ThroughputOriented",
     "TopologyAware",
+    "block_hashes",
 ]

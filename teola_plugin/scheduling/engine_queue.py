@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.events import Enqueue, QueuedRequest
+from teola_plugin.scheduling.fairness import Served
 
 
 @dataclass(slots=True)
@@ -24,6 +26,7 @@ class QueuedPrimitive:
     weight: float = 1.0
     session: str = ""
     when_idle: bool = False
+    gang: str = ""
     overtaken: int = 0
     """Batches that left since its FIFO turn."""
 
@@ -40,6 +43,7 @@ class QueuedPrimitive:
             event.weight,
             event.session,
             event.when_idle,
+            event.gang,
         )
 
 
@@ -55,6 +59,22 @@ class RunningRequest:
     """Its slots count against the tick until its first piece comes (LLMs)."""
 
 
+class Room(Protocol):
+    """Free slots, as a policy sees them: those of one instance, or of all together."""
+
+    in_order: bool
+    """Whether a request that is not taken holds up the rest of its primitive."""
+
+    @property
+    def left(self) -> bool:
+        """Whether anything may still be taken."""
+        ...
+
+    def take(self, queued: QueuedPrimitive, request: QueuedRequest) -> bool:
+        """Takes slots for a request; False if there are none for it."""
+        ...
+
+
 @dataclass(slots=True)
 class Slots:
     """Free capacity of one instance in one tick."""
@@ -63,13 +83,13 @@ class Slots:
     units: int
     alone: bool
     """Nothing runs there: one request may exceed `units`."""
+    in_order: bool = True
 
-    def take(self, size: int) -> bool:
-        """Takes a request of this size if it fits."""
-        if self.requests < 1 or (size > self.units and not self.alone):
+    def take(self, queued: QueuedPrimitive, request: QueuedRequest) -> bool:
+        if self.requests < 1 or (request.size > self.units and not self.alone):
             return False
         self.requests -= 1
-        self.units -= size
+        self.units -= request.size
         self.alone = False
         return True
 
@@ -79,28 +99,75 @@ class Slots:
 
 
 @dataclass(slots=True)
+class OnInstance:
+    """What runs on one instance. `units` are those of the requests that are `prefilling`."""
+
+    requests: dict[str, RunningRequest] = field(default_factory=dict)
+    prefilling: int = 0
+    units: int = 0
+
+
+NOTHING = OnInstance()
+
+
+@dataclass(slots=True)
 class Running:
-    """The running requests of one engine, by id."""
+    """The running requests of one engine, by id, by instance and by query; and what each app was given."""
 
     by_id: dict[str, RunningRequest] = field(default_factory=dict)
+    served: Served = field(default_factory=Served)
+    _instances: dict[str, OnInstance] = field(default_factory=dict)
+    _queries: dict[str, dict[str, RunningRequest]] = field(default_factory=dict)
+
+    def add(self, running: RunningRequest) -> None:
+        self.by_id[running.request] = running
+        self._queries.setdefault(running.query, {})[running.request] = running
+        here = self._instances.setdefault(running.instance, OnInstance())
+        here.requests[running.request] = running
+        here.prefilling += 1
+        here.units += running.size
+
+    def remove(self, request: str) -> None:
+        """Forget a request, if it runs."""
+        running = self.by_id.pop(request, None)
+        if running is None:
+            return
+        self.prefilled(running)
+        del self._instances[running.instance].requests[request]
+        of_query = self._queries[running.query]
+        del of_query[request]
+        if not of_query:
+            del self._queries[running.query]
+
+    def prefilled(self, running: RunningRequest) -> None:
+        """Its prompt tokens no longer fill the tick."""
+        if running.prefilling:
+            running.prefilling = False
+            here = self._instances[running.instance]
+            here.prefilling -= 1
+            here.units -= running.size
+
+    def at(self, instance: str) -> OnInstance:
+        return self._instances.get(instance, NOTHING)
 
     def on(self, instance: str) -> list[RunningRequest]:
-        return [r for r in self.by_id.values() if r.instance == instance]
+        return list(self.at(instance).requests.values())
 
     def deepest(self, query: str) -> int:
         """Depth of the deepest running primitive of a query; -1 when it has none."""
-        return max((r.depth for r in self.by_id.values() if r.query == query), default=-1)
+        return max((r.depth for r in self._queries.get(query, {}).values()), default=-1)
 
     def holds_back(self, warmup: QueuedPrimitive, instance: str, profile: EngineProfile) -> bool:
         """Whether a warm-up would delay what gates more: a deeper prefilling, or a deeper decoding if the warm-up can
         wait for a pause, or if the two would only take turns."""
         beside = not profile.takes_turns and not warmup.when_idle
-        return any(r.depth > warmup.depth and (r.prefilling or not beside) for r in self.on(instance))
+        here = self.at(instance).requests.values()
+        return any(r.depth > warmup.depth and (r.prefilling or not beside) for r in here)
 
     def slots(self, instance: str, profile: EngineProfile) -> Slots:
-        here = self.on(instance)
+        here = self.at(instance)
         if profile.batching is Batching.STATIC:
-            free = 0 if here else max(1, profile.max_efficient_batch)
-            return Slots(free, free, alone=not here)
-        units = profile.max_batch - sum(r.size for r in here if r.prefilling)
-        return Slots(profile.max_requests - len(here), units, alone=not any(r.prefilling for r in here))
+            free = 0 if here.requests else max(1, profile.max_efficient_batch)
+            return Slots(free, free, alone=not here.requests)
+        units = profile.max_batch - here.units
+        return Slots(profile.max_requests - len(here.requests), units, alone=not here.prefilling)

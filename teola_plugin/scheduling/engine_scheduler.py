@@ -5,9 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.errors import ConfigError
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest
 from teola_plugin.scheduling.events import (
+    CacheCleared,
+    CacheEvent,
+    CacheRemoved,
+    CacheStored,
+    CacheUse,
     CancelRequests,
     CancelRunning,
     DepthChanged,
@@ -24,20 +30,33 @@ from teola_plugin.scheduling.events import (
     RunBatch,
     Tick,
 )
-from teola_plugin.scheduling.placement import LeastOutstanding
+from teola_plugin.scheduling.placement import E2, LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware
+from teola_plugin.scheduling.room import SharedRoom
 
 
 class EngineScheduler:
-    """Forms batches for the instances of one engine. Slots are never overrun; every request is answered."""
+    """Forms batches for the instances of one engine. Slots are never overrun; every request is answered.
+
+    The policy says which request goes next. Where it goes: instances of an engine that keeps nothing are offered the
+    queue in turn, the one with the fewest requests first (`LeastOutstanding`); several instances that cache prefixes
+    are chosen request by request (`E2`). `placement` overrides that; raises ConfigError where it cannot work.
+    """
 
     def __init__(
-        self, profile: EngineProfile, instances: tuple[str, ...] = ("0",), policy: BatchPolicy | None = None
+        self,
+        profile: EngineProfile,
+        instances: tuple[str, ...] = ("0",),
+        policy: BatchPolicy | None = None,
+        placement: LeastOutstanding | RequestPlacement | None = None,
     ) -> None:
         self.profile = profile
         self.policy: BatchPolicy = policy or TopologyAware()
-        self.placement = LeastOutstanding()
+        self.placement: LeastOutstanding = LeastOutstanding()
+        self.router: RequestPlacement | None = None
+        """Chooses the instance of each request; None where instances are offered the queue in turn."""
         self.instances = list(instances)
+        self._automatic = placement is None
         self.queue: list[QueuedPrimitive] = []
         self.running = Running()
         self._arrivals = itertools.count()
@@ -52,12 +71,47 @@ class EngineScheduler:
             InstanceUp: self._up,
             InstanceDrained: self._drained,
             InstanceDown: self._down,
-            Tick: lambda event: [],
+            CacheStored: self._cache,
+            CacheRemoved: self._cache,
+            CacheCleared: self._cache,
+            CacheUse: self._cache,
+            Tick: self._tick,
         }
+        if placement is None:
+            self._route_if_several()
+        elif isinstance(placement, LeastOutstanding):
+            self.placement = placement
+        else:
+            self._route_by(placement)
+
+    @property
+    def wants_blocks(self) -> bool:
+        """Whether `QueuedRequest.blocks` are of use here."""
+        return self.router is not None
 
     def handle(self, event: EngineEvent) -> Instructions:
         """What to do about `event`: its own consequences first, then the batches that can run now."""
-        return self._handlers[type(event)](event) + self._form_batches()
+        out = self._handlers[type(event)](event)
+        if self.queue:
+            out += self._offer_in_turn() if self.router is None else self._route(self.router, event.at)
+        return out
+
+    def _route_if_several(self) -> None:
+        """E2 takes over with the second instance of an engine that caches prefixes."""
+        profile = self.profile
+        several = len(self.instances) > 1 and profile.batching is Batching.CONTINUOUS and profile.prefix_caching
+        if several and self._automatic and self.router is None:
+            self._route_by(E2(profile))
+
+    def _route_by(self, router: RequestPlacement) -> None:
+        if self.profile.batching is Batching.STATIC:
+            raise ConfigError(
+                f"{type(router).__name__} places request by request, but a batch of a static engine runs as one.",
+                hint="leave out `placement`: instances of a static engine take whole batches in turn",
+            )
+        self.router = router
+        for instance in self.instances:
+            router.up(instance)
 
     # ------------------------------------------------------------ events
 
@@ -68,18 +122,33 @@ class EngineScheduler:
         for request in too_large:
             queued.requests.remove(request)
         if queued.requests:
+            self.running.served.arrive(event.app, waiting=any(q.app == event.app for q in self.queue))
             self.queue.append(queued)
         return [Reject(r.id, r.size, limit or 0) for r in too_large]
 
     def _ended(self, event: RequestsEnded) -> Instructions:
         for request in event.requests:
-            self.running.by_id.pop(request, None)
+            self.running.remove(request)
+        if self.router is not None:
+            self.router.ended(event.at, event.requests)
         return []
 
     def _prefilled(self, event: PrefillEnded) -> Instructions:
         running = self.running.by_id.get(event.request)
         if running is not None:
-            running.prefilling = False
+            self.running.prefilled(running)
+            if self.router is not None:
+                self.router.prefilled(event.at, event.request)
+        return []
+
+    def _tick(self, event: Tick) -> Instructions:
+        if self.router is not None:
+            self.router.ended(event.at, ())
+        return []
+
+    def _cache(self, event: CacheEvent) -> Instructions:
+        if self.router is not None and event.instance in self.instances:
+            self.router.cached(event)
         return []
 
     def _cancel(self, event: CancelRequests) -> Instructions:
@@ -108,23 +177,27 @@ class EngineScheduler:
     def _up(self, event: InstanceUp) -> Instructions:
         if event.instance not in self.instances:
             self.instances.append(event.instance)
+            if self.router is not None:
+                self.router.up(event.instance)
+            self._route_if_several()
         return []
 
-    def _drained(self, event: InstanceDrained) -> Instructions:
+    def _drained(self, event: InstanceDrained | InstanceDown) -> Instructions:
         self.instances = [i for i in self.instances if i != event.instance]
         self.placement.forget_instance(event.instance)
+        if self.router is not None:
+            self.router.forget_instance(event.instance)
         return []
 
     def _down(self, event: InstanceDown) -> Instructions:
-        self.instances = [i for i in self.instances if i != event.instance]
-        self.placement.forget_instance(event.instance)
+        self._drained(event)
         for running in self.running.on(event.instance):
-            del self.running.by_id[running.request]
+            self.running.remove(running.request)
         return []
 
-    # ------------------------------------------------------------ batches
+    # ------------------------------------------------------------ batches: instances in turn
 
-    def _form_batches(self) -> Instructions:
+    def _offer_in_turn(self) -> Instructions:
         out: Instructions = []
         while self.queue:
             batch = self._next_batch()
@@ -137,12 +210,12 @@ class EngineScheduler:
         """One batch for the least loaded instance with free slots, or for the home of a waiting session."""
         slots = {i: self.running.slots(i, self.profile) for i in self.instances}
         free = {i: s.requests if s.left else 0 for i, s in slots.items()}
-        outstanding = {i: len(self.running.on(i)) for i in self.instances}
+        outstanding = {i: len(self.running.at(i).requests) for i in self.instances}
         for instance in sorted((i for i, n in free.items() if n), key=lambda i: (outstanding[i], i)):
             here = [q for q in self.queue if self._may_run(q, instance, free, outstanding)]
             picked = self.policy.pick(here, self.running, slots[instance]) if here else []
             if picked:
-                return self._admit(picked, instance)
+                return self._run_on(instance, picked)
         return None
 
     def _may_run(
@@ -154,18 +227,37 @@ class EngineScheduler:
             return True
         return self.placement.choose(free, outstanding, queued.session) == instance
 
-    def _admit(self, picked: list[Pick], instance: str) -> RunBatch:
+    def _run_on(self, instance: str, picked: list[Pick]) -> RunBatch:
+        for queued, request in picked:
+            self.placement.remember(queued.session, instance)
+            self.running.add(
+                RunningRequest(request.id, queued.query, queued.primitive, queued.depth, request.size, instance)
+            )
+        return self._admit(instance, picked)
+
+    # ------------------------------------------------------------ batches: request by request
+
+    def _route(self, router: RequestPlacement, at: float) -> Instructions:
+        """Rounds of the policy over all free slots, until nothing more is taken."""
+        out: Instructions = []
+        while self.queue:
+            room = SharedRoom(self.profile, self.instances, self.running, router, at)
+            if room.left:
+                self.policy.pick(self.queue, self.running, room)
+            if not room.admitted:
+                return out
+            out += [self._admit(instance, picked) for instance, picked in room.admitted.items()]
+        return out
+
+    # ------------------------------------------------------------ what a batch does to the queue
+
+    def _admit(self, instance: str, picked: list[Pick]) -> RunBatch:
         last = max(queued.arrived for queued, _ in picked)
-        requests, priorities = [], []
         for queued, request in picked:
             queued.requests.remove(request)
-            self.placement.remember(queued.session, instance)
-            self.running.by_id[request.id] = RunningRequest(
-                request.id, queued.query, queued.primitive, queued.depth, request.size, instance
-            )
-            requests.append(request.id)
-            priorities.append(next(self._admissions))
+            self.running.served.add(queued.app, queued.weight, request.size)
         self.queue = [q for q in self.queue if q.requests]
         for queued in self.queue:
             queued.overtaken += queued.arrived < last
-        return RunBatch(instance, next(self._batches), tuple(requests), tuple(priorities))
+        requests = tuple(request.id for _, request in picked)
+        return RunBatch(instance, next(self._batches), requests, tuple(next(self._admissions) for _ in picked))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
+from teola_plugin.scheduling.prefix_blocks import PrefixBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,8 @@ class QueuedRequest:
 
     id: str
     size: int = 1
+    blocks: PrefixBlocks = ()
+    """Its prompt, as `block_hashes` names it; empty where placement has no use for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,8 @@ class Enqueue(Event):
     """Requests of one session (a full prefilling and its partial ones) go to one instance."""
     when_idle: bool = False
     """A warm-up for which its engine will have time: it waits until nothing deeper runs."""
+    gang: str = ""
+    """Primitives whose values are put together: apart, where they share no prefix, they are done sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +282,40 @@ class InstanceDown(Event):
     instance: str
 
 
+@dataclass(frozen=True, slots=True)
+class CacheEvent(Event):
+    """News of an instance's prefix cache, where its engine publishes them."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStored(CacheEvent):
+    """The instance's cache holds this prefix."""
+
+    blocks: PrefixBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRemoved(CacheEvent):
+    """Of this prefix the instance's cache keeps the first `keeps` blocks only."""
+
+    blocks: PrefixBlocks
+    keeps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared(CacheEvent):
+    """The instance's cache is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse(CacheEvent):
+    """Running requests occupy this share (0 to 1) of the instance's cache."""
+
+    share: float
+
+
 # ---------------------------------------------------------------- engine scheduler: out
 
 
@@ -314,4 +353,15 @@ class Reject(Instruction):
 
 Instructions = list[Instruction]
 GraphEvent = QueryEvent | Tick
-EngineEvent = Enqueue | RequestsEnded | PrefillEnded | CancelRequests | DepthChanged | InstanceUp | InstanceDrained | InstanceDown | Tick
+EngineEvent = (
+    Enqueue
+    | RequestsEnded
+    | PrefillEnded
+    | CancelRequests
+    | DepthChanged
+    | InstanceUp
+    | InstanceDrained
+    | InstanceDown
+    | CacheEvent
+    | Tick
+)

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, Slots
+from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Room, Running
 from teola_plugin.scheduling.events import QueuedRequest
+from teola_plugin.scheduling.fairness import Turn, in_turn
 
 Pick = tuple[QueuedPrimitive, QueuedRequest]
 
 
 class BatchPolicy(Protocol):
-    """Chooses from `queue` (in order of arrival) what fits into `slots`; never removes anything itself."""
+    """Chooses from `queue` (in order of arrival) what goes next, as far as `slots` takes it; never removes anything.
 
-    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Slots) -> list[Pick]: ...
+    Which request goes next is the policy's choice; where it goes, if there are several instances, that of `slots`.
+    """
+
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Room) -> list[Pick]: ...
 
 
-def _take(queued: QueuedPrimitive, slots: Slots, picked: list[Pick], already: set[str]) -> None:
+def _take(queued: QueuedPrimitive, slots: Room, picked: list[Pick], already: set[str]) -> None:
     for request in queued.requests:
         if request.id in already:
             continue
-        if not slots.left or not slots.take(request.size):
+        if not slots.left:
             return
-        already.add(request.id)
-        picked.append((queued, request))
+        if slots.take(queued, request):
+            already.add(request.id)
+            picked.append((queued, request))
+        elif slots.in_order:
+            return
 
 
-def _take_all(queue: Iterable[QueuedPrimitive], slots: Slots) -> tuple[list[Pick], set[str]]:
+def _take_all(queue: Iterable[QueuedPrimitive], slots: Room) -> tuple[list[Pick], set[str]]:
     picked: list[Pick] = []
     already: set[str] = set()
     for queued in queue:
@@ -44,27 +51,39 @@ class TopologyAware:
     (continuous batching), a bucket whose deeper primitives are running has had its turn: without this, the literal
     algorithm degenerates to first come, first served among queries, and Figure 7's B would run before H.
     `patience` bounds starvation: a primitive that this many batches have overtaken goes first.
+    When several apps wait, the next bucket is the earliest of the app that had least for its weight.
     """
 
     patience: int = 20
 
-    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Slots) -> list[Pick]:
-        starved = [q for q in queue if q.overtaken >= self.patience]
-        picked, already = _take_all(starved, slots)
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Room) -> list[Pick]:
         buckets: dict[str, list[QueuedPrimitive]] = {}
         for queued in queue:
             buckets.setdefault(queued.query, []).append(queued)
         had_turn = {query for query, bucket in buckets.items() if running.deepest(query) > _deepest(bucket)}
+        starved = [q for q in queue if q.overtaken >= self.patience]
+        picked, already = _take_all(starved, slots)
         levels = {query: _levels(bucket) for query, bucket in buckets.items()}
+        had = running.served.had({queued.app for queued in queue})
         first = True
         while slots.left and any(levels.values()):
-            for query, remaining in levels.items():
+            for query in levels if len(had) < 2 else in_turn(_turns(levels), had):
+                remaining = levels[query]
                 if not remaining or (first and query in had_turn):
                     continue
                 for queued in remaining.pop(0):
                     _take(queued, slots, picked, already)
             first = False
         return picked
+
+
+def _turns(levels: Mapping[str, list[list[QueuedPrimitive]]]) -> dict[str, Turn]:
+    """What each bucket's deepest level takes. A bucket is of one query, hence of one app and weight."""
+    return {
+        query: Turn(left[0][0].app, left[0][0].weight, sum(r.size for q in left[0] for r in q.requests))
+        for query, left in levels.items()
+        if left
+    }
 
 
 def _deepest(bucket: Sequence[QueuedPrimitive]) -> int:
@@ -81,7 +100,7 @@ def _levels(bucket: Sequence[QueuedPrimitive]) -> list[list[QueuedPrimitive]]:
 class PerInvocation:
     """PO: one invocation's requests as a bundle, one bundle at a time, first come, first served."""
 
-    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Slots) -> list[Pick]:
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Room) -> list[Pick]:
         picked, _ = _take_all(queue[:1], slots)
         return picked
 
@@ -90,7 +109,7 @@ class PerInvocation:
 class ThroughputOriented:
     """TO: blind first come, first served; the batch is filled with whatever waits."""
 
-    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Slots) -> list[Pick]:
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Room) -> list[Pick]:
         picked, _ = _take_all(queue, slots)
         return picked
 

@@ -1,0 +1,49 @@
+"""Requests for tests of placement. Prefilling takes 1 ms a token; a block is 16 tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
+from teola_plugin.scheduling import E2, E2Options, block_hashes
+from teola_plugin.scheduling.placement import Asked, Placed, Why
+
+PROFILE = EngineProfile({PrimitiveKind.PREFILLING: Curve.linear(0.0, 0.001)}, prefix_caching=True)
+
+
+PREBLE = E2Options()
+
+
+def e2(*instances: str, options: E2Options = PREBLE) -> E2:
+    placement = E2(PROFILE, options)
+    for name in instances or ("a", "b"):
+        placement.up(name)
+    placement.begin(0.0)
+    return placement
+
+
+def prompt(*parts: tuple[str, int]) -> list[int]:
+    """Tokens: `(name, n)` are n tokens that depend on the name."""
+    return [ord(name) for name, count in parts for _ in range(count)]
+
+
+def ask(name: str, *parts: tuple[str, int], **more: object) -> Asked:
+    tokens = prompt(*parts)
+    return Asked(name, len(tokens), block_hashes(tokens), **more)  # type: ignore[arg-type]
+
+
+def anywhere(instance: str, units: int) -> bool:
+    return True
+
+
+def but(*full: str) -> Callable[[str, int], bool]:
+    return lambda instance, units: instance not in full
+
+
+def send(placement: E2, asked: Asked, instance: str = "", units: int | None = None) -> Placed:
+    placed = placement.place(asked, anywhere)
+    assert placed is not None
+    if instance:
+        placed = Placed(instance, asked.size if units is None else units, Why.EXPLORE)
+    placement.sent(asked, placed)
+    return placed

@@ -1,0 +1,116 @@
+"""Apps share an engine by weight; one app alone is served as if there were none."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.scheduling import EngineScheduler
+from teola_plugin.scheduling.events import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.fairness import Served, Turn, in_turn
+
+ONE_BY_ONE = EngineProfile(batching=Batching.STATIC, max_efficient_batch=1)
+
+
+def enqueue(app: str, number: int, *, weight: float = 1.0, size: int = 1, depth: int = 0) -> Enqueue:
+    name = f"{app}{number}"
+    return Enqueue(
+        0.0, name, name, PrimitiveKind.EMBEDDING, (QueuedRequest(name, size),), depth, app=app, weight=weight
+    )
+
+
+def served(scheduler: EngineScheduler) -> list[str]:
+    """Requests in the order in which they run."""
+    order: list[str] = []
+    out = scheduler.handle(InstanceUp(0.0, "0"))
+    while out:
+        ran = [request for i in out if isinstance(i, RunBatch) for request in i.requests]
+        order += ran
+        out = scheduler.handle(RequestsEnded(0.0, tuple(ran)))
+    return order
+
+
+def test_one_app_is_served_in_order_of_arrival() -> None:
+    scheduler = EngineScheduler(ONE_BY_ONE, ())
+    for number in range(5):
+        scheduler.handle(enqueue("a", number, weight=5.0 - number))
+    assert served(scheduler) == ["a0", "a1", "a2", "a3", "a4"]
+
+
+def test_two_apps_take_turns_whoever_came_first() -> None:
+    scheduler = EngineScheduler(ONE_BY_ONE, ())
+    for app in "ab":
+        for number in range(3):
+            scheduler.handle(enqueue(app, number))
+    assert served(scheduler) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(1.0, 5), (3.0, 7), (0.25, 2)])
+def test_shares_are_as_weights(weight: float, expected: int) -> None:
+    scheduler = EngineScheduler(ONE_BY_ONE, ())
+    for number in range(15):  # few enough that nothing waits for more than 20 batches
+        scheduler.handle(enqueue("a", number))
+    for number in range(15):
+        scheduler.handle(enqueue("b", number, weight=weight))
+    assert abs(Counter(name[0] for name in served(scheduler)[:10])["b"] - expected) <= 1
+
+
+def test_units_count_not_requests() -> None:
+    profile = EngineProfile(batching=Batching.CONTINUOUS, max_batch=100, max_requests=1)
+    scheduler = EngineScheduler(profile, ())
+    for number in range(9):
+        scheduler.handle(enqueue("long", number, size=90))
+        scheduler.handle(enqueue("short", number, size=10))
+    assert served(scheduler)[:6] == ["long0", *(f"short{i}" for i in range(5))]
+
+
+def test_an_app_that_was_away_is_owed_nothing() -> None:
+    scheduler = EngineScheduler(ONE_BY_ONE, ())
+    for number in range(10):
+        scheduler.handle(enqueue("a", number))
+    served(scheduler)
+    scheduler = _again(scheduler)
+    for app in "ba":
+        for number in range(20, 24):
+            scheduler.handle(enqueue(app, number))
+    assert Counter(name[0] for name in served(scheduler)[:4])["b"] <= 3
+
+
+def _again(scheduler: EngineScheduler) -> EngineScheduler:
+    """The same with its instance gone, so that a queue can build up."""
+    scheduler.instances.clear()
+    return scheduler
+
+
+def test_a_starved_primitive_of_a_light_app_still_goes_first_after_twenty_batches() -> None:
+    scheduler = EngineScheduler(ONE_BY_ONE, ())
+    scheduler.handle(enqueue("light", 0, weight=0.001))
+    scheduler.handle(enqueue("light", 1, weight=0.001))
+    for number in range(60):
+        scheduler.handle(enqueue("heavy", number, weight=1000.0))
+    order = served(scheduler)
+    assert len(order) == 62
+    assert order.index("light1") <= 21
+
+
+def test_many_apps_are_not_remembered_for_ever() -> None:
+    seen = Served()
+    for number in range(5000):
+        seen.arrive(f"app{number}", waiting=False)
+        seen.add(f"app{number}", 1.0, 1)
+    assert len(seen._had) <= 1001
+
+
+def test_the_order_of_buckets() -> None:
+    turns = {
+        "q1": Turn("a", 1.0, 10),
+        "q2": Turn("a", 1.0, 10),
+        "q3": Turn("b", 2.0, 10),
+        "q4": Turn("b", 2.0, 10),
+        "q5": Turn("b", 2.0, 10),
+    }
+    had = {"a": 0.0, "b": 1.0}
+    assert list(in_turn(turns, had)) == ["q1", "q3", "q4", "q2", "q5"]
+    assert had == {"a": 20.0, "b": 16.0}

@@ -1,0 +1,181 @@
+"""Each rule of E2, worked by hand. Prefilling takes 1 ms a token; a block is 16 tokens."""
+
+from __future__ import annotations
+
+import pytest
+from support.placement import anywhere, ask, but, e2, send
+
+from teola_plugin.scheduling import E2Options
+from teola_plugin.scheduling.events import CacheCleared, CacheRemoved, CacheStored, CacheUse
+from teola_plugin.scheduling.placement import Asked, Placed, Why
+
+
+def test_nothing_known_goes_where_load_is_least() -> None:
+    placement = e2("a", "b")
+    assert send(placement, ask("1", ("x", 320))) == Placed("a", 320, Why.EXPLORE)
+    assert send(placement, ask("2", ("y", 160))) == Placed("b", 160, Why.EXPLORE)
+    assert send(placement, ask("3", ("z", 160))) == Placed("b", 160, Why.EXPLORE)
+    assert send(placement, ask("4", ("w", 160))) == Placed("a", 160, Why.EXPLORE), "320 against 320: the first"
+
+
+@pytest.mark.parametrize(
+    ("rest", "why", "instance", "units"),
+    [(144, Why.EXPLOIT, "a", 144), (160, Why.EXPLORE, "b", 320), (320, Why.EXPLORE, "b", 480)],
+)
+def test_it_exploits_what_saves_more_than_it_costs(rest: int, why: Why, instance: str, units: int) -> None:
+    placement = e2("a", "b")
+    send(placement, ask("1", ("x", 160), ("q", 1600)), "a")
+    assert placement.place(ask("2", ("x", 160), ("r", rest)), anywhere) == Placed(instance, units, why)
+
+
+def test_among_several_that_hold_it_the_least_loaded_is_exploited() -> None:
+    placement = e2("a", "b", "c")
+    send(placement, ask("1", ("x", 320)), "a")
+    send(placement, ask("2", ("x", 320)), "b")
+    send(placement, ask("3", ("y", 16)), "b")
+    assert placement.place(ask("4", ("x", 320), ("q", 16)), anywhere) == Placed("a", 16, Why.EXPLOIT)
+    send(placement, ask("5", ("z", 32)), "a")
+    assert placement.place(ask("6", ("x", 320), ("q", 16)), anywhere) == Placed("b", 16, Why.EXPLOIT)
+
+
+def test_one_that_holds_a_little_less_is_as_good_one_that_holds_much_less_is_not() -> None:
+    placement = e2("a", "b")
+    send(placement, ask("1", ("x", 320), ("q", 160)), "a")
+    send(placement, ask("2", ("x", 320)), "b")
+    same = ("x", 320), ("q", 160)
+    near = placement.place(ask("3", *same, ("r", 160)), anywhere)  # a computes 160 tokens, b 320: twice that
+    far = placement.place(ask("4", *same, ("r", 16)), anywhere)  # a computes 16, b 176
+    assert near == Placed("b", 320, Why.EXPLOIT)
+    assert far == Placed("a", 16, Why.EXPLOIT)
+
+
+def test_exploring_counts_what_is_cached_there() -> None:
+    placement = e2("a", "b")
+    send(placement, ask("1", ("x", 160), ("y", 160)), "a")
+    send(placement, ask("2", ("z", 272)), "b")
+    # a: load 0.320 + the rest 0.240; b: load 0.272 + all of it 0.400
+    assert placement.place(ask("3", ("x", 160), ("w", 240)), anywhere) == Placed("a", 240, Why.EXPLORE)
+
+
+def test_exploring_counts_what_would_be_driven_out() -> None:
+    placement = e2("a", "b", options=E2Options(capacity=20))
+    for name in ("1", "2", "3"):
+        send(placement, ask(name, ("x", 320)), "a", units=160)
+    for name in ("4", "5", "6", "7"):
+        send(placement, ask(name, ("y", 160)), "b", units=160)
+    # a: 0.480 + 0.160 + what 10 blocks that three requests shared cost again, 0.480; b: 0.640 + 0.160, 10 blocks free
+    assert placement.place(ask("8", ("z", 160)), anywhere) == Placed("b", 160, Why.EXPLORE)
+    placement.cached(CacheCleared(0.0, "a"))
+    assert placement.place(ask("9", ("z", 160)), anywhere) == Placed("a", 160, Why.EXPLORE)
+
+
+def test_what_has_to_be_prefilled_goes_to_the_instance_that_decodes() -> None:
+    placement = e2("a", "b")
+    send(placement, ask("1", ("x", 1600)), "a")
+    for number in range(4):
+        send(placement, ask(f"hit{number}", ("x", 1600)))
+    send(placement, ask("2", ("y", 160)), "b")
+    assert placement.loads["a"].hit_ratio > 0.7
+    assert placement.loads.load("a") > placement.loads.load("b")
+    assert placement.place(ask("3", ("z", 160)), anywhere) == Placed("a", 160, Why.BALANCE)
+    assert placement.place(ask("4", ("z", 160)), but("a")) == Placed("b", 160, Why.EXPLORE)
+    placement.begin(31.0)
+    assert placement.place(ask("5", ("z", 160)), anywhere) == Placed("b", 160, Why.EXPLORE), "half a minute later"
+
+
+def test_where_all_instances_decode_none_is_preferred() -> None:
+    placement = e2("a", "b")
+    for name in ("a", "b"):
+        send(placement, ask(f"first {name}", (name, 1600)), name)
+        for number in range(4 if name == "a" else 9):
+            send(placement, ask(f"{name}{number}", (name, 1600)))
+    assert min(load.hit_ratio for _, load in placement.loads) > 0.7
+    placed = placement.place(ask("new", ("z", 160)), anywhere)
+    assert placed is not None and placed.why is Why.EXPLORE
+
+
+def test_a_session_stays_at_home_even_if_another_has_more_of_its_prompt() -> None:
+    placement = e2("a", "b")
+    send(placement, ask("warm-up", ("x", 160), session="s"), "a")
+    send(placement, ask("1", ("x", 160), ("y", 160)), "b")
+    full = ask("full", ("x", 160), ("y", 160), session="s")
+    assert placement.place(full, anywhere) == Placed("a", 160, Why.SESSION)
+    placement.forget_instance("a")
+    assert placement.place(full, anywhere) == Placed("b", 1, Why.EXPLOIT)
+
+
+def test_it_waits_for_its_prefix_while_that_is_cheaper_than_computing_it() -> None:
+    placement = e2("a", "b")
+    send(placement, ask("1", ("x", 320)), "a")  # a prefills 0.320 s
+    one, two, three = (ask(name, ("x", 320), ("q", 96)) for name in ("2", "3", "4"))
+    # in front of it 0.320, its rest 0.096: as much as all of it, 0.416, elsewhere
+    assert placement.place(one, but("a")) == Placed("b", 416, Why.SPILL)
+    placement.prefilled(0.1, "1")
+    assert placement.place(one, but("a")) is None, "nothing in front of it"
+    assert placement.place(two, but("a")) is None, "one in front of it"
+    assert placement.place(three, but("a")) is None
+    for name in ("5", "6"):
+        last = placement.place(ask(name, ("x", 320), ("q", 96)), but("a"))
+    assert last == Placed("b", 416, Why.SPILL), "the line has become too long"
+    placement.begin(0.2)
+    assert placement.place(one, but("a")) is None, "each round has a line of its own"
+
+
+def test_what_is_urgent_does_not_wait() -> None:
+    placement = e2("a", "b")
+    send(placement, ask("1", ("x", 320)), "a")
+    placement.prefilled(0.1, "1")
+    assert placement.place(ask("2", ("x", 320)), but("a")) is None
+    placed = placement.place(ask("2", ("x", 320), urgent=True), but("a"))
+    assert placed is not None and placed.instance == "b"
+    assert placement.place(ask("3", ("x", 320), urgent=True), but("a", "b")) is None
+
+
+def test_a_gang_is_together_where_it_shares_a_prefix_and_apart_where_it_does_not() -> None:
+    placement = e2("a", "b", "c")
+    send(placement, ask("busy", ("z", 800)), "b")
+    send(placement, ask("busier", ("w", 1600)), "c")
+    together = [send(placement, ask(f"t{i}", ("x", 160), (str(i), 16), gang="t")).instance for i in range(3)]
+    apart = [send(placement, ask(f"a{i}", (str(i), 160), gang="a")).instance for i in range(4)]
+    alone = [send(placement, ask(f"n{i}", (chr(ord("A") + i), 16))).instance for i in range(3)]
+    assert together == ["a", "a", "a"]
+    assert apart[:3] == ["a", "b", "c"]
+    assert apart[3] == "a"
+    assert alone == ["a", "a", "a"], "without a gang the least loaded gets them all"
+
+
+def test_a_dead_instance_is_never_chosen() -> None:
+    placement = e2("a", "b")
+    send(placement, ask("1", ("x", 320), session="s"), "a")
+    placement.forget_instance("a")
+    for asked in (ask("2", ("x", 320)), ask("3", ("x", 320), session="s"), ask("4", ("y", 16))):
+        placed = placement.place(asked, anywhere)
+        assert placed is not None and placed.instance == "b"
+    placement.forget_instance("b")
+    assert placement.place(ask("5", ("x", 320)), anywhere) is None
+
+
+def test_it_believes_what_an_engine_says_of_its_cache() -> None:
+    placement = e2("a", "b")
+    known = ask("1", ("x", 320))
+    placement.cached(CacheStored(0.0, "b", known.blocks))
+    assert placement.place(known, anywhere) == Placed("b", 1, Why.EXPLOIT)
+    placement.cached(CacheRemoved(0.0, "b", known.blocks, keeps=15))
+    assert placement.place(known, anywhere) == Placed("b", 80, Why.EXPLOIT)
+    placement.cached(CacheRemoved(0.0, "b", known.blocks, keeps=10))
+    assert placement.place(known, anywhere) == Placed("b", 160, Why.EXPLORE), "half is not more than half"
+    placement.cached(CacheCleared(0.0, "b"))
+    placement.cached(CacheUse(0.0, "b", 1.0))
+    assert placement.place(known, anywhere) == Placed("a", 320, Why.EXPLORE)
+
+
+def test_requests_without_blocks_are_spread_by_load() -> None:
+    placement = e2("a", "b")
+    assert [send(placement, Asked(str(i), 100)).instance for i in range(4)] == ["a", "b", "a", "b"]
+
+
+def test_gangs_and_sessions_are_forgotten_some_time() -> None:
+    placement = e2("a", "b", options=E2Options(gangs=3))
+    for number in range(9):
+        send(placement, ask(f"r{number}", ("x", 16), gang=f"g{number}", session=f"s{number}"))
+    assert list(placement._gangs) == ["g6", "g7", "g8"]

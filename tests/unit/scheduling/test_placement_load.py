@@ -1,0 +1,119 @@
+"""The load of instances against a sum over what was sent."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
+from teola_plugin.scheduling.placement import LoadModel
+from teola_plugin.scheduling.placement.load_model import prefill_cost
+from teola_plugin.scheduling.placement.window import HalfWindows
+
+
+def model(*instances: str, decode: float = 0.0) -> LoadModel:
+    loads = LoadModel(decode)
+    for name in instances:
+        loads.up(name)
+    return loads
+
+
+def send(loads: LoadModel, at: float, request: str, instance: str = "a", cost: float = 1.0, new: int = 100) -> None:
+    loads.expire(at)
+    loads.sent(at, request, instance, cost, new=new, tokens=100, key=7)
+
+
+def test_load_is_the_windows_prefillings_and_the_decodings_to_come() -> None:
+    loads = model("a", decode=2.0)
+    send(loads, 0.0, "r1", cost=1.0)
+    send(loads, 100.0, "r2", cost=3.0)
+    assert loads.load("a") == 4.0 + 2 * 2.0
+    loads.prefilled(100.0, "r1")
+    loads.ended(102.0, "r1")
+    assert loads.load("a") == 4.0 + 2.0
+    loads.expire(181.0)
+    assert loads.load("a") == 3.0 + 2.0
+    assert loads["a"].shares[7].requests == 1
+
+
+def test_the_mean_decoding_is_learnt() -> None:
+    loads = model("a")
+    for number in range(3):
+        send(loads, 0.0, f"r{number}")
+        loads.prefilled(1.0, f"r{number}")
+        loads.ended(5.0, f"r{number}")
+    assert loads.decode == pytest.approx(4.0)
+
+
+def test_the_wait_for_a_slot_is_what_is_being_prefilled_and_the_next_end() -> None:
+    loads = model("a", decode=6.0)
+    send(loads, 0.0, "r1", cost=1.0)
+    send(loads, 0.0, "r2", cost=2.0)
+    assert loads.wait("a") == 3.0 + 6.0 / 2
+    loads.prefilled(1.0, "r1")
+    assert loads.wait("a") == 2.0 + 6.0 / 2
+
+
+def test_the_hit_ratio_is_of_half_a_minute() -> None:
+    loads = model("a")
+    send(loads, 0.0, "r1", new=10)
+    assert loads["a"].hit_ratio == 0.9
+    loads.expire(31.0)
+    assert loads["a"].hit_ratio == 0.0
+
+
+def test_a_forgotten_instance_has_no_past() -> None:
+    loads = model("a", "b")
+    send(loads, 0.0, "r1", "a")
+    loads.forget("a")
+    loads.ended(1.0, "r1")
+    loads.up("a")
+    loads.expire(1000.0)
+    assert loads.load("a") == 0.0
+    assert loads["a"].running == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 60), st.floats(0.001, 9), st.booleans()), max_size=40),
+    st.integers(1, 20),
+)
+def test_it_is_the_sum_that_brute_force_finds(sent: list[tuple[str, float, float, bool]], most: int) -> None:
+    loads = LoadModel(0.5, most=most)
+    for name in "ab":
+        loads.up(name)
+    now, all_sent, running = 0.0, [], {"a": 0, "b": 0}
+    for number, (name, later, cost, ends) in enumerate(sent):
+        now += later
+        loads.expire(now)
+        loads.sent(now, f"r{number}", name, cost, new=1, tokens=2, key=number % 3)
+        all_sent.append((now, name, cost))
+        running[name] += not ends
+        if ends:
+            loads.ended(now, f"r{number}")
+    loads.expire(now)
+    recent = [entry for entry in all_sent[-most:] if entry[0] >= now - 180.0]
+    for name in "ab":
+        expected = sum(cost for _, other, cost in recent if other == name)
+        assert loads.load(name) == pytest.approx(expected + 0.5 * running[name], abs=1e-6)
+        shared = sum(share.requests for share in loads[name].shares.values())
+        assert shared <= loads[name].requests == sum(other == name for _, other, _ in recent)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "grown"), [([1] * 5, [2] * 5, True), ([1] * 5, [1.9] * 5, False), ([1] * 4, [9] * 5, False)]
+)
+def test_growth_is_seen_between_half_windows(before: list[float], now: list[float], grown: bool) -> None:
+    seen = HalfWindows(90.0)
+    for value in before:
+        seen.add(10.0, value)
+    for value in now:
+        seen.add(100.0, value)
+    assert seen.grown(100.0, 2.0, 5) is grown
+    assert not seen.grown(1000.0, 2.0, 5), "all of it is long ago"
+
+
+def test_costs_are_the_profiles_or_a_guess_by_tokens() -> None:
+    measured = EngineProfile({PrimitiveKind.PREFILLING: Curve.linear(0.5, 0.01)})
+    assert prefill_cost(measured)(100) == pytest.approx(1.5)
+    assert prefill_cost(EngineProfile())(100) == pytest.approx(0.01)

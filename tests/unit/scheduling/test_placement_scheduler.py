@@ -1,0 +1,222 @@
+"""The engine scheduler with several instances that cache prefixes: the policy says which, E2 says where."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.placement import PROFILE, prompt
+
+from teola_plugin.errors import ConfigError
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.scheduling import (
+    E2,
+    EngineScheduler,
+    PerInvocation,
+    ThroughputOriented,
+    TopologyAware,
+    block_hashes,
+)
+from teola_plugin.scheduling.events import (
+    CacheStored,
+    Enqueue,
+    InstanceDown,
+    InstanceDrained,
+    InstanceUp,
+    Instruction,
+    PrefillEnded,
+    QueuedRequest,
+    RequestsEnded,
+    RunBatch,
+    Tick,
+)
+
+K = PrimitiveKind
+LLM = EngineProfile(
+    PROFILE.curves, Batching.CONTINUOUS, max_batch=512, max_requests=3, max_request_size=2048, prefix_caching=True
+)
+
+
+def enqueue(
+    name: str, *parts: tuple[str, int], query: str = "", depth: int = 0, session: str = "", at: float = 0.0
+) -> Enqueue:
+    tokens = prompt(*parts)
+    request = QueuedRequest(name, len(tokens), block_hashes(tokens))
+    return Enqueue(at, query or name, name, K.PREFILLING, (request,), depth, session=session)
+
+
+def placed(instructions: list[Instruction]) -> dict[str, str]:
+    """Instance by request."""
+    return {r: i.instance for i in instructions if isinstance(i, RunBatch) for r in i.requests}
+
+
+@pytest.mark.parametrize(
+    ("profile", "instances", "expected"),
+    [
+        (LLM, ("0", "1"), True),
+        (LLM, ("0",), False),
+        (EngineProfile(batching=Batching.CONTINUOUS), ("0", "1"), False),
+        (EngineProfile(prefix_caching=True), ("0", "1"), False),
+    ],
+)
+def test_prefixes_matter_to_several_instances_that_cache_them(
+    profile: EngineProfile, instances: tuple[str, ...], expected: bool
+) -> None:
+    assert EngineScheduler(profile, instances).wants_blocks is expected
+
+
+def test_a_second_instance_brings_it_in() -> None:
+    scheduler = EngineScheduler(LLM)
+    assert not scheduler.wants_blocks
+    scheduler.handle(InstanceUp(0.0, "1"))
+    assert scheduler.wants_blocks
+
+
+def test_a_static_engine_cannot_be_placed_request_by_request() -> None:
+    static = EngineProfile(prefix_caching=True)
+    with pytest.raises(ConfigError, match="E2 places request by request"):
+        EngineScheduler(static, ("0", "1"), placement=E2(static))
+
+
+def test_equal_prefixes_go_together_and_others_apart() -> None:
+    scheduler = EngineScheduler(LLM, ("0", "1"))
+    first = placed(scheduler.handle(enqueue("x1", ("x", 320))))
+    other = placed(scheduler.handle(enqueue("y1", ("y", 320))))
+    same = placed(scheduler.handle(enqueue("x2", ("x", 320), ("q", 32))))
+    assert (first["x1"], other["y1"], same["x2"]) == ("0", "1", "0")
+
+
+def test_only_what_is_not_cached_fills_the_tick() -> None:
+    scheduler = EngineScheduler(LLM, ("0", "1"))
+    scheduler.handle(enqueue("x1", ("x", 480)))
+    assert placed(scheduler.handle(enqueue("x2", ("x", 480), ("q", 16)))) == {"x2": "0"}
+    assert sum(r.size for r in scheduler.running.on("0")) == 496
+
+
+def test_topology_says_which_and_placement_where() -> None:
+    scheduler = EngineScheduler(LLM, ())
+    for name, query, depth, prefix in [("A", "1", 3, "x"), ("B", "1", 1, "y"), ("G", "2", 1, "x"), ("H", "2", 3, "y")]:
+        scheduler.handle(enqueue(name, (prefix, 480), (name, 16), query=query, depth=depth))
+    scheduler.instances += ["0", "1"]
+    scheduler._route_if_several()
+    out = scheduler.handle(Tick(0.0))
+    assert placed(out) == {"A": "0", "H": "1", "B": "1", "G": "0"}
+    numbers = {r: n for i in out if isinstance(i, RunBatch) for r, n in zip(i.requests, i.priorities, strict=True)}
+    assert max(numbers["A"], numbers["H"]) < max(numbers["B"], numbers["G"])
+    assert numbers["A"] < numbers["G"]
+    assert numbers["H"] < numbers["B"]
+
+
+def test_a_session_follows_its_warm_up() -> None:
+    scheduler = EngineScheduler(LLM, ("0", "1"))
+    scheduler.handle(enqueue("x1", ("x", 160), ("y", 160)))
+    assert placed(scheduler.handle(enqueue("warm", ("z", 160), session="s"))) == {"warm": "1"}
+    assert placed(scheduler.handle(enqueue("full", ("x", 160), ("y", 160), session="s"))) == {"full": "1"}
+
+
+def test_what_waits_for_its_prefix_lets_others_pass_and_gets_the_next_slot() -> None:
+    scheduler = EngineScheduler(LLM, ("0", "1"))
+    for name in ("x1", "x2", "x3"):
+        scheduler.handle(enqueue(name, ("x", 480)))
+        scheduler.handle(PrefillEnded(0.0, name))
+    assert placed(scheduler.handle(enqueue("x4", ("x", 480)))) == {}, "three requests run at 0"
+    assert placed(scheduler.handle(enqueue("y1", ("y", 64)))) == {"y1": "1"}
+    assert placed(scheduler.handle(RequestsEnded(1.0, ("x2",)))) == {"x4": "0"}
+
+
+def test_a_dead_instances_prefixes_are_computed_elsewhere() -> None:
+    scheduler = EngineScheduler(LLM, ("0", "1"))
+    scheduler.handle(enqueue("x1", ("x", 320)))
+    scheduler.handle(InstanceDown(1.0, "0"))
+    assert placed(scheduler.handle(enqueue("x2", ("x", 320)))) == {"x2": "1"}
+    scheduler.handle(InstanceUp(2.0, "0"))
+    assert placed(scheduler.handle(enqueue("y1", ("y", 320)))) == {"y1": "0"}
+
+
+def test_a_drained_instance_gets_nothing_and_ends_what_it_has() -> None:
+    scheduler = EngineScheduler(LLM, ("0", "1"))
+    scheduler.handle(enqueue("x1", ("x", 320)))
+    scheduler.handle(InstanceDrained(1.0, "0"))
+    assert placed(scheduler.handle(enqueue("x2", ("x", 320)))) == {"x2": "1"}
+    scheduler.handle(PrefillEnded(1.0, "x1"))
+    scheduler.handle(RequestsEnded(2.0, ("x1",)))
+    assert list(scheduler.running.by_id) == ["x2"]
+
+
+def test_news_of_a_cache_reach_the_placement() -> None:
+    scheduler = EngineScheduler(LLM, ("0", "1"))
+    event = enqueue("x1", ("x", 320))
+    scheduler.handle(CacheStored(0.0, "1", event.requests[0].blocks))
+    scheduler.handle(CacheStored(0.0, "unknown", event.requests[0].blocks))
+    assert placed(scheduler.handle(event)) == {"x1": "1"}
+
+
+def test_a_large_request_is_not_starved_by_small_ones() -> None:
+    scheduler = EngineScheduler(LLM, ("0", "1"))
+    for name in ("s0", "s1"):
+        scheduler.handle(enqueue(name, (name[1], 64)))
+    scheduler.handle(enqueue("large", ("L", 2000)))
+    for number in range(2, 400):
+        ran = list(scheduler.running.by_id)
+        out = scheduler.handle(enqueue(f"s{number}", (chr(1000 + number), 64)))
+        out += scheduler.handle(RequestsEnded(1.0, (ran[0],)))
+        if "large" in placed(out):
+            break
+    assert 20 < number < 100
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["q1", "q2", "q3"]),
+            st.integers(0, 4),
+            st.sampled_from("xyz"),
+            st.integers(0, 20),
+            st.integers(1, 700),
+            st.sampled_from(["", "s", "t"]),
+            st.sampled_from(["down", "up", "end", "prefilled", ""]),
+        ),
+        min_size=1,
+        max_size=25,
+    ),
+    st.sampled_from([TopologyAware(), PerInvocation(), ThroughputOriented()]),
+    st.integers(2, 4),
+)
+def test_every_request_runs_once_on_a_live_instance_and_slots_are_never_overrun(
+    steps: list[tuple[str, int, str, int, int, str, str]], policy: object, instances: int
+) -> None:
+    scheduler = EngineScheduler(LLM, tuple(map(str, range(instances))), policy)  # type: ignore[arg-type]
+    ran: dict[str, str] = {}
+
+    def check(out: list[Instruction]) -> None:
+        for name, instance in placed(out).items():
+            assert name not in ran
+            assert instance in scheduler.instances
+            ran[name] = instance
+        for instance in scheduler.instances:
+            here = scheduler.running.on(instance)
+            prefilling = [r.size for r in here if r.prefilling]
+            assert len(here) <= LLM.max_requests
+            assert len(prefilling) <= 1 or sum(prefilling) <= LLM.max_batch
+            at = scheduler.running.at(instance)
+            assert (at.prefilling, at.units) == (len(prefilling), sum(prefilling))
+
+    for number, (query, depth, letter, shared, rest, session, then) in enumerate(steps):
+        event = enqueue(
+            f"r{number}", (letter, 16 * shared), (chr(500 + number), rest), query=query, depth=depth, session=session
+        )
+        check(scheduler.handle(event))
+        running = next(iter(scheduler.running.by_id), "")
+        if then == "end" and running:
+            check(scheduler.handle(RequestsEnded(1.0 * number, (running,))))
+        elif then == "prefilled" and running:
+            check(scheduler.handle(PrefillEnded(1.0 * number, running)))
+        elif then == "down" and len(scheduler.instances) > 1:
+            check(scheduler.handle(InstanceDown(1.0 * number, scheduler.instances[-1])))
+        elif then == "up":
+            check(scheduler.handle(InstanceUp(1.0 * number, str(len(scheduler.instances)))))
+    while scheduler.running.by_id:
+        check(scheduler.handle(RequestsEnded(100.0, (next(iter(scheduler.running.by_id)),))))
+    assert not scheduler.queue
+    assert len(ran) == len(steps)
