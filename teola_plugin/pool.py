@@ -73,6 +73,28 @@ class EnginePool:
         """A pool on the running event loop, for virtual time. Use `async with`; only async calls work."""
         return cls(*_prepared(_by_name(engines), policy, False, SameLoop()), passes)
 
+    @classmethod
+    def connect(
+        cls,
+        address: str | None = None,
+        *,
+        pool: str = "default",
+        passes: Iterable[Pass | str] = DEFAULT_PASSES,
+        details: bool = False,
+    ) -> EnginePool:
+        """A pool that runs on a Ray cluster, shared with other processes and apps: see `teola up`.
+
+        `address` is the cluster's own (`host:port`; `auto` on one of its nodes); by default that of the pool of this
+        name that was started on this machine. Engines and their schedulers are there; graphs and your own code run here.
+        Raises `EngineUnavailable` (no cluster, other versions), `ConfigError` (`ray://`), `RegistrationError`.
+        """
+        from teola_plugin.cluster.client import ClusterRuntime, find_engines
+        from teola_plugin.cluster.deploy import address_of
+
+        engines = find_engines(address_of(pool, address), pool)
+        found = {name: (engine,) for name, engine in engines.items()}
+        return cls(ClusterRuntime(pool, engines, details=details), found, passes)
+
     # ------------------------------------------------------------ life
 
     def start(self) -> EnginePool:

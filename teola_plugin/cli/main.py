@@ -18,8 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from teola_plugin.cli.compare.command import add_compare
     from teola_plugin.cli.demo.command import add_demo
     from teola_plugin.cli.doctor import add_doctor
+    from teola_plugin.cli.pool.commands import add_pool
 
-    for add in (add_demo, add_compare, add_doctor):
+    for add in (add_demo, add_compare, add_doctor, add_pool):
         add(commands)
     options = parser.parse_args(arguments)
     try:

@@ -9,6 +9,9 @@ from typing import Any
 from teola_plugin.cluster.wire import News, Said
 from teola_plugin.runtime.request_table import RequestEntry
 
+SILENCE = 60.0
+"""Seconds after which a client that gave no sign of life is taken for dead."""
+
 
 class Client:
     """One process that uses the engine."""
@@ -18,11 +21,18 @@ class Client:
         self.entries: dict[str, RequestEntry] = {}
         """By the id that the client gave."""
         self.apps: dict[str, str] = {}
-        self.heard = 0.0
+        self.heard = asyncio.get_running_loop().time()
         self._outbox: list[News] = []
         self._news = asyncio.Event()
         self._next, self._early = 1, dict[int, bytes]()
         self._closed = False
+
+    def beat(self) -> None:
+        self.heard = asyncio.get_running_loop().time()
+
+    @property
+    def silent(self) -> bool:
+        return asyncio.get_running_loop().time() - self.heard > SILENCE
 
     def own(self, name: str) -> str:
         """The client's name for a request, query or session, made unique among clients."""
@@ -39,7 +49,7 @@ class Client:
 
     def in_order(self, number: int, parcel: bytes) -> Iterator[bytes]:
         """This parcel and those that waited for it, once all before it have come."""
-        self.heard = asyncio.get_running_loop().time()
+        self.beat()
         self._early[number] = parcel
         while self._next in self._early:
             yield self._early.pop(self._next)

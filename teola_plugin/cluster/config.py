@@ -56,7 +56,7 @@ class EngineConfig(BaseModel):
     factory: str = ""
     """Instead of `kind`: `package.module:callable`, called with the engine's name and `options`."""
     model: str = ""
-    """A folder or hub name (vllm, embedding, reranking, openai); embedding and reranking have small ones of their own."""
+    """A folder or hub name (vllm, openai; embedding and reranking, which have small ones of their own)."""
     dsn: str = ""
     """PostgreSQL connection (pgvector), or `embedded` for a server beside the instance."""
     base_url: str = ""
@@ -102,7 +102,9 @@ class EngineConfig(BaseModel):
         if self.engine_args and self.kind != "vllm":
             raise ValueError(f"engine_args are vLLM's; give a {self.kind or 'factory'} engine options")
         if self.cores and len(self.cores) < self.most_instances:
-            raise ValueError(f"cores name {len(self.cores)} sets for {self.most_instances} instances: give each its own")
+            raise ValueError(
+                f"cores name {len(self.cores)} sets for {self.most_instances} instances"
+            )
         return self
 
     @property
@@ -123,7 +125,9 @@ class PoolConfig(BaseModel):
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror or error}.", hint="give the path of a pool's YAML file") from None
+            raise ConfigError(
+                f"{path}: {error.strerror or error}.", hint="give the path of a pool's YAML file"
+            ) from None
         return cls.parse(text, str(path))
 
     @classmethod
@@ -163,7 +167,7 @@ def _faults(source: str, root: Any, error: ValidationError) -> list[str]:
 
 def _line(node: Any, path: tuple[Any, ...]) -> int:
     """The line of the deepest node on the path that is there; from 1."""
-    line = node.start_mark.line + 1
+    line: int = node.start_mark.line + 1
     for key in path:
         if isinstance(node, yaml.MappingNode):
             pairs = [(k, v) for k, v in node.value if k.value == str(key)]

@@ -28,7 +28,6 @@ from teola_plugin.cluster.wire import (
     Depths,
     Ended,
     EngineFacts,
-    Follow,
     Hello,
     Queue,
     Said,
@@ -60,7 +59,7 @@ class EngineHost:
         self._port: EnginePort | None = None
         self._followers = Followers(name, self._queue, self._forward)
         self._hosts: dict[str, Any] = {}
-        self._health = Health(self._instances, self._lost)
+        self._health = Health(self._instances, self._lost, self._forget_silent)
         self._scaler = Scaler(self)
         self._starting = asyncio.Lock()
 
@@ -70,13 +69,13 @@ class EngineHost:
         """Start all instances, side by side. Idempotent. Raises `EngineUnavailable`."""
         async with self._starting:
             if self._port is None:
-                self.instances = {str(n): self._instance(str(n)) for n in range(self.config.instances)}
+                self.instances = {str(n): self.make_instance(str(n)) for n in range(self.config.instances)}
                 await asyncio.gather(*(instance.start() for instance in self.instances.values()))
                 self._open()
         assert self.facts is not None
         return self.facts
 
-    def _instance(self, number: str) -> RemoteInstance:
+    def make_instance(self, number: str) -> RemoteInstance:
         options = instance_options(self.pool, self.name, number, self.config)
         return RemoteInstance(self.name, number, engine_spec(self.name, self.config), options)
 
@@ -125,6 +124,7 @@ class EngineHost:
                 hint="use the same version of teola-plugin in the app and in the pool",
             )
         facts = await self.start()
+        await self.leave(hello.client)  # one that comes again says anew what it wants
         self.clients.add(hello.client)
         return facts
 
@@ -139,6 +139,16 @@ class EngineHost:
         if gone is not None and self._port is not None:
             self._port.cancel(list(gone.entries.values()))
             self._followers.forget(client)
+
+    async def beat(self, client: str) -> None:
+        """The client lives."""
+        self.clients.add(client).beat()
+
+    async def _forget_silent(self) -> None:
+        for client in self.clients:
+            if client.silent:
+                log.warning("engine %s: client %s has gone silent", self.name, client.id)
+                await self.leave(client.id)
 
     async def orders(self, client: str, number: int, parcel: bytes) -> None:
         """Messages of a client, numbered from 1: large parcels may overtake small ones on the way."""
@@ -287,6 +297,3 @@ class EngineHost:
     def recent_batches(self) -> list[dict[str, Any]]:
         """The last batches, oldest first: number, instance, wall time, and (client, app, primitive) of each request."""
         return list(self.batches)
-
-
-__all__ = ["EngineHost", "Follow"]

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from teola_plugin.cluster.wire import Follow, Queue
+from teola_plugin.cluster.wire import Queue
 from teola_plugin.engines.base import Request
 from teola_plugin.graph import Primitive, read_path
 from teola_plugin.runtime import requests
+from teola_plugin.runtime.prescheduling import Follow
 
 log = logging.getLogger("teola_plugin")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from teola_plugin.cluster.remote_instance import RemoteInstance
 
@@ -13,12 +13,15 @@ EVERY, PATIENCE, STRIKES = 5.0, 10.0, 3
 
 
 class Health:
-    """Asks every instance in turn; one that stays silent is reported lost."""
+    """Asks every instance in turn; one that stays silent is reported lost. `beside` is done as often."""
 
     def __init__(
-        self, instances: Callable[[], Mapping[str, RemoteInstance]], lost: Callable[[str, str], None]
+        self,
+        instances: Callable[[], Mapping[str, RemoteInstance]],
+        lost: Callable[[str, str], None],
+        beside: Callable[[], Awaitable[None]],
     ) -> None:
-        self._instances, self._lost = instances, lost
+        self._instances, self._lost, self._beside = instances, lost, beside
         self._failed: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -34,6 +37,7 @@ class Health:
             await asyncio.sleep(EVERY)
             began = time.monotonic()
             await asyncio.gather(*(self._check(name, one) for name, one in list(self._instances().items())))
+            await self._beside()
             if time.monotonic() - began > 4 * PATIENCE:
                 self._failed.clear()  # the machine slept: nobody is to blame
 

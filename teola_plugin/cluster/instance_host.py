@@ -35,9 +35,7 @@ class InstanceHost:
         engine = self.engine
         settings = {key: getattr(engine, key, None) for key in ("model_name", "dimension", "normalized")}
         known = {key: value for key, value in settings.items() if isinstance(value, str | int | float | bool)}
-        return EngineFacts(
-            engine.name, engine.kinds, engine.profile, dict(engine.versions()), (self.instance,), known
-        )
+        return EngineFacts(engine.name, engine.kinds, engine.profile, dict(engine.versions()), (self.instance,), known)
 
     async def stop(self) -> None:
         await self.engine.stop()

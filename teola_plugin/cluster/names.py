@@ -33,6 +33,10 @@ def host_options(pool: str, engine: str) -> dict[str, Any]:
     }
 
 
+def directory_options(pool: str) -> dict[str, Any]:
+    return {**host_options(pool, ""), "name": directory_name(pool)}
+
+
 def instance_options(pool: str, engine: str, instance: str, config: EngineConfig) -> dict[str, Any]:
     """Instances belong to their host, which makes a new one when one dies; Ray spreads them over the nodes."""
     made: dict[str, Any] = {

@@ -13,6 +13,7 @@ from typing import Any
 
 from teola_plugin.engines.base import Request
 from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind
+from teola_plugin.runtime.prescheduling import Follow
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 
 PROTOCOL = 1
@@ -20,24 +21,6 @@ PROTOCOL = 1
 
 
 # ---------------------------------------------------------------- client -> engine host
-
-
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """A primitive to be queued as soon as another has ended well, without asking its client again (pre-scheduling).
-
-    Its requests are named `name.0`, `name.1`, ... Only primitives whose payloads need no code of the client follow.
-    """
-
-    primitive: Primitive
-    name: str
-    inputs: Mapping[str, Any]
-    """Values that are known already, by input name."""
-    pending: tuple[tuple[str, tuple[Any, ...]], ...]
-    """Inputs to be filled with what lies under a path in the value of the primitive before."""
-    event: Enqueue
-    tenant: str
-    then: tuple[Follow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

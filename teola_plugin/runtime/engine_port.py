@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from teola_plugin.engines.base import Done, Engine, Failed, Piece, Result
 from teola_plugin.engines.payloads import IngestRow
 from teola_plugin.errors import EngineError, EngineOverloaded, EngineUnavailable, RequestTooLarge
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.graph import Primitive, PrimitiveKind
 from teola_plugin.runtime.request_table import RequestEntry
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
 from teola_plugin.scheduling.events import (
@@ -31,6 +32,9 @@ from teola_plugin.scheduling.events import (
     RunBatch,
 )
 
+if TYPE_CHECKING:
+    from teola_plugin.runtime.prescheduling import Follow
+
 log = logging.getLogger("teola_plugin")
 _LONGEST_BACK_OFF = 30.0
 """Seconds between two attempts to start an instance again."""
@@ -45,6 +49,77 @@ class PortListener:
     piece: Callable[[RequestEntry, Piece], None]
     ended: Callable[[RequestEntry, Any, BaseException | None], None]
     """(entry, value, error)"""
+
+
+class Port(Protocol):
+    """An engine as the runtime uses it, wherever its scheduler and its instances are."""
+
+    name: str
+    writes: dict[str, int]
+    """Ingestions and deletions by collection, so that a search made before one of them is not used after it."""
+
+    @property
+    def engine(self) -> Any:
+        """What there is to know of the engine: name, kinds, profile, versions."""
+        ...
+
+    def enqueue(self, entries: Sequence[RequestEntry], event: Enqueue) -> None:
+        """Queue the requests of one primitive; `event.requests` need not be filled in."""
+        ...
+
+    def holds(self, entry: RequestEntry) -> bool:
+        """Whether the request is queued or running here."""
+        ...
+
+    def cancel(self, entries: Sequence[RequestEntry]) -> None: ...
+
+    def depths(self, event: DepthChanged) -> None: ...
+
+    async def close(self) -> None:
+        """Stop what runs. Requests that are left fail as unavailable."""
+        ...
+
+
+class ForwardingPort(ABC):
+    """A `Port` of an engine elsewhere: what follows a primitive can be sent along with it (see `prescheduling`)."""
+
+    name: str
+    writes: dict[str, int]
+    engine: Any
+
+    @abstractmethod
+    def enqueue(
+        self,
+        entries: Sequence[RequestEntry],
+        event: Enqueue,
+        primitive: Primitive | None = None,
+        then: tuple[Follow, ...] = (),
+    ) -> None:
+        """Send the requests of one primitive, and what follows it."""
+
+    @abstractmethod
+    def expect(self, name: str) -> None:
+        """A follower of that name is announced."""
+
+    @abstractmethod
+    def adopt(self, name: str, entries: Sequence[RequestEntry], event: Enqueue) -> None:
+        """The graph has dispatched the follower: its requests are these entries, in order."""
+
+    @abstractmethod
+    def disown(self, name: str, count: int = 0) -> None:
+        """The follower is not wanted, or its `count` requests are made otherwise."""
+
+    @abstractmethod
+    def holds(self, entry: RequestEntry) -> bool: ...
+
+    @abstractmethod
+    def cancel(self, entries: Sequence[RequestEntry]) -> None: ...
+
+    @abstractmethod
+    def depths(self, event: DepthChanged) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
 
 
 class EnginePort:
@@ -64,7 +139,6 @@ class EnginePort:
         self.name = name
         self.instances = dict(instances)
         self.writes: dict[str, int] = {}
-        """Ingestions and deletions by collection, so that a search made before one of them is not used after it."""
         self._listener = listener
         self._max_attempts = max_attempts
         self._max_queued = max_queued
@@ -264,13 +338,7 @@ class EnginePort:
         if not entry.prefilled:
             entry.prefilled = True
             self._handle(PrefillEnded(self._now(), entry.request.id))
-        if entry.repeated:  # a retry says again what was passed on before
-            known = min(entry.repeated, len(piece.text))
-            entry.repeated -= known
-            piece = replace(piece, text=piece.text[known:])
-        if piece.text:
-            entry.text += piece.text
-        self._listener.piece(entry, piece)
+        self._listener.piece(entry, entry.fresh(piece))
 
     # ------------------------------------------------------------ ends and retries
 

@@ -19,10 +19,11 @@ from teola_plugin.errors import QueryCancelled
 from teola_plugin.graph import LOOKAHEAD, STREAM_ITEMS, Graph, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import requests
-from teola_plugin.runtime.engine_port import EnginePort
+from teola_plugin.runtime.engine_port import ForwardingPort, Port
 from teola_plugin.runtime.failures import located, outcome_error
 from teola_plugin.runtime.fragments import expansion
 from teola_plugin.runtime.growing_prefix import GrowingPrefixes, growing
+from teola_plugin.runtime.prescheduling import PreScheduling
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.recording import fate, record_ended, record_queued
 from teola_plugin.runtime.request_table import RequestEntry, request_id
@@ -62,13 +63,14 @@ class GraphDriver:
 
     def __init__(self, recorder: TraceRecorder, *, threads: bool) -> None:
         self.scheduler = GraphScheduler()
-        self.ports: Mapping[str, EnginePort] = {}
+        self.ports: Mapping[str, Port] = {}
         self.runs: dict[str, QueryRun] = {}
         self.recorder = recorder
         self._threads = threads
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ahead = PreScheduling(self._forwarding, self._ticket)
         self._prefixes = GrowingPrefixes(self._live, self._computed, self._start_early, self._stop_early)
         self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
             Dispatch: self._dispatch,
@@ -136,10 +138,11 @@ class GraphDriver:
         live = LivePrimitiveRun(p, [], order.depth, order.group)
         run.primitives[p.id] = live
         fresh = []
-        for payload in made:
+        ahead = run.sent_ahead.get(p.id)
+        for number, payload in enumerate(made):
             entry = self.claim(run, port, payload, plain=False)
             if entry is None:
-                entry = self.new_entry(run, p.id, p.kind, port, payload)
+                entry = self.new_entry(run, p.id, p.kind, port, payload, f"{ahead}.{number}" if ahead else "")
                 entry.spare = p.option(LOOKAHEAD) is not None
                 fresh.append(entry)
             else:
@@ -150,9 +153,24 @@ class GraphDriver:
         live.left = sum(not e.ended for e in live.entries)
         record_queued(self.recorder, self.now(), run, p, order.depth, made)
         self._prepare_items(live)
-        if fresh:
-            port.enqueue(fresh, self._ticket(run, p, order.depth))
         self._catch_up(run, live, fresh)
+        if fresh:
+            self._send(run, port, live, fresh)
+
+    def _send(self, run: QueryRun, port: Port, live: LivePrimitiveRun, fresh: list[RequestEntry]) -> None:
+        p, ticket = live.primitive, self._ticket(run, live.primitive, live.depth)
+        ahead = run.sent_ahead.pop(p.id, None)
+        all_fresh = len(fresh) == len(live.entries)
+        if not isinstance(port, ForwardingPort):
+            port.enqueue(fresh, ticket)
+        elif ahead is not None and all_fresh:
+            port.adopt(ahead, fresh, ticket)
+        else:
+            if ahead is not None:
+                port.disown(ahead, len(live.entries))
+            query = self.scheduler.queries.get(run.id)
+            then = self._ahead.followers(run, query, p) if query is not None and all_fresh else ()
+            port.enqueue(fresh, ticket, p, then)
 
     def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
         query = self.scheduler.queries.get(run.id)
@@ -181,15 +199,32 @@ class GraphDriver:
         if live.left == 0:
             self._entries_ended(run, live)
 
+    def _withdraw(self, ahead: str) -> None:
+        """A follower that the graph never came to."""
+        for port in self.ports.values():
+            if isinstance(port, ForwardingPort):
+                port.disown(ahead)
+
+    def _forwarding(self, engine: str, name: str) -> bool:
+        """Announce a follower to its port, if that takes any."""
+        port = self.ports.get(engine)
+        if not isinstance(port, ForwardingPort):
+            return False
+        port.expect(name)
+        return True
+
     def _ticket(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
         session = f"{run.id}/{p.call}" if p.prompt else ""
         query = run.query
         idle = p.option("when") == "idle"
         return Enqueue(self.now(), run.id, p.id, p.kind, (), depth, query.app, query.weight, session, idle)
 
-    def new_entry(self, run: QueryRun, name: str, kind: PrimitiveKind, port: EnginePort, payload: Any) -> RequestEntry:
-        request = Request(
-            request_id(run.id),
+    def new_entry(
+        self, run: QueryRun, name: str, kind: PrimitiveKind, port: Port, payload: Any, request: str = ""
+    ) -> RequestEntry:
+        """`request`: its id, where it has one already."""
+        made = Request(
+            request or request_id(run.id),
             kind,
             payload,
             query=run.id,
@@ -197,12 +232,12 @@ class GraphDriver:
             stream=True,
             background=kind is _K.PARTIAL_PREFILLING,
         )
-        entry = RequestEntry(request, port.name, requests.content_key(port.name, payload), name)
+        entry = RequestEntry(made, port.name, requests.content_key(port.name, payload), name)
         entry.version = _version(port, payload)
         run.table.add(entry)
         return entry
 
-    def claim(self, run: QueryRun, port: EnginePort, payload: Any, *, plain: bool) -> RequestEntry | None:
+    def claim(self, run: QueryRun, port: Port, payload: Any, *, plain: bool) -> RequestEntry | None:
         key = requests.content_key(port.name, payload)
         return run.table.find(key, plain=plain, version=_version(port, payload))
 
@@ -449,6 +484,8 @@ class GraphDriver:
                 self.give_up(entry)
                 if run.ahead and order.outcome == "closed" and not entry.cancelled:
                     self.recorder.settle(run.id, entry.primitive, fate(run, entry))
+        for ahead in run.sent_ahead.values():
+            self._withdraw(ahead)
         trace = self.recorder.finish(run.id, self.now(), outcome=order.outcome)
         if not run.output.done():
             if order.outcome == "done" and order.output is not None:
@@ -460,5 +497,5 @@ class GraphDriver:
         run.trace.set_result(trace)
 
 
-def _version(port: EnginePort, payload: Any) -> int:
+def _version(port: Port, payload: Any) -> int:
     return port.writes.get(payload.collection, 0) if isinstance(payload, SearchVector) else -1

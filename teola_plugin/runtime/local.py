@@ -18,7 +18,7 @@ from teola_plugin.errors import EngineUnavailable, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
-from teola_plugin.runtime.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.engine_port import EnginePort, Port, PortListener
 from teola_plugin.runtime.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
@@ -38,7 +38,7 @@ class _Call:
     """One call from outside, on its way: a request per payload."""
 
     kind: PrimitiveKind
-    port: EnginePort
+    port: Port
     payloads: Sequence[Any]
     future: Future[list[Any]]
     log: PieceLog | None
@@ -71,7 +71,7 @@ class LocalRuntime:
         self._driver = GraphDriver(self.recorder, threads=threads)
         driver = self._driver
         self._listener = PortListener(driver.request_started, driver.request_piece, driver.request_ended)
-        self._ports: dict[str, EnginePort] = {}
+        self._ports: dict[str, Port] = {}
         self._running = False
 
     # ------------------------------------------------------------ life
@@ -92,9 +92,15 @@ class LocalRuntime:
         await asyncio.gather(*(e.start() for e in engines))
         for engine in engines:  # one after the other: engines that share cores would disturb each other's figures
             await calibrate(engine)
-        for name, instances in self._engines.items():
-            named = {str(i): engine for i, engine in enumerate(instances)}
-            self._ports[name] = EnginePort(name, named, self._listener, policy=self._policy)
+        self._open({name: self._port_of(name, instances) for name, instances in self._engines.items()})
+
+    def _port_of(self, name: str, instances: Sequence[Engine]) -> EnginePort:
+        named = {str(number): engine for number, engine in enumerate(instances)}
+        return EnginePort(name, named, self._listener, policy=self._policy)
+
+    def _open(self, ports: Mapping[str, Port]) -> None:
+        """Engines are there: queries may come."""
+        self._ports.update(ports)
         self._driver.ports = self._ports
         self._running = True
 
@@ -119,13 +125,13 @@ class LocalRuntime:
 
     def _attach(self, engine: Engine) -> None:
         if engine.name not in self._ports:
-            self._ports[engine.name] = EnginePort(engine.name, {"0": engine}, self._listener, policy=self._policy)
+            self._ports[engine.name] = self._port_of(engine.name, [engine])
 
     def _need_running(self) -> None:
         if not self._running:
             raise EngineUnavailable("the engine pool is not running.", hint="use it inside `with EnginePool...:`")
 
-    def port(self, engine: str) -> EnginePort:
+    def port(self, engine: str) -> Port:
         self._need_running()
         if engine not in self._ports:
             raise unknown_name("engine", engine, list(self._ports))
@@ -256,7 +262,7 @@ class LocalRuntime:
             self._enqueue_fresh(run, call.kind, port, name, fresh, live)
 
     def _enqueue_fresh(
-        self, run: QueryRun, kind: PrimitiveKind, port: EnginePort, name: str, fresh: list[RequestEntry], live: bool
+        self, run: QueryRun, kind: PrimitiveKind, port: Port, name: str, fresh: list[RequestEntry], live: bool
     ) -> None:
         now = self._driver.now()
         depth = 0
@@ -275,11 +281,14 @@ class LocalRuntime:
         """Run a coroutine method of the engine's (first) instance on the pool's loop, e.g. `count`, `delete`."""
         return self.loop.run(self._admin(self.port(engine), method, args))
 
-    async def _admin(self, port: EnginePort, method: str, args: tuple[Any, ...]) -> Any:
-        result = await getattr(port.engine, method)(*args)
+    async def _admin(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
+        result = await self._administer(port, method, args)
         if args and isinstance(args[0], str) and method.startswith("delete"):
             port.writes[args[0]] = port.writes.get(args[0], 0) + 1
         return result
+
+    async def _administer(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
+        return await getattr(port.engine, method)(*args)
 
     def reset(self) -> None:
         """Empty every engine's prefix cache and the like, so that runs can be compared."""

@@ -59,6 +59,8 @@ class QueryRun:
     joins: bool = True
     """Whether parts may bring graphs of their own; from then on, calls are served."""
     calls_made: int = 0
+    sent_ahead: dict[str, str] = field(default_factory=dict)
+    """Primitives that were sent along with the one before them, and the names of their requests."""
     growing: list[Growing] = field(default_factory=list)
     """Its prompts that may be prefilled as they grow."""
     parts: dict[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)

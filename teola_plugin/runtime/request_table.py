@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.engines.base import Piece, Request
@@ -85,6 +85,16 @@ class RequestEntry:
         self.pieces.append(piece)
         for log in self.logs:
             log.append(piece)
+
+    def fresh(self, piece: Piece) -> Piece:
+        """What is new in it: a retry says again what was passed on before."""
+        if self.repeated:
+            known = min(self.repeated, len(piece.text))
+            self.repeated -= known
+            piece = replace(piece, text=piece.text[known:])
+        if piece.text:
+            self.text += piece.text
+        return piece
 
     def read_into(self, log: PieceLog) -> None:
         """From now on, and from the start, `log` gets every piece."""

@@ -1,0 +1,141 @@
+"""The sub-commands: what they take and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+
+def add_pool(commands: Any) -> None:
+    """Add the sub-commands to an argparse group."""
+    up = _command(commands, "up", run_up, "start a shared pool of engines on Ray from its YAML")
+    up.add_argument("config", help="the pool's YAML file")
+    _where(up, named=False)
+    status = _command(commands, "status", run_status, "how the engines of a shared pool are")
+    _where(status)
+    status.add_argument("--json", action="store_true", help="print one JSON list, and nothing else")
+    scale = _command(commands, "scale", run_scale, "add or take away instances while queries run")
+    scale.add_argument("engine")
+    scale.add_argument("instances", type=int)
+    _where(scale)
+    _where(_command(commands, "down", run_down, "end a shared pool, and its Ray cluster if `up` started one"))
+    calibrate = _command(commands, "calibrate", run_calibrate, "measure the engines of a pool's YAML on this machine")
+    calibrate.add_argument("config", help="the pool's YAML file")
+    calibrate.add_argument("--engine", action="append", help="only this one (may be repeated)")
+    calibrate.add_argument("--json", action="store_true", help="print the profiles as one JSON object")
+
+
+def _command(commands: Any, name: str, run: Any, text: str) -> Any:
+    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _where(parser: Any, *, named: bool = True) -> None:
+    parser.add_argument("--address", help="the Ray cluster, host:port (default: one of its own on this machine)")
+    if named:
+        parser.add_argument("--pool", default="default", help="the pool's name (default: default)")
+
+
+def run_up(options: argparse.Namespace) -> int:
+    """Exit status 0 once every engine is up."""
+    from rich.console import Console
+
+    from teola_plugin.cluster import deploy
+    from teola_plugin.cluster.config import PoolConfig
+
+    config = PoolConfig.read(options.config)
+    console = Console()
+    with Console(stderr=True).status(f"starting {', '.join(config.engines)} ..."):
+        address = deploy.up(
+            config,
+            options.address,
+            told=lambda facts: console.print(f"{facts.name}: {len(facts.instances)} up", highlight=False),
+        )
+    console.print(f"pool {config.name!r} at {address}", highlight=False)
+    console.print(f"  in an app:  EnginePool.connect({address!r}, pool={config.name!r})", highlight=False)
+    console.print(f"  to end it:  teola down --pool {config.name}", highlight=False)
+    return 0
+
+
+def run_status(options: argparse.Namespace) -> int:
+    """Exit status 1 if an engine or an instance is not up."""
+    from teola_plugin.cluster import deploy
+
+    found = deploy.status(options.pool, options.address)
+    if options.json:
+        json.dump(found, sys.stdout)
+        sys.stdout.write("\n")
+    else:
+        _show(found)
+    return 0 if all(engine["running"] and all(i["up"] for i in engine["instances"]) for engine in found) else 1
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("engine", "instance", "state", "running", "queued", "KV used", "process", "clients")
+    for engine in found:
+        if not engine["instances"]:
+            table.add_row(engine["engine"], "", f"down {engine.get('error', '')}", "", "", "", "", "")
+        for one in engine["instances"]:
+            state = "up" if one["up"] else "starting"
+            figures = (one["running"], engine["queued"], f"{one['kv_used']:.0%}", one["pid"], engine["clients"])
+            table.add_row(engine["engine"], one["instance"], state, *map(str, figures))
+    Console().print(table)
+
+
+def run_scale(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from teola_plugin.cluster import deploy
+
+    found = deploy.scale(options.pool, options.engine, options.instances, options.address)
+    Console().print(f"{options.engine}: {found} instances", highlight=False)
+    return 0
+
+
+def run_down(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from teola_plugin.cluster import deploy
+
+    with Console(stderr=True).status(f"ending {options.pool} ..."):
+        deploy.down(options.pool, options.address)
+    Console().print(f"pool {options.pool!r} is down", highlight=False)
+    return 0
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    import asyncio
+
+    from teola_plugin.cli.pool.calibrate import measure
+    from teola_plugin.cluster.config import PoolConfig
+    from teola_plugin.errors import unknown_name
+
+    config = PoolConfig.read(options.config)
+    for name in options.engine or ():
+        if name not in config.engines:
+            raise unknown_name("engine", name, list(config.engines))
+    profiles = asyncio.run(measure(config, options.engine or list(config.engines)))
+    if options.json:
+        json.dump(profiles, sys.stdout)
+        sys.stdout.write("\n")
+    else:
+        _show_profiles(profiles)
+    return 0
+
+
+def _show_profiles(profiles: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("engine", "kind", "seconds by size", "efficient batch", "device")
+    for name, profile in profiles.items():
+        for kind, points in profile["curves"].items() or [("not measured", [])]:
+            shown = ", ".join(f"{size}: {seconds:.4f}" for size, seconds in points)
+            table.add_row(name, kind, shown, str(profile["max_efficient_batch"]), profile["device"])
+    Console().print(table)

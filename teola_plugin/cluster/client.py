@@ -1,0 +1,97 @@
+"""The runtime of a process that uses a shared pool: graphs and user code here, engines and their schedulers there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from teola_plugin.cluster import connection
+from teola_plugin.cluster.names import directory_name
+from teola_plugin.cluster.ray_errors import translated
+from teola_plugin.cluster.shared_engine import SharedEngine
+from teola_plugin.cluster.shared_port import SharedPort
+from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
+from teola_plugin.errors import EngineUnavailable, RegistrationError
+from teola_plugin.runtime.engine_port import Port
+from teola_plugin.runtime.local import LocalRuntime
+
+START_SECONDS = 900.0
+"""An engine that is asked for the first time may have to load its model."""
+
+
+def find_engines(address: str | None, pool: str) -> dict[str, SharedEngine]:
+    """Connect this process and look up the pool's engines, started. Raises `ConfigError`, `EngineUnavailable`."""
+    connection.connect(address)
+    ray = connection.ensure_ray()
+    try:
+        directory = connection.actor(directory_name(pool))
+    except ValueError:
+        raise RegistrationError(
+            f"there is no pool {pool!r} in this Ray cluster; running: {', '.join(_pools(ray)) or 'none'}.",
+            hint="start it with `teola up pool.yaml`, or name another",
+        ) from None
+    try:
+        names = ray.get(directory.describe.remote())["engines"]
+        found: list[EngineFacts] = ray.get([directory.start.remote(name) for name in names], timeout=START_SECONDS)
+    except Exception as error:
+        raise translated(error, pool) from error
+    return {facts.name: SharedEngine(facts) for facts in found}
+
+
+def _pools(ray: Any) -> list[str]:
+    names = (found["name"] for found in ray.util.list_named_actors(all_namespaces=True))
+    return sorted({name.split("/")[1] for name in names if name.startswith("teola/")})
+
+
+class ClusterRuntime(LocalRuntime):
+    """A `LocalRuntime` whose engines are shared ones. Engines of the client itself (wrapped objects) stay here."""
+
+    def __init__(self, pool: str, engines: Mapping[str, SharedEngine], **options: Any) -> None:
+        super().__init__({name: [engine] for name, engine in engines.items()}, **options)
+        self._pool = pool
+        self._shared = dict(engines)
+        self._hello = Hello(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", PROTOCOL, tuple(sys.version_info[:3]), _version())
+
+    async def astart(self) -> None:
+        """Open a line to every engine's host."""
+        ports = {
+            name: SharedPort(self._pool, engine, self._hello, self._listener) for name, engine in self._shared.items()
+        }
+        await asyncio.gather(*(port.open() for port in ports.values()))
+        self._open(ports)
+
+    async def astop(self) -> None:
+        self._running = False
+        await asyncio.gather(*(port.close() for port in self._ports.values()))
+
+    async def areset(self) -> None:
+        for name in self._shared:
+            await self._host(name).reset.remote()
+
+    async def _administer(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
+        if not isinstance(port, SharedPort):
+            return await super()._administer(port, method, args)
+        try:
+            return await self._host(port.name).admin.remote(method, args)
+        except Exception as error:
+            raise translated(error, port.name) from error
+
+    def _host(self, engine: str) -> Any:
+        from teola_plugin.cluster.names import actor_name
+
+        try:
+            return connection.actor(actor_name(self._pool, engine))
+        except ValueError:
+            raise EngineUnavailable(
+                f"engine {engine!r} of pool {self._pool!r} is gone.", engine=engine, hint="`teola up` starts it again"
+            ) from None
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("teola-plugin")

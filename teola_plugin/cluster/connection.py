@@ -1,0 +1,74 @@
+"""This process's connection to a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from teola_plugin.cluster.names import NAMESPACE
+from teola_plugin.errors import ConfigError, EngineUnavailable
+
+ADDRESS = "TEOLA_ADDRESS"
+"""Environment variable: the cluster to connect to when none is named."""
+
+
+def ensure_ray() -> Any:
+    """The module. Raises `EngineUnavailable` when it is not installed."""
+    try:
+        import ray
+    except ImportError:
+        raise EngineUnavailable(
+            "the shared pool needs Ray, which is not installed.", hint="pip install 'teola-plugin[ray]'"
+        ) from None
+    return ray
+
+
+def checked(address: str) -> str:
+    """The address, if one can stream over it. Raises `ConfigError`."""
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"{address!r} is an address of Ray Client, over which answers cannot be streamed.",
+            hint="give the cluster's own address, e.g. '10.0.0.1:6379' (what `ray start --head` prints), or 'auto' on "
+            "one of its nodes",
+        )
+    return address
+
+
+def connect(address: str | None = None) -> None:
+    """Connect this process to the cluster. Idempotent. Raises `ConfigError`, `EngineUnavailable`."""
+    ray = ensure_ray()
+    wanted = checked(address or os.environ.get(ADDRESS, "") or "auto")
+    if ray.is_initialized():
+        _same_cluster(ray, wanted)
+        return
+    quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    try:
+        ray.init(address=wanted, namespace=NAMESPACE, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise _refused(wanted, error) from error
+
+
+def _same_cluster(ray: Any, wanted: str) -> None:
+    here = ray.get_runtime_context().gcs_address
+    if wanted != "auto" and wanted != here:
+        raise ConfigError(
+            f"this process is connected to the Ray cluster at {here} already, not to {wanted}.",
+            hint="use one cluster in a process, or call ray.shutdown() before",
+        )
+
+
+def _refused(address: str, error: Exception) -> EngineUnavailable:
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "ersion mismatch" in str(error):
+        hint = "use the same versions of Python and Ray in the app and in the cluster"
+        text = " ".join(str(error).split())
+    elif "oken" in str(error) or "auth" in str(error).lower():
+        hint = "give this process the cluster's token (RAY_AUTH_TOKEN, or ~/.ray/auth_token)"
+    else:
+        hint = "start the pool with `teola up pool.yaml`, or give the address of a running cluster"
+    return EngineUnavailable(f"no Ray cluster at {address!r}: {text}", retryable=True, hint=hint)
+
+
+def actor(name: str) -> Any:
+    """The handle of a named actor. Raises ValueError when there is none."""
+    return ensure_ray().get_actor(name, namespace=NAMESPACE)

@@ -1,0 +1,127 @@
+"""A client's line to one engine host: orders out, news in. Lives on the client's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from teola_plugin.cluster.connection import actor
+from teola_plugin.cluster.names import actor_name
+from teola_plugin.cluster.ray_errors import translated
+from teola_plugin.cluster.wire import EngineFacts, Hello, News, Order, pack, unpack
+
+log = logging.getLogger("teola_plugin")
+PATIENCE = 60.0
+"""Seconds that a host may take to come back before its requests fail."""
+BEAT = 15.0
+"""Seconds between two signs of life: a host forgets a client that gives none (see `clients.SILENCE`)."""
+
+
+class HostLink:
+    """Orders of one turn of the loop leave together; news arrive in parcels. No polling: the host streams them.
+
+    When the host dies, the link says so (`lost`), finds the new one that Ray makes, and says that, too (`found`); if
+    none comes within `PATIENCE`, it gives up (`gone`).
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        engine: str,
+        hello: Hello,
+        *,
+        news: Callable[[list[News]], None],
+        found: Callable[[EngineFacts], None],
+        gone: Callable[[BaseException], None],
+    ) -> None:
+        self.engine = engine
+        self._name, self._hello = actor_name(pool, engine), hello
+        self._news, self._found, self._gone = news, found, gone
+        self._host: Any = None
+        self._orders: list[Order] = []
+        self._number = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> EngineFacts:
+        """Raises `EngineUnavailable` and what the host raises."""
+        facts = await self._greet()
+        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._live())]
+        return facts
+
+    async def _greet(self) -> EngineFacts:
+        try:
+            host = await asyncio.get_running_loop().run_in_executor(None, actor, self._name)
+            facts: EngineFacts = await host.hello.remote(self._hello)
+        except Exception as error:
+            raise translated(error, self.engine) from None
+        self._host, self._number = host, 0
+        return facts
+
+    async def close(self) -> None:
+        """Take leave: the host forgets what this client still waits for."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        host, self._host = self._host, None
+        if host is not None:
+            try:
+                await asyncio.wait_for(host.leave.remote(self._hello.client), 5)
+            except Exception as error:
+                log.debug("the host of %s did not hear the farewell: %r", self.engine, error)
+
+    async def _live(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            if self._host is not None:
+                self._host.beat.remote(self._hello.client)
+
+    # ------------------------------------------------------------ out
+
+    def send(self, order: Order) -> None:
+        """Soon, and in order. What is sent while the host is away is lost; the port says it again (`found`)."""
+        if not self._orders:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._orders.append(order)
+
+    def _flush(self) -> None:
+        orders, self._orders = self._orders, []
+        if self._host is not None:
+            self._number += 1
+            self._host.orders.remote(self._hello.client, self._number, pack(orders))
+
+    # ------------------------------------------------------------ in
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                await self._hear()
+                reason: BaseException = translated(ConnectionError("the host ended the connection"), self.engine)
+            except Exception as error:
+                reason = translated(error, self.engine)
+            self._host = None
+            log.warning("engine %s: its host was lost (%s)", self.engine, reason)
+            facts = await self._again(reason)
+            if facts is None:
+                return
+            self._found(facts)
+
+    async def _hear(self) -> None:
+        stream = self._host.news.options(num_returns="streaming").remote(self._hello.client)
+        async for ref in stream:
+            self._news(unpack(await ref))
+
+    async def _again(self, reason: BaseException) -> EngineFacts | None:
+        """Greet the new host as soon as there is one."""
+        loop = asyncio.get_running_loop()
+        ends, pause = loop.time() + PATIENCE, 0.1
+        while loop.time() < ends:
+            await asyncio.sleep(pause)
+            pause = min(2.0, 2 * pause)
+            try:
+                return await asyncio.wait_for(self._greet(), max(1.0, ends - loop.time()))
+            except Exception as error:
+                reason = error
+        self._gone(reason)
+        return None

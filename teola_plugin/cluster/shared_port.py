@@ -1,0 +1,153 @@
+"""An engine of the shared pool at this client: what `EnginePort` is for an engine of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from teola_plugin.cluster.link import HostLink
+from teola_plugin.cluster.shared_engine import SharedEngine
+from teola_plugin.cluster.wire import Began, Cancelled, Depths, Ended, EngineFacts, Hello, News, Queue, Said
+from teola_plugin.engines.base import Piece
+from teola_plugin.engines.payloads import IngestRow
+from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.graph import Primitive
+from teola_plugin.runtime.engine_port import ForwardingPort, PortListener
+from teola_plugin.runtime.prescheduling import Follow
+from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.scheduling.events import DepthChanged, Enqueue
+
+
+class SharedPort(ForwardingPort):
+    """Sends primitives to the engine's host, and tells the runtime what became of their requests.
+
+    The host schedules. When it is lost and comes back, what had not ended is sent again if that may be done twice.
+    """
+
+    def __init__(self, pool: str, engine: SharedEngine, hello: Hello, listener: PortListener) -> None:
+        self.name, self.engine = engine.name, engine
+        self.writes: dict[str, int] = {}
+        self._listener = listener
+        self._entries: dict[str, tuple[RequestEntry, Enqueue]] = {}
+        self._early: dict[str, list[News]] = {}
+        """News of followers that the graph has not dispatched yet, by request."""
+        self._expected: set[str] = set()
+        """Followers that were announced, by name."""
+        self._down: BaseException | None = None
+        self._link = HostLink(pool, engine.name, hello, news=self._hear, found=self._found, gone=self._gone)
+
+    async def open(self) -> EngineFacts:
+        """Raises `EngineUnavailable`."""
+        return await self._link.open()
+
+    async def close(self) -> None:
+        """Requests that are left fail as unavailable."""
+        await self._link.close()
+        self._gone(EngineUnavailable("the pool was closed.", engine=self.name, hint="use it inside its `with` block"))
+
+    # ------------------------------------------------------------ orders
+
+    def enqueue(
+        self,
+        entries: Sequence[RequestEntry],
+        event: Enqueue,
+        primitive: Primitive | None = None,
+        then: tuple[Follow, ...] = (),
+    ) -> None:
+        """Send the requests of one primitive, and what follows it."""
+        if self._down is not None:
+            for entry in entries:
+                self._listener.ended(entry, None, self._down)
+            return
+        for entry in entries:
+            self._entries[entry.request.id] = (entry, event)
+        self._link.send(Queue(event, tuple(entry.request for entry in entries), primitive, then))
+
+    def expect(self, name: str) -> None:
+        """A follower of that name was announced: news of its requests may come before the graph dispatches it."""
+        self._expected.add(name)
+
+    def adopt(self, name: str, entries: Sequence[RequestEntry], event: Enqueue) -> None:
+        """The graph has dispatched the follower: its requests are these entries, in order."""
+        self._expected.discard(name)
+        for entry in entries:
+            self._entries[entry.request.id] = (entry, event)
+        for entry in entries:
+            for news in self._early.pop(entry.request.id, ()):
+                self._one(news)
+
+    def disown(self, name: str, count: int = 0) -> None:
+        """The follower is not wanted, or its requests are made otherwise."""
+        self._expected.discard(name)
+        requests = [key for key in self._early if key.rpartition(".")[0] == name]
+        for request in requests:
+            del self._early[request]
+        self._link.send(Cancelled((name, *(f"{name}.{n}" for n in range(count)))))
+
+    def holds(self, entry: RequestEntry) -> bool:
+        """Whether the request has not ended."""
+        return entry.request.id in self._entries
+
+    def cancel(self, entries: Sequence[RequestEntry]) -> None:
+        for entry in entries:
+            entry.cancelled = True
+        self._link.send(Cancelled(tuple(entry.request.id for entry in entries)))
+
+    def depths(self, event: DepthChanged) -> None:
+        self._link.send(Depths(event))
+
+    # ------------------------------------------------------------ news
+
+    def _hear(self, messages: list[News]) -> None:
+        for news in messages:
+            self._one(news)
+
+    def _one(self, news: News) -> None:
+        held = self._entries.get(news.request)
+        if held is None:
+            if news.request.rpartition(".")[0] in self._expected:
+                self._early.setdefault(news.request, []).append(news)
+            return
+        entry, _ = held
+        if isinstance(news, Began):
+            self._listener.started(entry, news.instance, news.batch)
+        elif isinstance(news, Said):
+            self._listener.piece(entry, entry.fresh(Piece(news.request, news.text, news.tokens)))
+        elif isinstance(news, Ended):
+            self._end(entry, news.value, news.error)
+
+    def _end(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
+        self._entries.pop(entry.request.id, None)
+        payload = entry.request.payload
+        if isinstance(payload, IngestRow):
+            self.writes[payload.collection] = self.writes.get(payload.collection, 0) + 1
+        self._listener.ended(entry, value, error)
+
+    # ------------------------------------------------------------ a host that comes and goes
+
+    def _found(self, facts: EngineFacts) -> None:
+        """A new host: it knows nothing. What may be done twice is sent again, the rest fails."""
+        self.engine.take(facts)
+        self._early.clear()
+        waiting, self._entries = list(self._entries.values()), {}
+        for entry, event in waiting:
+            if entry.repeatable:
+                entry.attempts += 1
+                entry.prefilled, entry.repeated = False, len(entry.text)
+                self.enqueue([entry], replace(event, requests=()))
+            else:
+                self._end(entry, None, self._lost())
+
+    def _gone(self, reason: BaseException) -> None:
+        self._down = reason
+        for entry, _ in list(self._entries.values()):
+            self._end(entry, None, reason)
+
+    def _lost(self) -> EngineError:
+        return EngineUnavailable(
+            f"the host of engine {self.name!r} died while it worked on a request that cannot be repeated.",
+            engine=self.name,
+            retryable=True,
+            hint="ask again",
+        )

@@ -1,0 +1,80 @@
+"""Pre-scheduling: what follows a primitive and needs no code of the client is sent along with it (DESIGN, section 5).
+
+Its engine begins when the value before it is there; the graph scheduler dispatches it later, as ever, and the requests
+that run by then are adopted. Only ports that say `forwards` take part: in one process there is no way to be saved.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.graph import Primitive, PrimitiveKind
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.scheduling.events import Enqueue
+from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
+
+_K = PrimitiveKind
+FOLLOWING = frozenset({_K.EMBEDDING, _K.INGESTION, _K.SEARCHING, _K.RERANKING})
+"""Kinds whose payloads are made of values alone."""
+LONGEST = 32
+"""Primitives of one chain that are sent together."""
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """A primitive to be queued as soon as another has ended well. Its requests are named `name.0`, `name.1`, ..."""
+
+    primitive: Primitive
+    name: str
+    inputs: Mapping[str, Any]
+    """Values that are known already, by input name."""
+    pending: tuple[tuple[str, tuple[Any, ...]], ...]
+    """Inputs to be filled with what lies under a path in the value of the primitive before."""
+    event: Enqueue
+    tenant: str
+    then: tuple[Follow, ...] = ()
+
+
+class PreScheduling:
+    """Chooses what follows. `announce(engine, name)` tells the follower's port of it, if that takes followers; `ticket`
+    makes the event with which a primitive is queued."""
+
+    def __init__(
+        self, announce: Callable[[str, str], bool], ticket: Callable[[QueryRun, Primitive, int], Enqueue]
+    ) -> None:
+        self._announce, self._ticket = announce, ticket
+
+    def followers(self, run: QueryRun, query: LiveQuery, before: Primitive, room: int = LONGEST) -> tuple[Follow, ...]:
+        """What waits for `before` alone; each with what waits for it alone."""
+        if before.leads_group or before.decodes or room < 1:
+            return ()
+        fitting = (live for live in query.children(before.id) if self._fits(run, live, before))
+        made = (self._follow(run, query, live, before, room) for live in fitting)
+        return tuple(follow for follow in made if follow is not None)
+
+    @staticmethod
+    def _fits(run: QueryRun, live: LivePrimitive, before: Primitive) -> bool:
+        p = live.primitive
+        if p.kind not in FOLLOWING or p.call or p.option("wrapped") or p.tentative:
+            return False
+        if live.status is not Status.WAITING or live.waits != {before.id} or live.id in run.sent_ahead:
+            return False
+        return all(ref.producer == before.id or ref.producer in run.store for _, ref in p.inputs)
+
+    def _follow(
+        self, run: QueryRun, query: LiveQuery, live: LivePrimitive, before: Primitive, room: int
+    ) -> Follow | None:
+        p = live.primitive
+        name = f"{run.id}-ahead{next(_numbers)}"
+        if not self._announce(p.engine, name):
+            return None
+        run.sent_ahead[p.id] = name
+        known = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer != before.id}
+        pending = tuple((key, ref.path) for key, ref in p.inputs if ref.producer == before.id)
+        event = self._ticket(run, p, live.depth)
+        then = self.followers(run, query, p, room - 1)
+        return Follow(p, name, known, pending, event, run.query.tenant, then)
