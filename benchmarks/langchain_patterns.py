@@ -21,7 +21,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from benchmarks.common import arguments, environment, report, summary
+from benchmarks.common import arguments, environment, pattern_options, report, summary
 from benchmarks.cookbook import PATTERNS, Pattern
 from benchmarks.kits import Kit, own_kit, pool_kit, scaled
 from benchmarks.pattern_bounds import BOUNDS, Costs
@@ -163,14 +163,6 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    given = arguments(
-        "Cookbook patterns: plain against accelerated.",
-        lambda parser: (
-            parser.add_argument("--repeats", type=int, default=3, help="runs of each way"),
-            parser.add_argument("--scale", type=float, default=0.25, help="latencies, times this; 1 is an RTX 3090"),
-            parser.add_argument("--only", default="", help="only patterns whose name contains this"),
-            parser.add_argument("--objects", default="pool,own", help="pool, own, or both"),
-        ),
-    )
+    given = arguments("Cookbook patterns: plain against accelerated.", lambda p: pattern_options(p, "pool,own"))
     outcome = main(given)
     report(outcome, given, f"cookbook patterns, RTX 3090 profile times {given.scale}", rows(outcome))

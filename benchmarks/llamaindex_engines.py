@@ -12,11 +12,13 @@ from typing import Any
 from llama_index.core import PromptHelper, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import Response
+from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     MultiStepQueryEngine,
     RetrieverQueryEngine,
+    RetryQueryEngine,
     RouterQueryEngine,
     SubQuestionQueryEngine,
     TransformQueryEngine,
@@ -134,6 +136,11 @@ def multi_step(kit: Kit) -> Engine:
     return MultiStepQueryEngine(base, StepDecomposeQueryTransform(kit.llm), index_summary="Answers about reports")
 
 
+def retry(kit: Kit) -> Engine:
+    """Judged, and asked again until the judge is content."""
+    return RetryQueryEngine(kit.reports.as_query_engine(similarity_top_k=2), RelevancyEvaluator(llm=kit.llm))
+
+
 def accumulate(kit: Kit) -> Engine:
     """An answer from each passage."""
     return kit.reports.as_query_engine(similarity_top_k=4, response_mode="accumulate")
@@ -152,6 +159,7 @@ PATTERNS: dict[str, Pattern] = {
     "sub-questions": Pattern(sub_questions),
     "router, several": Pattern(router_multi),
     "multi-step": Pattern(multi_step),
+    "retry": Pattern(retry),
     "accumulate": Pattern(accumulate),
     "router": Pattern(router, gain=False),
     "citation": Pattern(citation, gain=False),

@@ -23,11 +23,14 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from benchmarks.common import arguments, environment, print_table, report, summary
+from benchmarks.common import arguments, environment, pattern_options, print_table, report, summary
 from benchmarks.kits import scaled
-from benchmarks.langchain_patterns import WAYS, figures, rows
+from benchmarks.langchain_patterns import WAYS, figures, possible, rows
+from benchmarks.llamaindex_answers import answer
+from benchmarks.llamaindex_bounds import STEPWISE, stepwise
 from benchmarks.llamaindex_engines import PATTERNS, Pattern, shown
-from benchmarks.llamaindex_kits import Kit, Sizes, own_kit, pool_kit
+from benchmarks.llamaindex_kits import Kit, Sizes, corpus, own_kit, pool_kit
+from benchmarks.pattern_bounds import Costs
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 
@@ -68,6 +71,16 @@ def measure(runner: asyncio.Runner, name: str, pattern: Pattern, kit: Kit, repea
             if found != first:
                 raise SystemExit(f"{name} ({kit.name}), {way}: the answers differ: {found} and {first}")
     return figures(name, pattern, kit, seconds)  # type: ignore[arg-type]
+
+
+def least(name: str, pattern: Pattern, kit: Kit, machine: Any) -> float | None:
+    """Seconds that the data dependencies leave at best, for engines whose calls come one after the other."""
+    if name not in STEPWISE or kit.pool is None or machine is None:
+        return None
+    kit.fresh()
+    pattern.make(kit).query(pattern.given)
+    calls = [(prompt, answer(prompt, Sizes().answer)) for prompt in kit.ledger.prompts]
+    return stepwise(Costs(machine), calls, [node.get_content() for node in corpus(Sizes())])
 
 
 def measure_crowd(runner: asyncio.Runner, name: str, pattern: Pattern, kit: Kit, options: Any) -> dict[str, Any]:
@@ -112,12 +125,15 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     logging.getLogger("llama_index").setLevel(logging.ERROR)
     started, cases, crowds = time.perf_counter(), [], []
+    machine = None if options.real else scaled(profiles.rtx3090(), options.scale)
     with asyncio.Runner() as runner:
-        for kit in kits(options):
+        for kit in kits(options, machine):
             with kit.in_force():
                 for name, pattern in patterns(kit).items():
                     if options.only in name:
                         cases.append(measure(runner, name, pattern, kit, options.repeats))
+                        if bound := least(name, pattern, kit, machine):
+                            cases[-1]["possible"] = possible(cases[-1], bound)
                     if options.only in name and options.at_once:
                         crowds.append(measure_crowd(runner, name, pattern, kit, options))
             if kit.pool is not None:
@@ -129,6 +145,7 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
         "speedup_sync": {
             kind: {c["pattern"]: c["speedup_sync"] for c in cases if c["objects"] == kind} for kind in names
         },
+        "possible": {c["pattern"]: c["possible"] for c in cases if "possible" in c},
         "behind_ms": max((c["behind_ms"] for c in cases if c["nothing_to_gain"]), default=None),
         "cases": cases,
         "at_once": {"queries": options.at_once, "cases": crowds},
@@ -149,14 +166,13 @@ def patterns(kit: Kit) -> dict[str, Pattern]:
     return {name: replace(PATTERNS[name], given=DEFAULT_QUESTION) for name in PAPER}
 
 
-def kits(options: argparse.Namespace) -> Any:
-    """One after the other, since each may have engines running."""
-    if options.real:
+def kits(options: argparse.Namespace, machine: Any) -> Any:
+    """One after the other, since each may have engines running; without a machine the one that this is."""
+    if machine is None:
         from benchmarks.llamaindex_real import real_kit
 
         yield real_kit()
         return
-    machine = scaled(profiles.rtx3090(), options.scale)
     for kind in options.objects.split(","):
         yield KITS[kind](machine, Sizes())
 
@@ -174,18 +190,14 @@ def crowd_rows(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def _options(parser: argparse.ArgumentParser) -> None:
+    pattern_options(parser, "pool")
+    parser.add_argument("--at-once", type=int, default=0, help="also so many queries at once, e.g. 8")
+    parser.add_argument("--real", action="store_true", help="the paper's two on this machine's own engines")
+
+
 if __name__ == "__main__":
-    given = arguments(
-        "LlamaIndex engines: plain against accelerated.",
-        lambda parser: (
-            parser.add_argument("--repeats", type=int, default=3, help="runs of each way"),
-            parser.add_argument("--scale", type=float, default=0.25, help="latencies, times this; 1 is an RTX 3090"),
-            parser.add_argument("--only", default="", help="only patterns whose name contains this"),
-            parser.add_argument("--objects", default="pool", help="pool, own, or both"),
-            parser.add_argument("--at-once", type=int, default=0, help="also so many queries at once, e.g. 8"),
-            parser.add_argument("--real", action="store_true", help="the paper's two on this machine's own engines"),
-        ),
-    )
+    given = arguments("LlamaIndex engines: plain against accelerated.", _options)
     outcome = main(given)
     where = "this machine's engines" if given.real else f"RTX 3090 profile times {given.scale}"
     report(outcome, given, f"LlamaIndex engines, {where}", rows(outcome))

@@ -5,30 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from langchain_core.documents import Document
 
-from teola_plugin.engines.payloads import Chunk
+from teola_plugin.engines.payloads import Chunk, Stored
 from teola_plugin.errors import RegistrationError, TeolaError
 
 Filter = tuple[tuple[str, Any], ...]
 
 
-class Row(Protocol):
-    """What searches and look-ups give: a `Hit` or a `Chunk`."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def metadata(self) -> Mapping[str, Any]: ...
-
-
-def to_documents(rows: Iterable[Row]) -> list[Document]:
+def to_documents(rows: Iterable[Stored]) -> list[Document]:
     return [Document(id=row.id, page_content=row.text, metadata=dict(row.metadata)) for row in rows]
 
 

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
 
 from llama_index.core.schema import BaseNode, ImageNode, IndexNode, MetadataMode, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
-from teola_plugin.engines.payloads import Chunk, Hit, IngestRow
+from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, Stored
 
 _LISTED = (IndexNode.class_name(), ImageNode.class_name())
-
-
-class Stored(Protocol):
-    """What searches and look-ups give: a `Hit` or a `Chunk`."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def metadata(self) -> Mapping[str, Any]: ...
 
 
 def to_row(collection: str, node: BaseNode, vector: Sequence[float]) -> IngestRow:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Vector = Sequence[float]
 
@@ -61,6 +61,19 @@ class Hit:
     metadata: Mapping[str, Any]
     score: float
     """Cosine similarity, in [-1, 1]; higher is nearer."""
+
+
+class Stored(Protocol):
+    """What searches and look-ups give: a `Hit` or a `Chunk`."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.llamaindex_engines import Library, library, own_loop, reply, settings
 from support.scripted_llm import ScriptedLLM
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
@@ -51,3 +52,27 @@ def asked(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(pool.runtime, "call", noted)
     return found
+
+
+# ------------------------------------------------------------ engines over an index
+
+
+@pytest.fixture(scope="module")
+def stock(pool: EnginePool, request: pytest.FixtureRequest) -> Iterator[Library]:
+    """An index, and what engines are made of."""
+    made = library(pool, request.module.__name__)
+    with settings(made.llm):
+        yield made
+
+
+@pytest.fixture
+def loop_of_the_thread() -> Iterator[None]:
+    """LlamaIndex's sync code takes the thread's loop, or makes one that it never closes."""
+    with own_loop():
+        yield
+
+
+@pytest.fixture
+def scripted(llm: ScriptedLLM) -> None:
+    """The engine says what `reply` says."""
+    llm.answer = reply

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from llama_index.core.response_synthesizers import get_response_synthesizer
-from support.llamaindex_engines import ENGINES, Library, library, own_loop, reply, settings, shown
+from support.llamaindex_engines import ENGINES, Library, library, reply, settings, shown
 from support.scripted_llm import ScriptedLLM
 
 from teola_plugin import accelerate
@@ -20,26 +19,8 @@ from teola_plugin.engines.payloads import Generate
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted")
 ASKED = "what is there"
-
-
-@pytest.fixture(scope="module")
-def stock(pool: EnginePool) -> Iterator[Library]:
-    made = library(pool, "engines")
-    with settings(made.llm):
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _loop() -> Iterator[None]:
-    """LlamaIndex's sync code takes the thread's loop, or makes one that it never closes."""
-    with own_loop():
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _says(llm: ScriptedLLM) -> None:
-    llm.answer = reply
 
 
 def by_hand(trace: QueryTrace | None) -> list[str]:
