@@ -11,7 +11,7 @@ from llama_index.core.ingestion import IngestionPipeline
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
 from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
 from teola_plugin.adapters.llamaindex.parts import replaced
-from teola_plugin.adapters.llamaindex.session import Session
+from teola_plugin.adapters.llamaindex.session import Session, Terms
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
@@ -38,16 +38,14 @@ def accelerate_llamaindex(
         raise RegistrationError(
             "shadow= compares calls of LangChain Runnables only.", hint="compare engines by `teola compare`"
         )
-    chosen = None if passes is None else resolve_passes(passes)
+    terms = Terms(None if passes is None else resolve_passes(passes), speculate, app or "default")
     found = pool or the_pool_of(obj)
     served = bound_in(obj, bind, found)
     if isinstance(served, IngestionPipeline):
         return accelerated_ingestion(served)
     if isinstance(served, VectorStoreIndex):
         return accelerated_index(served)
-    parts = _Parts(found, chosen, speculate, app)
-    session = Session(obj, served, found, passes=chosen, speculate=speculate, app=app, part=parts)
-    return accelerated(session)
+    return accelerated(Session(obj, served, found, terms, _Parts(found, terms)))
 
 
 KEPT = 64
@@ -57,11 +55,8 @@ KEPT = 64
 class _Parts:
     """Accelerates parts that are called at run time, each once."""
 
-    def __init__(
-        self, pool: EnginePool | None, passes: tuple[Pass, ...] | None, speculate: str, app: str | None
-    ) -> None:
-        self._terms: dict[str, Any] = {"passes": passes, "speculate": speculate, "app": app}
-        self._pool = pool
+    def __init__(self, pool: EnginePool | None, terms: Terms) -> None:
+        self._pool, self._terms = pool, terms
         self._made: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, node: Any) -> Any:
@@ -69,7 +64,7 @@ class _Parts:
             return node
         known = self._made.get(id(node))
         if known is None or known[0] is not node:
-            session = Session(node, node, self._pool, part=self, **self._terms)
+            session = Session(node, node, self._pool, self._terms, self)
             known = self._made[id(node)] = (node, accelerated(session))
             if len(self._made) > KEPT:
                 self._made.pop(next(iter(self._made), 0), None)

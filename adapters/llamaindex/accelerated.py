@@ -8,6 +8,7 @@ original's beside a live query.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -41,6 +42,25 @@ class Accelerated:
     def original(self) -> Any:
         """The object that was accelerated."""
         return self.__teola_session__.original
+
+    def with_terms(
+        self,
+        *,
+        app: str | None = None,
+        tenant: str | None = None,
+        deadline_s: float | None = None,
+        weight: float | None = None,
+    ) -> Any:
+        """The same object, with other terms for its queries; what is not given stays as it is.
+
+        `app`: the name under which they are scheduled and traced. `tenant`: whose prefixes they may share (a cache
+        salt). `deadline_s`: seconds after which a query fails with `QueryTimeout`. `weight`: their share among the
+        queries of the pool, 1.0 is ordinary. Plans are shared, so that there may be one for every call.
+        """
+        given = {"app": app, "tenant": tenant, "deadline_s": deadline_s, "weight": weight}
+        session = self.__teola_session__
+        terms = replace(session.terms, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return accelerated(session.under(terms))
 
     @property
     def report(self) -> TraceReport:

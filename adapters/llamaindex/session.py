@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.schema import QueryBundle, QueryType
 
 from teola_plugin.adapters.ahead import ending, failing, joinable, log_fallback, pays, shape, submitted
@@ -19,9 +22,31 @@ from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex.trace import ASKED, CHUNKS, NODES, TEXTS, TracedEntry, trace
 
 Given = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the queries of an accelerated object run under."""
+
+    passes: tuple[Pass, ...] | None = None
+    """Instead of the pool's."""
+    speculate: str = "auto"
+    app: str = "default"
+    tenant: str = ""
+    """Whose prefixes they may share: a cache salt."""
+    deadline_s: float | None = None
+    """Seconds after which a query fails with `QueryTimeout`."""
+    weight: float = 1.0
+    """Their share among the queries of the pool; 1.0 is ordinary."""
+
+    def query(self, given: Given | None, now: float) -> Query:
+        """A query that begins now."""
+        deadline = None if self.deadline_s is None else now + self.deadline_s
+        return Query({"input": given}, app=self.app, tenant=self.tenant, deadline=deadline, weight=self.weight)
 
 
 class Joined:
@@ -42,33 +67,25 @@ Run = QueryRun | PartRun | Joined
 class Session:
     """What an accelerated object knows beyond the original: engines, plans, traces."""
 
-    def __init__(
-        self,
-        original: Any,
-        served: Any,
-        pool: EnginePool | None,
-        *,
-        passes: tuple[Pass, ...] | None,
-        speculate: str,
-        app: str | None,
-        part: Accelerate,
-    ) -> None:
+    def __init__(self, original: Any, served: Any, pool: EnginePool | None, terms: Terms, part: Accelerate) -> None:
         self.original = original
         self.served = served
         """The original, or a copy in which some of its parts are served by engines of the pool."""
         self.pool = pool
-        self._passes = passes
-        self._speculate = speculate
-        self._app = app or "default"
+        self.terms = terms
         self._part = part
         self._traced: dict[tuple[str, int], TracedEntry] = {}
         self._last: list[Run] = []
 
     def of(self, node: Any) -> Session:
         """The same terms for another object."""
-        return Session(
-            node, node, self.pool, passes=self._passes, speculate=self._speculate, app=self._app, part=self._part
-        )
+        return Session(node, node, self.pool, self.terms, self._part)
+
+    def under(self, terms: Terms) -> Session:
+        """Other terms for the same object."""
+        made = Session(self.original, self.served, self.pool, terms, self._part)
+        made._traced = self._traced
+        return made
 
     # ------------------------------------------------------------ seeing it
 
@@ -82,8 +99,11 @@ class Session:
     def plan(self, entry: str, input: Any = None, texts: int = 0) -> Optimised | None:
         if self.pool is None:
             return None
-        traced = self.entry(entry, texts).traced
-        return self.pool.plan(traced.template, shape(traced, input), passes=self._passes, speculate=self._speculate)
+        return self._planned(self.pool, self.entry(entry, texts).traced, input)
+
+    def _planned(self, pool: EnginePool, traced: Traced, input: Any) -> Optimised:
+        terms = self.terms
+        return pool.plan(traced.template, shape(traced, input), passes=terms.passes, speculate=terms.speculate)
 
     @property
     def last(self) -> Run | None:
@@ -126,12 +146,12 @@ class Session:
 
     def _submit(self, pool: EnginePool, entry: str, given: Given | None) -> Run:
         whole = joinable(current_run.get(), pool)
-        query = Query({"input": given}, app=self._app)
+        query = self.terms.query(given, pool.runtime.time())
         if given is None:  # it cannot be planned; its parts can
             return Joined(whole) if whole is not None else pool.runtime.watch(query, joins=True)
         texts = len(given.get(TEXTS, ()))
         traced = self.entry(entry, texts).traced
-        optimised = pool.plan(traced.template, shape(traced, given), passes=self._passes, speculate=self._speculate)
+        optimised = self._planned(pool, traced, given)
         if whole is not None:
             return whole.part(optimised.graph, traced.calls, given) if pays(optimised) else Joined(whole)
         if not pays(optimised):
@@ -170,6 +190,9 @@ def with_nodes(query: QueryType, nodes: Any) -> Given:
 
 def _kept_open(run: Run, made: Any) -> Any:
     """The query ends with its answer, or with the last piece of a streamed one."""
+    if isinstance(made, StreamingAgentChatResponse):
+        _ending_with(run, made)
+        return made
     if isinstance(made, StreamingResponse) and isinstance(made.response_gen, Generator):
         made.response_gen = _streamed(run, made.response_gen)
     elif isinstance(made, AsyncStreamingResponse) and isinstance(made.response_gen, AsyncGenerator):
@@ -184,6 +207,23 @@ def _kept_open(run: Run, made: Any) -> Any:
     pieces = getattr(made, "response_gen", made)
     weakref.finalize(pieces, run.close).atexit = False  # it may never be read
     return made
+
+
+def _ending_with(run: Run, made: StreamingAgentChatResponse) -> None:
+    """What writes the answer to the history reads it to its end, on a thread or in a task that has begun."""
+    thread, task = made.write_response_to_history_thread, made.awrite_response_to_history_task
+    weakref.finalize(made, run.close).atexit = False  # a loop may be gone before its tasks
+    if task is not None:
+        task.add_done_callback(lambda _: run.close())
+    elif thread is not None:
+        threading.Thread(target=_close_after, args=(run, thread), name="teola-chat-end", daemon=True).start()
+    else:
+        run.close()
+
+
+def _close_after(run: Run, thread: threading.Thread) -> None:
+    thread.join()
+    run.close()
 
 
 def _streamed(run: Run, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:

@@ -221,7 +221,13 @@ class LocalRuntime:
         )
 
     def _join(self, run: QueryRun | None, call: _Call) -> None:
-        """A call always ends: one that cannot join its query is an ordinary one."""
+        """A call always ends: one that cannot join its query is an ordinary one; one that comes late fails."""
+        late = run.late if run is not None else None
+        if late is not None:
+            call.future.set_exception(late)
+            if call.log is not None:
+                call.log.close()
+            return
         try:
             self._make(run, call)
         except Exception as error:

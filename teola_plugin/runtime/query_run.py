@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.runtime.growing_prefix import Growing
@@ -74,6 +75,12 @@ class QueryRun:
     @property
     def whole(self) -> QueryRun:
         return self
+
+    @property
+    def late(self) -> QueryTimeout | None:
+        """What calls of the plain object get that come after the deadline: the query is over, the object goes on."""
+        error = self.output.exception() if self.output.done() and not self.closed else None
+        return error if isinstance(error, QueryTimeout) else None
 
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
         """The callables that the primitive's names are of."""

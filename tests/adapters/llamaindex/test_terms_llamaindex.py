@@ -1,0 +1,123 @@
+"""Deadline, tenant, app and weight of a query, as LangChain's `config` has them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+from llama_index.core.chat_engine import CondenseQuestionChatEngine
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.query_engine import RetrieverQueryEngine
+from support.llamaindex_engines import ENGINES, Library, library, reply, settings, shown
+from support.scripted_llm import ScriptedLLM
+
+from teola_plugin import accelerate
+from teola_plugin.engines.base import Request, Result
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
+from teola_plugin.engines.fake_base import Faults
+from teola_plugin.engines.payloads import Generate
+from teola_plugin.errors import QueryTimeout
+from teola_plugin.pool import EnginePool
+
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread")
+ASKED = "what is there"
+
+
+class Keeping(ScriptedLLM):
+    """Keeps the requests, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = reply
+        self.requests: list[Request] = []
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        self.requests += batch
+        async for result in super().execute(batch):
+            yield result
+
+
+@pytest.fixture(scope="module")
+def keeping() -> Keeping:
+    return Keeping()
+
+
+@pytest.fixture(scope="module")
+def kept(keeping: Keeping) -> Iterator[Library]:
+    with EnginePool.local([keeping, FakeEmbedder(), FakeReranker(), FakeStore()]) as pool:
+        made = library(pool, "terms")
+        with settings(made.llm):
+            yield made
+
+
+@pytest.mark.parametrize("name", ["hyde", "fusion, compact", "accumulated"])
+def test_tenants_of_one_object(kept: Library, keeping: Keeping, name: str) -> None:
+    fast = accelerate(ENGINES[name](kept))
+    answers = []
+    for tenant in ("", "one", "two"):
+        keeping.requests.clear()
+        one = fast.with_terms(tenant=tenant) if tenant else fast
+        answers.append(shown(one.query(ASKED)))
+        assert keeping.requests and {request.tenant for request in keeping.requests} == {tenant}
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_joined_part_has_the_terms_of_its_query(kept: Library, keeping: Keeping) -> None:
+    memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
+    engine = CondenseQuestionChatEngine.from_defaults(kept.fused("tree_summarize"), llm=kept.llm, memory=memory)
+    fast = accelerate(engine)
+    keeping.requests.clear()
+    fast.with_terms(tenant="one", app="talk").chat(ASKED)
+    assert {request.tenant for request in keeping.requests} == {"one"}
+    assert kept.llm.pool.runtime.traces[-1].app == "talk"
+
+
+def test_what_is_not_given_stays_and_the_object_is_as_it_was(kept: Library) -> None:
+    fast = accelerate(kept.fused(), app="library")
+    other = fast.with_terms(tenant="one", weight=3.0).with_terms(deadline_s=60.0)
+    other.query(ASKED)
+    fast.query(ASKED)
+    assert other.last_trace().app == fast.last_trace().app == "library"
+    assert other.original is fast.original and type(other).__name__ == type(fast).__name__
+    terms = other.__teola_session__.terms
+    assert (terms.tenant, terms.weight, terms.deadline_s) == ("one", 3.0, 60.0)
+    assert fast.__teola_session__.terms.tenant == "" and fast.__teola_session__.terms.deadline_s is None
+    assert other.__teola_session__.entry("query") is fast.__teola_session__.entry("query")
+
+
+@pytest.mark.parametrize("way", ["query", "aquery"])
+def test_a_deadline_that_passes(way: str) -> None:
+    def hangs(request: Any) -> bool:
+        return isinstance(request.payload, Generate) and "Context information" in request.payload.prompt.flat()
+
+    model = FakeLLM(answer=lambda prompt, _: reply(Generate(prompt)), faults=Faults(hang_on=hangs))
+    with EnginePool.local([model, FakeEmbedder(), FakeReranker(), FakeStore()]) as pool:
+        stock = library(pool, "late")
+        with settings(stock.llm):
+            for engine in (stock.fused(), stock.rag()):  # one that runs ahead, one that is only traced
+                fast = accelerate(engine).with_terms(deadline_s=0.2)
+                with pytest.raises(QueryTimeout, match="deadline"):
+                    fast.query(ASKED) if way == "query" else asyncio.run(fast.aquery(ASKED))
+                assert fast.last_trace().outcome == "timeout"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_that_passes_between_two_calls(kept: Library, stream: bool) -> None:
+    """The object's own code takes its time; the next call fails."""
+
+    class Slow(type(kept.index.as_retriever())):  # type: ignore[misc]
+        def _retrieve(self, query_bundle: Any) -> Any:
+            found = super()._retrieve(query_bundle)
+            while not fast.__teola_session__.last.trace.done():
+                time.sleep(0.001)
+            return found
+
+    retriever = Slow(kept.index, similarity_top_k=1)
+    engine = RetrieverQueryEngine.from_args(retriever, llm=kept.llm, streaming=stream)
+    fast = accelerate(engine).with_terms(deadline_s=0.05)
+    with pytest.raises(QueryTimeout, match="deadline"):
+        made = fast.query(ASKED)
+        list(made.response_gen)
