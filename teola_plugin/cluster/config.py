@@ -102,9 +102,7 @@ class EngineConfig(BaseModel):
         if self.engine_args and self.kind != "vllm":
             raise ValueError(f"engine_args are vLLM's; give a {self.kind or 'factory'} engine options")
         if self.cores and len(self.cores) < self.most_instances:
-            raise ValueError(
-                f"cores name {len(self.cores)} sets for {self.most_instances} instances"
-            )
+            raise ValueError(f"cores name {len(self.cores)} sets for {self.most_instances} instances")
         return self
 
     @property

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.errors import ConfigError
+from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
 
 
 def build_engine(spec: Mapping[str, Any], number: int) -> Engine:
@@ -53,18 +55,25 @@ def _openai(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
 
 
 def _fake(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
-    """`options`: `machine` (a profile of `engines.profiles`) and `like` (llm, embedder, reranker or store)."""
+    """`options`: `like` (llm, embedder, reranker or store; by default the engine's name), `machine` (a profile of
+    `engines.profiles`), `seconds` (every batch takes so long, instead), `die_after` (batches; once)."""
     from teola_plugin.engines import profiles
-    from teola_plugin.engines.fake import fake_engines
+    from teola_plugin.engines.fake import Faults, fake_engines
 
     options = dict(spec["options"])
-    like, machine = options.get("like", name), options.get("machine", "noop")
-    made = {engine.name: engine for engine in fake_engines(getattr(profiles, machine)())}
-    if like not in made:
-        raise ConfigError(f"there is no fake engine like {like!r}.", hint=f"options: {{like: {' | '.join(made)}}}")
-    engine = made[like]
+    like, machine = str(options.get("like", name)), getattr(profiles, str(options.get("machine", "noop")))()
+    if like not in machine:
+        raise ConfigError(f"there is no fake engine like {like!r}.", hint=f"options: {{like: {' | '.join(machine)}}}")
+    if "seconds" in options:
+        machine[like] = _constant(machine[like], float(options["seconds"]))
+    faults = {like: Faults(die_after=options["die_after"])} if "die_after" in options else {}
+    engine = next(made for made in fake_engines(machine, **faults) if made.name == like)
     engine.name = name
     return engine
+
+
+def _constant(profile: EngineProfile, seconds: float) -> EngineProfile:
+    return replace(profile, curves=dict.fromkeys(PrimitiveKind, Curve(((1, seconds), (2, seconds)))))
 
 
 def _by_factory(name: str, spec: Mapping[str, Any], cores: str) -> Engine:

@@ -1,0 +1,40 @@
+"""One Ray node and one shared pool of fake engines for all tests of the shared pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.ray_cluster import ray_node
+from teola_plugin.cluster import deploy
+from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.pool import EnginePool
+
+ENGINES: dict[str, Any] = {
+    "llm": {"kind": "fake"},
+    "embedder": {"kind": "fake"},
+    "reranker": {"kind": "fake"},
+    "store": {"kind": "fake"},
+    "slow": {"kind": "fake", "options": {"like": "embedder", "seconds": 1.0}},
+}
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    with ray_node(cpus=4) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def fakes_address(ray_address: str) -> str:
+    """Address of a cluster with the pool `fakes`."""
+    deploy.up(PoolConfig.model_validate({"name": "fakes", "engines": ENGINES}), ray_address)
+    return ray_address
+
+
+@pytest.fixture
+def shared(fakes_address: str) -> Iterator[EnginePool]:
+    with EnginePool.connect(fakes_address, pool="fakes") as pool:
+        yield pool
