@@ -1,0 +1,96 @@
+"""The pool's YAML: every fault is named with its line and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from teola_plugin.cluster.config import Autoscale, PoolConfig
+from teola_plugin.cluster.connection import checked
+from teola_plugin.cluster.engine_factory import build_engine
+from teola_plugin.cluster.names import engine_spec
+from teola_plugin.errors import ConfigError
+
+GOOD = """\
+name: mine
+engines:
+  llm:
+    kind: vllm
+    model: some/model
+    instances: 2
+    gpus: 2
+    cores: ["0", 1]
+    engine_args: {tensor_parallel_size: 2, quantization: fp8, enable_lora: true}
+  embedder: {kind: embedding, autoscale: {most: 3}}
+  store: {kind: pgvector, dsn: postgresql://localhost/x}
+"""
+
+
+def test_a_whole_file() -> None:
+    config = PoolConfig.parse(GOOD)
+    assert config.name == "mine" and list(config.engines) == ["llm", "embedder", "store"]
+    llm = config.engines["llm"]
+    assert llm.cores == ("0", "1") and llm.engine_args["tensor_parallel_size"] == 2
+    assert config.engines["embedder"].autoscale == Autoscale(most=3)
+    assert config.engines["embedder"].most_instances == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("engines:\n  llm: {kind: vllm}\n", 2, "needs model"),
+        ("engines:\n  llm:\n    kind: vlm\n    model: x\n", 3, "'vllm'"),
+        ("engines:\n  a: {kind: fake}\n  b:\n    kind: fake\n    instances: 0\n", 5, "greater than or equal to 1"),
+        ("engines:\n  a:\n    kind: fake\n    instnces: 2\n", 4, "not permitted"),
+        ("engines:\n  a:\n    kind: fake\n    policy: fifo\n", 4, "topology-aware"),
+        ("engines:\n  a: {kind: fake}\nname: no spaces here\n", 3, "pattern"),
+        ("engines:\n  a:\n    model: x\n", 2, "kind or factory"),
+        ("engines:\n  a:\n    kind: fake\n    autoscale: {least: 5, most: 2}\n", 4, "most"),
+        ("engines:\n  a:\n    kind: fake\n    engine_args: {x: 1}\n", 2, "vLLM's"),
+        ("engines:\n  a: {kind: fake, cores: ['0'], instances: 2}\n", 2, "cores name 1"),
+        ("engines: {}\n", 1, "at least 1"),
+        ("engines:\n  a: [1, 2\n", 3, "expected"),
+        ("just text", 1, "no settings"),
+        ("", 1, "no settings"),
+    ],
+)
+def test_a_fault_is_named_with_its_line(text: str, line: int, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PoolConfig.parse(text, "pool.yaml")
+    assert f"pool.yaml, line {line}:" in str(caught.value) and says in str(caught.value)
+    assert caught.value.hint
+
+
+def test_every_fault_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text("engines:\n  a: {kind: fake, cpus: -1}\n  b: {kind: nothing}\n")
+    with pytest.raises(ConfigError) as caught:
+        PoolConfig.read(path)
+    assert "a.cpus" in str(caught.value) and "b.kind" in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        PoolConfig.read(tmp_path / "nowhere.yaml")
+
+
+def test_ray_client_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match="6379"):
+        checked("ray://somewhere:10001")
+
+
+def test_a_factory_of_ones_own() -> None:
+    text = "engines:\n  mine:\n    factory: teola_plugin.engines.fake:FakeReranker\n"
+    config = PoolConfig.parse(text)
+    assert build_engine(engine_spec("mine", config.engines["mine"]), 0).name == "mine"
+    for wrong in ("teola_plugin.engines.fake:Nothing", "no.such.module:x"):
+        spec = {**engine_spec("mine", config.engines["mine"]), "factory": wrong}
+        with pytest.raises(ConfigError, match="importable"):
+            build_engine(spec, 0)
+
+
+def test_a_fake_like_nothing() -> None:
+    config = PoolConfig.parse("engines: {x: {kind: fake}}")
+    with pytest.raises(ConfigError, match="like"):
+        build_engine(engine_spec("x", config.engines["x"]), 0)

@@ -1,0 +1,174 @@
+"""The parts of the shared pool that need no Ray: scaling, streams by time, clients, followers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from teola_plugin.cluster.chunked import by_time
+from teola_plugin.cluster.clients import Client
+from teola_plugin.cluster.config import Autoscale
+from teola_plugin.cluster.followers import Followers, follower_order
+from teola_plugin.cluster.scaling import QueueDepth
+from teola_plugin.cluster.wire import Began, Ended, Queue, Said, pack, unpack
+from teola_plugin.engines.base import Done, Piece, Request, Result
+from teola_plugin.engines.payloads import EmbedText, SearchVector
+from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
+from teola_plugin.graph import Primitive, PrimitiveKind, Ref, named
+from teola_plugin.runtime.prescheduling import Follow
+from teola_plugin.scheduling.events import Enqueue
+
+K = PrimitiveKind
+RULE = Autoscale(least=1, most=3, queued_per_instance=4, up_after=2, down_after=10)
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted"),
+    [
+        ([(0, 5, 1), (1, 5, 1)], [1, 1]),  # not for long enough
+        ([(0, 5, 1), (2, 5, 1)], [1, 2]),
+        ([(0, 5, 1), (1, 4, 1), (2, 5, 1)], [1, 1, 1]),  # it was short in between
+        ([(0, 9, 2), (2, 9, 2), (3, 99, 3), (9, 99, 3)], [2, 3, 3, 3]),  # no more than most
+        ([(0, 0, 2), (9, 0, 2), (10, 0, 2)], [2, 2, 1]),
+        ([(0, 0, 2), (9, 1, 2), (10, 0, 2)], [2, 2, 2]),
+        ([(0, 0, 1), (99, 0, 1)], [1, 1]),  # no fewer than least
+        ([(0, 0, 5)], [3]),
+    ],
+)
+def test_the_autoscaler_follows_the_queue(seen: Sequence[tuple[float, int, int]], wanted: list[int]) -> None:
+    rule = QueueDepth(RULE)
+    assert [rule.wanted(at, queued, instances) for at, queued, instances in seen] == wanted
+
+
+async def test_first_pieces_and_ends_go_at_once_the_rest_by_time() -> None:
+    async def results() -> AsyncIterator[Result]:
+        for n in range(4):
+            yield Piece("a", f"{n}")
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        yield Piece("b", "x")
+        yield Done("a", "0123")
+        yield Done("b", "x")
+
+    parcels = [parcel async for parcel in by_time(results(), 0.01)]
+    flat = [result for parcel in parcels for result in parcel]
+    assert "".join(r.text for r in flat if isinstance(r, Piece) and r.request_id == "a") == "0123"
+    assert [r.request_id for r in flat if isinstance(r, Done)] == ["a", "b"]
+    assert parcels[0][0] == Piece("a", "0") or parcels[0][0].text.startswith("0")  # type: ignore[union-attr]
+    assert sum(isinstance(r, Piece) and r.request_id == "a" for r in flat) < 4  # some were put together
+
+
+async def test_what_the_engine_raises_comes_through() -> None:
+    async def results() -> AsyncIterator[Result]:
+        yield Piece("a", "x")
+        raise EngineUnavailable("gone", retryable=True)
+
+    found = []
+    with pytest.raises(EngineUnavailable, match="gone"):
+        async for parcel in by_time(results(), 0.01):
+            found += parcel
+    assert found == [Piece("a", "x")]
+
+
+async def test_parcels_that_overtake_wait_for_the_others() -> None:
+    client = Client("c")
+    assert list(client.in_order(2, b"two")) == []
+    assert list(client.in_order(3, b"three")) == []
+    assert list(client.in_order(1, b"one")) == [b"one", b"two", b"three"]
+    assert list(client.in_order(4, b"four")) == [b"four"]
+
+
+async def test_news_are_read_in_order_and_pieces_joined() -> None:
+    client = Client("c")
+    for news in (Began("r", "0", 1), Said("r", "a", 1), Said("r", "b", 1), Ended("r", "ab")):
+        client.tell(news)
+    client.close()
+    found = [news async for messages in client.read() for news in messages]
+    assert found == [Began("r", "0", 1), Said("r", "ab", 2), Ended("r", "ab")]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EngineError("x", engine="e", instance="1", hint="h"),
+        RequestTooLarge("y"),
+        EngineUnavailable("z", retryable=True),
+    ],
+)
+def test_errors_survive_the_way(error: EngineError) -> None:
+    [ended] = unpack(pack([Ended("r", None, error)]))
+    assert type(ended.error) is type(error) and ended.error.__dict__ == error.__dict__
+    assert str(ended.error) == str(error)
+
+
+# ---------------------------------------------------------------- followers
+
+EMBED = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input")))
+SEARCH = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("embed")), options=(("collection", "c"), ("k", 2)))
+
+
+def event(primitive: Primitive) -> Enqueue:
+    return Enqueue(0.0, "q", primitive.id, primitive.kind, ())
+
+
+def follow(then: tuple[Follow, ...] = ()) -> Follow:
+    return Follow(SEARCH, "q-ahead1", {}, (("vectors", ()),), event(SEARCH), "", then)
+
+
+def order(then: tuple[Follow, ...]) -> Queue:
+    return Queue(event(EMBED), (Request("r1", K.EMBEDDING, EmbedText("x")),), EMBED, then)
+
+
+class Taken:
+    def __init__(self) -> None:
+        self.here: list[Queue] = []
+        self.elsewhere: list[tuple[str, Queue]] = []
+        self.followers = Followers(
+            "embedder",
+            lambda _, order: self.here.append(order),
+            lambda _, engine, o: self.elsewhere.append((engine, o)),
+        )
+
+
+def test_a_follower_is_made_of_the_value_before_it() -> None:
+    made = follower_order(follow(), [0.5, 1.0])
+    assert made is not None
+    assert made.requests == (Request("q-ahead1.0", K.SEARCHING, SearchVector("c", [0.5, 1.0], 2), "q", ""),)
+    assert follower_order(Follow(SEARCH, "n", {}, (("vectors", ("no",)),), event(SEARCH), ""), [1.0]) is None
+
+
+def test_it_goes_to_its_own_engine_when_the_value_is_there() -> None:
+    taken = Taken()
+    taken.followers.expect("me", order((follow(),)))
+    taken.followers.ended("other", "r1", [9.0], None)
+    assert not taken.elsewhere
+    taken.followers.ended("me", "r1", [1.0], None)
+    [(engine, sent)] = taken.elsewhere
+    assert engine == "store" and sent.requests[0].payload == SearchVector("c", [1.0], 2)
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled", "unwanted", "left"])
+def test_nothing_follows(how: str) -> None:
+    taken = Taken()
+    taken.followers.expect("me", order((follow(),)))
+    if how == "failed":
+        taken.followers.ended("me", "r1", None, EngineError("x"))
+    elif how == "cancelled":
+        taken.followers.cancel("me", ["r1"])
+    elif how == "unwanted":
+        taken.followers.cancel("me", ["q-ahead1", "q-ahead1.0"])
+    else:
+        taken.followers.forget("me")
+    taken.followers.ended("me", "r1", [1.0], None)
+    assert not taken.here and not taken.elsewhere
+
+
+def test_a_chain_is_sent_on_with_what_follows() -> None:
+    taken, again = Taken(), Primitive("more", K.EMBEDDING, "embedder", named(texts=Ref("$input")), after=("search",))
+    last: Any = Follow(again, "q-ahead2", {"texts": "t"}, (), event(again), "")
+    taken.followers.expect("me", order((follow((last,)),)))
+    taken.followers.ended("me", "r1", [1.0], None)
+    assert taken.elsewhere[0][1].then == (last,) and taken.elsewhere[0][1].primitive == SEARCH
