@@ -22,12 +22,17 @@ _PARTS = (BaseQueryEngine, BaseRetriever, BaseSynthesizer)
 
 
 def with_parts(node: Any, known: frozenset[int], accelerate: Accelerate) -> Any:
-    """`node`, or a copy of it whose engines, retrievers and synthesizers are accelerated, but for the `known` ones."""
+    """`node`, or a copy of it whose engines, retrievers and synthesizers are accelerated, but for the `known` ones.
+
+    What those are made of need not all be known.
+    """
     if not type(node).__module__.startswith("llama_index.core.") or not isinstance(vars(node), dict):
         return node  # a class of the user's own may do anything with its parts
 
     def one(value: Any) -> Any:
-        return accelerate(value) if isinstance(value, _PARTS) and id(value) not in known else value
+        if not isinstance(value, _PARTS):
+            return value
+        return with_parts(value, known, accelerate) if id(value) in known else accelerate(value)
 
     return with_values(node, {name: _mapped(value, one) for name, value in vars(node).items()})
 

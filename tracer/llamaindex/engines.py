@@ -22,7 +22,7 @@ from llama_index.core.selectors import LLMMultiSelector
 from teola_plugin.graph import ITEM, Ref, Role, named
 from teola_plugin.graph.refs import Inputs
 from teola_plugin.tracer.draft import BESIDE
-from teola_plugin.tracer.llamaindex.known import level, rule_for
+from teola_plugin.tracer.llamaindex.known import as_made, level, rule_for
 from teola_plugin.tracer.llamaindex.postprocessors import postprocess
 from teola_plugin.tracer.llamaindex.retrievers import retrieve
 from teola_plugin.tracer.llamaindex.selectors import questions, selected
@@ -39,7 +39,8 @@ ENTRIES = ("query", "retrieve", "synthesize")
 def query(walk: Walk, engine: BaseQueryEngine, asked: Asked, path: str) -> Answer:
     """`engine.query(asked)`, as far as it is understood."""
     try:
-        return answer(walk, engine, asked, path)
+        with as_made():
+            return answer(walk, engine, asked, path)
     except NotUnderstood as why:
         walk.note(path, engine, level(engine), reason=str(why))
         return Answer()
@@ -47,7 +48,8 @@ def query(walk: Walk, engine: BaseQueryEngine, asked: Asked, path: str) -> Answe
 
 def answer(walk: Walk, engine: BaseQueryEngine, asked: Asked, path: str) -> Answer:
     """`query` of an engine that is known. Raises `NotUnderstood` for others."""
-    made = rule_for(engine, _RULES)(walk, engine, asked, path)
+    with walk.owning(engine):
+        made = rule_for(engine, _RULES)(walk, engine, asked, path)
     if made.text is not None:
         walk.lowered.add(id(engine))
     return made
@@ -127,10 +129,11 @@ def _arm(
     walk: Walk, engine: BaseQueryEngine, chosen: Ref, asked: Ref, path: str, name: str, *, beside: bool = False
 ) -> Value:
     """The engine's answer, `{"text", "nodes"}`, where it is chosen; a false value otherwise."""
-    body = walk.body()
+    body, before = walk.body(), set(walk.lowered)
     inner = query(body, engine, Asked(QUERY, (QUERY,)), path)
     if inner.text is None or inner.nodes is None:
         walk.draft.nodes += body.draft.nodes
+        walk.forget(before)
         return None
     output = body.call("response", _response, text=inner.text, nodes=inner.nodes)
     options = ((BESIDE, True),) if beside else ()
@@ -196,7 +199,7 @@ def _sub_questions(walk: Walk, engine: SubQuestionQueryEngine, asked: Asked, pat
     asking = questions(walk, generator, metadatas, asked.text, f"{path}._question_gen")
     if asking is None:
         return Answer()
-    body = walk.body()
+    body, before = walk.body(), set(walk.lowered)
     item = Ref(ITEM)
     answers: dict[str, Ref] = {}
     for i, (tool, one) in enumerate(engines.items()):
@@ -207,6 +210,7 @@ def _sub_questions(walk: Walk, engine: SubQuestionQueryEngine, asked: Asked, pat
             answers[tool] = answer
     if len(answers) < len(engines):
         walk.draft.nodes += body.draft.nodes
+        walk.forget(before)
         return Answer()
     refs = {f"engine{i}": ref for i, ref in enumerate(answers.values())}
     output = body.call("answered", lambda question, **arms: next(a for a in arms.values() if a), question=item, **refs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -57,6 +58,15 @@ def changed(node: object, known: type) -> str:
 
 def _is_method(cls: type, name: str) -> bool:
     return callable(getattr(cls, name, None))
+
+
+@contextmanager
+def as_made() -> Iterator[None]:
+    """In the body, an attribute that is missing means: not what LlamaIndex makes, at least not the tested versions."""
+    try:
+        yield
+    except AttributeError as error:
+        raise NotUnderstood(f"it has no {error.name!r}, which LlamaIndex 0.14 gives it") from error
 
 
 def plain_template(template: BasePromptTemplate) -> BasePromptTemplate:

@@ -15,7 +15,7 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import ITEM, Component, Effect, Ref, Role, named
 from teola_plugin.tracer.draft import DERIVED
-from teola_plugin.tracer.llamaindex.known import level, rule_for
+from teola_plugin.tracer.llamaindex.known import as_made, level, rule_for
 from teola_plugin.tracer.llamaindex.stand_ins import clone, own_nodes, raw
 from teola_plugin.tracer.llamaindex.transforms import transformed
 from teola_plugin.tracer.llamaindex.walk import Asked, Value, Walk, pool_llm
@@ -29,8 +29,8 @@ def retrieve(walk: Walk, retriever: BaseRetriever, asked: Asked, path: str, name
     """`retriever.retrieve(query)`."""
     made: Value = None
     try:
-        lower = rule_for(retriever, _RULES)
-        found = lower(walk, retriever, asked, path, name)
+        with as_made(), walk.owning(retriever):
+            found = rule_for(retriever, _RULES)(walk, retriever, asked, path, name)
     except NotUnderstood as why:
         walk.note(path, retriever, level(retriever), reason=str(why))
         return None
@@ -54,23 +54,40 @@ def settled(retriever: BaseRetriever, query: str, nodes: Nodes) -> list[NodeWith
 
 def _vector(walk: Walk, r: VectorIndexRetriever, asked: Asked, path: str, name: str) -> Value:
     made: Value = None
-    with walk.noting(path, r):
-        hits = _searched(walk, r, asked, name)
-        made = walk.call(f"{name}.nodes", lambda query, hits: _nodes(r, query, hits), query=asked.text, hits=hits)
+    with walk.noting(path, r) as reasons:
+        model = _model(walk, r, asked)
+        try:
+            hits = _searched(walk, r, model, asked, name)
+        except NotUnderstood as why:
+            reasons.append(f"only its embedding: {why}")
+            for text in asked.texts:
+                _embedded(walk, model, text, f"{name}.embedding")
+        else:
+            made = walk.call(f"{name}.nodes", lambda query, hits: _nodes(r, query, hits), query=asked.text, hits=hits)
     return made
 
 
-def _searched(walk: Walk, r: VectorIndexRetriever, asked: Asked, name: str) -> Ref:
-    """Hits of the store for the query's mean vector."""
-    [store, model] = walk.read(r, "_vector_store", "_embed_model")
-    walk.read(r, "_similarity_top_k", "_filters", "_vector_store_query_mode", "_node_ids", "_doc_ids", "_kwargs")
-    _fixed(walk, store, model)
-    if not hasattr(store, "search_payload") or not hasattr(model, "vector_of"):
-        raise NotUnderstood("its store or its embedding model is not on the pool")
+def _model(walk: Walk, r: VectorIndexRetriever, asked: Asked) -> Any:
+    """What embeds the query. Raises `NotUnderstood` where that cannot be done ahead."""
+    [model, store, _] = walk.read(r, "_embed_model", "_vector_store", "_vector_store_query_mode")
+    _fixed(walk, model)
+    if not hasattr(model, "vector_of"):
+        raise NotUnderstood("its embedding model is not on the pool")
     if model.embeddings_cache is not None or model.rate_limiter is not None:
         raise NotUnderstood("its embedding model has a cache or a rate limiter")
+    walk.read(store, "is_embedding_query")
     if not r._needs_embedding() or not asked.texts:
         raise NotUnderstood("it does not search by a vector")
+    return model
+
+
+def _searched(walk: Walk, r: VectorIndexRetriever, model: Any, asked: Asked, name: str) -> Ref:
+    """Hits of the store for the query's mean vector. Raises `NotUnderstood` before anything is added."""
+    [store] = walk.read(r, "_vector_store")
+    walk.read(r, "_similarity_top_k", "_filters", "_node_ids", "_doc_ids", "_kwargs")
+    _fixed(walk, store)
+    if not hasattr(store, "search_payload"):
+        raise NotUnderstood(f"its store, a {type(store).__name__}, is not on the pool")
     if type(r._docstore) is not SimpleDocumentStore:
         raise NotUnderstood(f"its documents are in a {type(r._docstore).__name__}, which is not known to be local")
     sample = _sample(r, store)
@@ -202,11 +219,16 @@ def _each(walk: Walk, r: QueryFusionRetriever, queries: Ref, path: str, name: st
         retrieve(body, one, item, f"{path}._retrievers[{i}]", f"{name}.found{i}") for i, one in enumerate(r._retrievers)
     ]
     body.draft.nodes.clear()  # the report has them already
-    if any(one is None for one in lists):
+    if not body.draft.components:
         return None
     refs = {f"list{i}": one for i, one in enumerate(lists) if one is not None}
-    output = body.call(f"{name}.lists", lambda **lists: list(lists.values()), **refs)
-    return walk.hold(f"{name}.found", Role.MAP, named(items=queries), body, output, expected=r.num_queries - 1)
+    whole = len(refs) == len(lists)
+    if whole:
+        output = body.call(f"{name}.lists", lambda **lists: list(lists.values()), **refs)
+    else:  # what can be done for each of them is done as it closes
+        output = Ref(next(reversed(body.draft.components)))
+    found = walk.hold(f"{name}.found", Role.MAP, named(items=queries), body, output, expected=r.num_queries - 1)
+    return found if whole else None
 
 
 def _fused(

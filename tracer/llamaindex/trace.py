@@ -18,7 +18,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex import engines
-from teola_plugin.tracer.llamaindex.known import level
+from teola_plugin.tracer.llamaindex.known import as_made, level
 from teola_plugin.tracer.llamaindex.retrievers import retrieve
 from teola_plugin.tracer.llamaindex.synthesizers import synthesize
 from teola_plugin.tracer.llamaindex.walk import Asked, Premise, Value, Walk
@@ -51,7 +51,8 @@ def trace(node: Any, entry: str = "query", texts: int = 0) -> TracedEntry:
     walk = Walk()
     word = _word(node)
     try:
-        made = _traced(walk, node, entry, _asked(texts), word)
+        with as_made():
+            made = _traced(walk, node, entry, _asked(texts), word)
     except NotUnderstood as why:
         walk.note(word, node, level(node), reason=str(why))
         made = None

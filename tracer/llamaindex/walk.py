@@ -6,7 +6,7 @@ object computes it as it always did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,17 +109,39 @@ class Walk:
         self.draft.nodes.append(TraceNode(path, type(node).__name__, level, tuple(components), reason))
 
     @contextmanager
-    def noting(self, path: str, node: object) -> Iterator[None]:
-        """The body lowers `node`, or raises `NotUnderstood` before anything is added: noted, and passed over."""
-        before = set(self.draft.components)
+    def noting(self, path: str, node: object) -> Iterator[list[str]]:
+        """The body lowers `node`, or raises `NotUnderstood` before anything is added: noted, and passed over.
+
+        It gets a list, for the reasons why some of it is left to the plain object.
+        """
+        before, reasons = set(self.draft.components), list[str]()
         try:
-            yield
+            with known.as_made():
+                yield reasons
         except NotUnderstood as why:
             for name in set(self.draft.components) - before:
                 del self.draft.components[name]
             self.note(path, node, known.level(node), reason=str(why))
         else:
-            self.note(path, node, "lowered", [name for name in self.draft.components if name not in before])
+            added = [name for name in self.draft.components if name not in before]
+            self.note(path, node, "lowered", added, "; ".join(reasons))
+
+    @contextmanager
+    def owning(self, node: object) -> Iterator[None]:
+        """Where the body puts calls of an LLM into the graph, nobody is to ask for them once more.
+
+        So `node` is not planned by itself, even if not all that it does is known.
+        """
+        before = set(self.draft.components)
+        try:
+            yield
+        finally:
+            if any(_asks(c) for name, c in self.draft.components.items() if name not in before):
+                self.lowered.add(id(node))
+
+    def forget(self, lowered: Set[int]) -> None:
+        """What was lowered beyond these is not in the graph after all."""
+        self.lowered.intersection_update(lowered)
 
     # ------------------------------------------------------------ components
 
@@ -194,6 +216,11 @@ class Walk:
         names += [name for name in self.draft.components if name not in before]
         earlier, later = self.draft.span(tuple(after)), self.draft.span(tuple(names))
         self.draft.order += [(tail, head) for tail in earlier.tails for head in later.heads]
+
+
+def _asks(c: Component) -> bool:
+    """Whether an LLM writes something for it."""
+    return c.role is Role.GENERATION or (c.body is not None and any(_asks(inner) for inner in c.body.components))
 
 
 def pool_llm(llm: Any) -> Any:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.indices.query.query_transform.base import HyDEQueryTransform
+from llama_index.core.postprocessor import LLMRerank
+from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine, TransformQueryEngine
+from llama_index.core.response_synthesizers import TreeSummarize, get_response_synthesizer
+from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.selectors import LLMSingleSelector
+from llama_index.core.tools import QueryEngineTool
 from support.llamaindex_engines import ENGINES, Library, library, reply, settings, shown
 from support.scripted_llm import ScriptedLLM
 
@@ -50,6 +58,57 @@ def test_all_that_the_engine_asks_for_was_asked_for_ahead(
     trace = fast.last_trace()
     assert by_hand(trace) == [] and wasted(trace) == []
     assert type(answers[1]) is type(answers[0]) and isinstance(fast, type(plain))
+
+
+class OwnRetriever(BaseRetriever):
+    """Somebody's own: the graph does not know what it finds."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        super().__init__()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return list(self._inner.retrieve(query_bundle.query_str))
+
+
+class OwnSynthesizer(TreeSummarize):
+    def get_response(self, *args: Any, **kwargs: Any) -> Any:
+        return super().get_response(*args, **kwargs)
+
+
+def fused_with_own(stock: Library) -> RetrieverQueryEngine:
+    fusion = stock.fusion()
+    fusion._retrievers.append(OwnRetriever(stock.index.as_retriever(similarity_top_k=2)))
+    return RetrieverQueryEngine.from_args(fusion, llm=stock.llm)
+
+
+IN_PART: dict[str, Callable[[Library], Any]] = {
+    "fusion": fused_with_own,
+    "transform": lambda x: TransformQueryEngine(fused_with_own(x), HyDEQueryTransform(x.llm)),
+    "rerank": lambda x: RetrieverQueryEngine(
+        x.fusion(), OwnSynthesizer(llm=x.llm), node_postprocessors=[LLMRerank(llm=x.llm, choice_batch_size=2)]
+    ),
+    "router": lambda x: RouterQueryEngine(
+        LLMSingleSelector.from_defaults(x.llm),
+        [
+            QueryEngineTool.from_defaults(one, name=name, description=name)
+            for name, one in (("farm", x.fused()), ("port", fused_with_own(x)))
+        ],
+        llm=x.llm,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(IN_PART))
+def test_what_is_known_in_part_is_asked_for_once(stock: Library, llm: ScriptedLLM, name: str) -> None:
+    """A part that the graph knows something of is not planned by itself as well: an LLM would be asked twice."""
+    engine = IN_PART[name](stock)
+    answers, prompts = [], []
+    for one in (engine, fast := accelerate(engine)):
+        llm.asked.clear()
+        answers.append(shown(one.query(ASKED)))
+        prompts.append(Counter(asked.prompt.flat() for asked in llm.asked))
+    assert answers[0] == answers[1] and prompts[0] == prompts[1] and wasted(fast.last_trace()) == []
 
 
 @pytest.mark.parametrize("mode", ["reciprocal_rerank", "relative_score", "dist_based_score", "simple"])
@@ -96,8 +155,6 @@ def test_a_streamed_answer_that_nobody_reads_ends_its_query(stock: Library) -> N
 
 
 def test_retrieve_and_synthesize_run_ahead_by_themselves(stock: Library) -> None:
-    from llama_index.core.schema import QueryBundle
-
     plain, fast = stock.fused("accumulate"), accelerate(stock.fused("accumulate"))
     nodes = [engine.retrieve(QueryBundle(ASKED)) for engine in (plain, fast)]
     assert [(n.node_id, n.score) for n in nodes[0]] == [(n.node_id, n.score) for n in nodes[1]]

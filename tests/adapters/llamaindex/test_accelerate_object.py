@@ -7,7 +7,6 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from llama_index.core.query_engine import MultiStepQueryEngine, RetrieverQueryEn
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import QueryBundle
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
-from support.llamaindex_engines import ENGINES, Library, library, own_loop, reply, settings, shown
+from support.llamaindex_engines import ENGINES, Library, reply, shown
 from support.scripted_llm import ScriptedLLM
 
 from teola_plugin import accelerate
@@ -37,26 +36,8 @@ from teola_plugin.engines.fake import FakeEmbedder
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.pool import EnginePool
 
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted")
 ASKED = "what is there"
-
-
-@pytest.fixture(scope="module")
-def stock(pool: EnginePool) -> Iterator[Library]:
-    made = library(pool, "objects")
-    with settings(made.llm):
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _loop() -> Iterator[None]:
-    """LlamaIndex's sync code takes the thread's loop, or makes one that it never closes."""
-    with own_loop():
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _says(llm: ScriptedLLM) -> None:
-    llm.answer = reply
 
 
 def ran_ahead(fast: Any) -> set[str]:
@@ -133,6 +114,29 @@ def test_what_was_understood_and_what_became_of_it(stock: Library) -> None:
     assert "FOLD" in told and "decoding-pipelining" in told and "e-graph" in told
 
 
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_an_object_that_lacks_something_is_told_of_and_runs_as_it_does(stock: Library, name: str) -> None:
+    """Another version of LlamaIndex, or a subclass that did not call its base."""
+    engine = ENGINES[name](stock)
+    for part in (engine, *(value for value in vars(engine).values() if type(value).__module__.startswith("llama_"))):
+        for attribute, value in list(vars(part).items()):
+            del vars(part)[attribute]
+            fast = accelerate(engine, pool=stock.llm.pool)
+            assert fast.report.nodes and "What was understood" in fast.explain(ASKED)
+            vars(part)[attribute] = value
+    assert {row.level for row in accelerate(engine).report} == {"lowered"}
+
+
+def test_why_an_object_that_lacks_something_is_not_lowered(stock: Library) -> None:
+    engine = stock.fused()
+    del engine.retriever._retrievers[0]._similarity_top_k
+    fast = accelerate(engine)
+    reasons = [row.reason for row in fast.report if row.level != "lowered"]
+    assert reasons and reasons[0].startswith("it has no '_similarity_top_k'")
+    with pytest.raises(AttributeError, match="_similarity_top_k"):
+        fast.query(ASKED)
+
+
 def test_nothing_to_gain_is_only_traced(stock: Library) -> None:
     fast = accelerate(stock.rag())
     fast.query(ASKED)
@@ -176,6 +180,60 @@ def test_the_engine_in_a_conversation_runs_ahead(stock: Library, name: str) -> N
     assert asyncio.run(talked(plain)) == asyncio.run(talked(fast))
     assert plain.chat_history == fast.chat_history and len(fast.chat_history) == 10
     assert "lowered" in {row.level for row in fast.report}
+
+
+def short_talks(stock: Library) -> dict[str, Any]:
+    """Whose answers take one call."""
+    nearest, memory = stock.index.as_retriever(similarity_top_k=1), ChatMemoryBuffer.from_defaults(token_limit=3000)
+    return {
+        "condense question": lambda: CondenseQuestionChatEngine.from_defaults(
+            stock.rag(k=1), llm=stock.llm, memory=memory
+        ),
+        "context": lambda: ContextChatEngine.from_defaults(nearest, llm=stock.llm, memory=memory),
+        "condense plus context": lambda: CondensePlusContextChatEngine.from_defaults(
+            nearest, llm=stock.llm, memory=memory
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["condense question", "context", "condense plus context"])
+@pytest.mark.parametrize("way", ["stream_chat", "astream_chat"])
+def test_a_streamed_conversation_is_traced_to_its_end(stock: Library, llm: ScriptedLLM, name: str, way: str) -> None:
+    """The writer of its history reads the stream, on a thread or in a task that outlives the call."""
+    fast, spoken = accelerate(short_talks(stock)[name]()), threading.Event()
+
+    def late(asked: Any) -> str:
+        assert spoken.wait(10)
+        return reply(asked)
+
+    def open_still() -> bool:
+        still = not fast.__teola_session__.last.trace.done()
+        spoken.set()
+        return still
+
+    async def streamed() -> tuple[bool, str]:
+        made = await fast.astream_chat("and now")
+        return open_still(), "".join([piece async for piece in made.async_response_gen()])
+
+    llm.answer = late
+    if way == "stream_chat":
+        made = fast.stream_chat("and now")
+        still, text = open_still(), "".join(made.response_gen)
+    else:
+        still, text = asyncio.run(streamed())
+    assert still and text.startswith("said ")
+    assert all(span.done is not None for span in fast.last_trace().spans)
+
+
+@pytest.mark.parametrize("name", ["condense question", "condense plus context"])
+def test_a_first_message_is_not_rewritten(stock: Library, llm: ScriptedLLM, name: str) -> None:
+    """Without a history the retriever begins at once, with the message."""
+    fast = accelerate(talks(stock)[name]())
+    fast.reset()
+    llm.asked.clear()
+    fast.chat("what sails")
+    assert "search queries" in llm.asked[0].prompt.flat() and "what sails" in llm.asked[0].prompt.flat()
+    assert not any("tandalone question" in asked.prompt.flat() for asked in llm.asked)
 
 
 def test_steps_of_a_composite_that_is_not_planned_run_ahead(stock: Library, llm: ScriptedLLM) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from llama_index.core import QueryBundle, SummaryIndex, VectorStoreIndex
+from llama_index.core import QueryBundle, StorageContext, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform
@@ -21,9 +22,13 @@ from llama_index.core.retrievers import (
     RouterRetriever,
     TransformRetriever,
 )
+from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import IndexNode, NodeWithScore
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import RetrieverTool
+from llama_index.core.vector_stores import SimpleVectorStore, VectorStoreQueryResult
+from llama_index.core.vector_stores.types import VectorStoreQueryMode
+from pydantic import PrivateAttr
 
 from benchmarks.llamaindex_engines import advanced_rag, indexes
 from benchmarks.llamaindex_kits import Kit, Sizes, corpus
@@ -89,6 +94,41 @@ def recursive(kit: Kit) -> BaseRetriever:
     )
 
 
+class Worded(SimpleVectorStore):
+    """A store of the user's own that knows of words, too: the modes `default`, `mmr` and `hybrid`."""
+
+    _texts: dict[str, set[str]] = PrivateAttr(default_factory=dict)
+
+    def add(self, nodes: Any, **kwargs: Any) -> list[str]:
+        self._texts.update({node.node_id: set(node.get_content().split()) for node in nodes})
+        return super().add(nodes, **kwargs)
+
+    def query(self, query: Any, **kwargs: Any) -> VectorStoreQueryResult:
+        if query.mode != VectorStoreQueryMode.HYBRID:
+            return super().query(query, **kwargs)
+        near = super().query(replace(query, mode=VectorStoreQueryMode.DEFAULT, similarity_top_k=100), **kwargs)
+        asked, alpha = set(query.query_str.split()), query.alpha or 0.5
+        scores = {
+            name: alpha * score + (1 - alpha) * len(asked & self._texts[name]) / len(asked)
+            for name, score in zip(near.ids or [], near.similarities or [], strict=True)
+        }
+        best = sorted(scores, key=lambda name: (-scores[name], name))[: query.similarity_top_k]
+        return VectorStoreQueryResult(ids=best, similarities=[scores[name] for name in best])
+
+
+def searched(mode: str, **options: Any) -> Make:
+    """A mode that the pool's store does not have, on a store of the user's own; the embedding model is the kit's."""
+
+    def make(kit: Kit) -> BaseRetriever:
+        context = StorageContext.from_defaults(vector_store=Worded())
+        made = VectorStoreIndex(
+            corpus(Sizes(10, 30)), storage_context=context, embed_model=kit.embedding, callback_manager=kit.manager
+        )
+        return made.as_retriever(similarity_top_k=3, vector_store_query_mode=mode, **options)
+
+    return make
+
+
 class Keywords(BaseRetriever):
     """Somebody's own: by words that question and passage share."""
 
@@ -114,6 +154,8 @@ RETRIEVERS: dict[str, Make] = {
     "vector": vector,
     **{f"fusion_{mode}_{n}": fused(mode, n) for mode, n in zip(MODES, (1, 3, 4, 3), strict=True)},
     "transformed": transformed,
+    "mmr": searched("mmr", vector_store_kwargs={"mmr_threshold": 0.3}),
+    "hybrid": searched("hybrid", alpha=0.3),
 }
 ENGINES: dict[str, Make] = {
     **{f"over_fusion_{mode}_{n}": over(fused(mode, n)) for mode in MODES for n in (3, 4)},
@@ -145,6 +187,17 @@ ENGINES: dict[str, Make] = {
     "own_retriever_fused": over(
         lambda kit: QueryFusionRetriever(
             [vector(kit), Keywords(kit)], llm=kit.llm, num_queries=3, callback_manager=kit.manager
+        )
+    ),
+    "over_mmr": over(searched("mmr")),
+    "over_hybrid": over(searched("hybrid")),
+    "fused_modes": over(
+        lambda kit: QueryFusionRetriever(
+            [searched(mode)(kit) for mode in ("default", "mmr", "hybrid")],
+            llm=kit.llm,
+            num_queries=3,
+            mode=FUSION_MODES.RECIPROCAL_RANK,
+            callback_manager=kit.manager,
         )
     ),
     "listed": listed,
