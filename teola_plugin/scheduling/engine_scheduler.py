@@ -238,15 +238,19 @@ class EngineScheduler:
     # ------------------------------------------------------------ batches: request by request
 
     def _route(self, router: RequestPlacement, at: float) -> Instructions:
-        """Rounds of the policy over all free slots, until nothing more is taken."""
+        """Rounds of the policy over all free slots, until nothing more is taken; then those that wait for a certain
+        instance may have the slots that are left."""
         out: Instructions = []
+        spare = False
         while self.queue:
-            room = SharedRoom(self.profile, self.instances, self.running, router, at)
-            if room.left:
-                self.policy.pick(self.queue, self.running, room)
-            if not room.admitted:
-                return out
+            room = SharedRoom(self.profile, self.instances, self.running, router, at, spare=spare)
+            if not room.left:
+                break
+            self.policy.pick(self.queue, self.running, room)
             out += [self._admit(instance, picked) for instance, picked in room.admitted.items()]
+            if spare or not (room.refusals or room.admitted):
+                break
+            spare = bool(room.refusals)
         return out
 
     # ------------------------------------------------------------ what a batch does to the queue

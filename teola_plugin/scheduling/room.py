@@ -11,8 +11,6 @@ from teola_plugin.scheduling.placement import Asked, RequestPlacement
 
 PATIENCE = 20
 """Batches per instance that may overtake a request which waits for a certain instance."""
-MOST_REFUSALS = 256
-"""Requests of one round that may be left waiting before the round ends: it bounds the work for an event."""
 
 
 class SharedRoom:
@@ -27,6 +25,8 @@ class SharedRoom:
         running: Running,
         placement: RequestPlacement,
         at: float,
+        *,
+        spare: bool = False,
     ) -> None:
         self.admitted: dict[str, list[tuple[QueuedPrimitive, QueuedRequest]]] = {}
         """By instance, in the order in which they were taken."""
@@ -34,8 +34,10 @@ class SharedRoom:
         self._running = running
         self._placement = placement
         self._open = list(instances)
+        self._spare = spare
+        """Whether all that wanted a slot have been asked."""
         self._reserved: set[str] = set()
-        self._refusals = 0
+        self.refusals = 0
         self._patience = PATIENCE * len(instances)
         self._warm_up: QueuedPrimitive | None = None
         placement.begin(at)
@@ -44,15 +46,24 @@ class SharedRoom:
     def left(self) -> bool:
         while self._open and not self._has_slots(self._open[-1]):
             self._open.pop()
-        return bool(self._open) and self._refusals < MOST_REFUSALS
+        return bool(self._open)
 
     def take(self, queued: QueuedPrimitive, request: QueuedRequest) -> bool:
         self._warm_up = queued if queued.kind is PrimitiveKind.PARTIAL_PREFILLING else None
         urgent = queued.overtaken >= self._patience
-        asked = Asked(request.id, request.size, request.blocks, queued.session, queued.gang, urgent)
+        asked = Asked(
+            request.id,
+            request.size,
+            request.blocks,
+            queued.session,
+            queued.gang,
+            urgent,
+            self._warm_up is not None,
+            self._spare,
+        )
         placed = self._placement.place(asked, self.fits)
         if placed is None:
-            self._refusals += 1
+            self.refusals += 1
             if urgent and not self._reserved:
                 self._reserve()
             return False

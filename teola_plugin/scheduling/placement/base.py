@@ -48,6 +48,10 @@ class Asked:
     """Members of one aggregate."""
     urgent: bool = False
     """It has waited long enough: any instance with a free slot will do."""
+    warm_up: bool = False
+    """Fewer slots may do for it than for others."""
+    spare: bool = True
+    """Nobody else wants the slots that are free now, so it may take one away from where it belongs."""
 
 
 class RequestPlacement(Protocol):

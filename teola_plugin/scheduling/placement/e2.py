@@ -8,34 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
 from teola_plugin.scheduling.placement.base import Asked, Fits, Placed, Why
 from teola_plugin.scheduling.placement.least_outstanding import Homes
-from teola_plugin.scheduling.placement.load_model import LEAST_FIRST_TOKENS, WINDOW, LoadModel, prefill_cost
+from teola_plugin.scheduling.placement.load_model import WINDOW, LoadModel, prefill_cost
 from teola_plugin.scheduling.placement.prefix_index import NOTHING, Match, PrefixIndex, key_portion
-from teola_plugin.scheduling.placement.rebalance import Move, Portion, rebalance
-from teola_plugin.scheduling.prefix_blocks import BLOCK_TOKENS, PrefixBlocks
+from teola_plugin.scheduling.placement.rebalance import Balancer
+from teola_plugin.scheduling.prefix_blocks import BLOCK_TOKENS
 
 CAPACITY = 12_288
 """Blocks of an instance's cache where nobody says: 196,608 tokens, a 7B model on 48 GB."""
 DECODING = 0.7
 """Share of prompt tokens found in the cache from which an instance mostly decodes."""
-SLOWED = 2.0
-"""Growth of the time to the first token from which a key portion is copied."""
 LOOKS = 8
 """Instances whose eviction cost is computed for one decision; the cheapest without it come first."""
 EXPECTED_TOKENS = 64
 """Tokens of an answer, until some have been seen."""
+PARKED = 1.0
+"""Seconds for which a waiting request keeps its seat."""
+_ANY_SIZE = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Redirect:
-    """A rebalancing move in force."""
+class Seat:
+    """Where a waiting request belongs. It is kept a while: those that wait are looked at with every event."""
 
-    target: str
-    copy: bool
+    wanted: tuple[tuple[str, int], ...]
+    """Instances, each with the units that the request takes there; empty: any will do."""
+    least: int
+    """Units that it takes anywhere, at the least."""
+    elsewhere: float
+    """Seconds of prefilling on any other instance, at least."""
     until: float
 
 
@@ -60,14 +66,17 @@ class E2:
         self.options = options
         self.index = PrefixIndex(options.capacity, options.window / 2)
         self.loads = LoadModel(profile.seconds(PrimitiveKind.DECODING, EXPECTED_TOKENS), window=options.window)
-        self.redirects: dict[int, Redirect] = {}
+        self.balancer = Balancer(self.loads, options.window, options.interval, options.least_requests)
         self._cost = prefill_cost(profile)
         self._homes = Homes()
         self._gangs: dict[str, dict[str, int]] = {}
         self._line: dict[str, float] = {}
         """Seconds of prefilling that wait for an instance, in front of the next request of this round."""
+        self._seats: dict[str, Seat] = {}
+        """Of requests that wait."""
+        self._too_large = _ANY_SIZE
+        """Units from which nothing fits anywhere in this round."""
         self._at = 0.0
-        self._next_look = 0.0
 
     # ------------------------------------------------------------ what happens
 
@@ -78,16 +87,19 @@ class E2:
         self.loads.forget(instance)
         self.index.forget(instance)
         self._homes.forget_instance(instance)
-        self.redirects = {key: r for key, r in self.redirects.items() if r.target != instance}
+        self.balancer.forget(instance)
+        self._seats.clear()
         for members in self._gangs.values():
             members.pop(instance, None)
 
     def begin(self, at: float) -> None:
         self._at = at
+        self._too_large = _ANY_SIZE
         self._line.clear()
         self.loads.expire(at)
 
     def sent(self, asked: Asked, placed: Placed) -> None:
+        self._seats.pop(asked.id, None)
         path = self.index.hold(placed.instance, asked.blocks, self._at)
         cost = self._cost(placed.units)
         self.loads.sent(
@@ -106,8 +118,8 @@ class E2:
     def ended(self, at: float, requests: Iterable[str]) -> None:
         for request in requests:
             self.loads.ended(at, request)
-        if at >= self._next_look:
-            self.look(at)
+        if self.balancer.look(at):
+            self._seats.clear()
 
     def cached(self, event: CacheEvent) -> None:
         if isinstance(event, CacheStored):
@@ -122,28 +134,36 @@ class E2:
     # ------------------------------------------------------------ the decision
 
     def place(self, asked: Asked, fits: Fits) -> Placed | None:
+        seat = self._seats.get(asked.id)
+        if seat is not None and seat.until > self._at:
+            if seat.least >= self._too_large:
+                return None
+            if seat.wanted and not any(fits(name, units) for name, units in seat.wanted):
+                return self._wait(asked, seat, fits)
         match = self.index.match(asked.blocks) if asked.blocks else NOTHING
         why, wanted = self._wanted(asked, match)
+        least = _units(asked, match.depth)
         if not wanted:
-            return self._explore(asked, match, fits)
+            found = self._explore(asked, match, fits)
+            if found is None:
+                self._seats[asked.id] = Seat((), least, 0.0, self._at + PARKED)
+            return found
         free = [(self.loads.load(name), name, units) for name, units in wanted if fits(name, units)]
         if free:
             _, name, units = min(free)
             return Placed(name, units, why)
-        elsewhere = self._explore(asked, match, fits)
-        if asked.urgent:
-            return elsewhere
-        return self._wait_or_go(wanted, elsewhere)
+        elsewhere = self._elsewhere(asked, match, wanted)
+        seat = self._seats[asked.id] = Seat(tuple(wanted), least, elsewhere, self._at + PARKED)
+        return self._wait(asked, seat, fits)
 
     def _wanted(self, asked: Asked, match: Match) -> tuple[Why, list[tuple[str, int]]]:
-        """The instances that a request belongs to, each with the units that it takes there."""
         home = self._homes.get(asked.session)
         if home is not None:
             return Why.SESSION, [(home, _units(asked, match.at(home)))]
         least = _units(asked, match.depth)
         if 2 * least >= asked.size:  # exploit only what is more than the rest
             return Why.EXPLORE, []
-        moved = self._redirect(match)
+        moved = self.balancer.redirect(match, self._at)
         if moved is not None and not moved.copy:
             return Why.MOVED, [(moved.target, _units(asked, match.at(moved.target)))]
         found = [(name, units) for name, units in self._holders(asked, match) if units <= 2 * least]
@@ -164,45 +184,51 @@ class E2:
                 break
         return list(found.items())
 
-    def _redirect(self, match: Match) -> Redirect | None:
-        if not self.redirects:
+    # ------------------------------------------------------------ what it belongs to is full
+
+    def _wait(self, asked: Asked, seat: Seat, fits: Fits) -> Placed | None:
+        """None to wait for a slot and compute the rest there, unless computing all of it where there is a slot now is
+        sooner. To go costs what it drives out, too: otherwise busy instances end up with copies of everything."""
+        if not asked.spare and not asked.urgent:
             return None
-        for run in reversed(match.path):
-            found = self.redirects.get(run.blocks[0])
-            if found is not None and found.until > self._at:
-                return found
+        at, line = self._at, self._line
+        waits = [(self.loads.wait(name, at) + line.get(name, 0.0), name, units) for name, units in seat.wanted]
+        seconds, name, units = min(waits)
+        seconds += self._cost(units)
+        if asked.urgent or seconds >= seat.elsewhere:
+            found = self._explore(asked, self.index.match(asked.blocks), fits)
+            if found is not None and (asked.urgent or seconds >= self._cost(found.units) + self._memory(found, asked)):
+                return replace(found, why=Why.SPILL)
+        line[name] = line.get(name, 0.0) + self._cost(units)
         return None
 
-    def _wait_or_go(self, wanted: list[tuple[str, int]], elsewhere: Placed | None) -> Placed | None:
-        """To wait for a slot and compute the rest there, or to compute all of it where there is a slot now."""
-        waits = [(self.loads.wait(name) + self._line.get(name, 0.0), name, units) for name, units in wanted]
-        seconds, name, units = min(waits)
-        cost = self._cost(units)
-        if elsewhere is not None and seconds + cost >= self._cost(elsewhere.units):
-            return replace(elsewhere, why=Why.SPILL)
-        self._line[name] = self._line.get(name, 0.0) + cost
-        return None
+    def _elsewhere(self, asked: Asked, match: Match, wanted: list[tuple[str, int]]) -> float:
+        """Seconds of prefilling on any other instance, at least."""
+        homes = {name for name, _ in wanted}
+        held = [count for name, count in match.by_instance().items() if name not in homes]
+        return self._cost(_units(asked, max(held, default=0)))
 
     # ------------------------------------------------------------ explore
 
     def _explore(self, asked: Asked, match: Match, fits: Fits) -> Placed | None:
+        if _units(asked, match.depth) >= self._too_large:
+            return None
         members = self._gangs.get(asked.gang) if asked.gang else None
         held = match.by_instance()
-        if not members:
-            decoder = self._decoder(asked, held, fits)
-            if decoder is not None:
-                return decoder
-        return self._cheapest(asked, held, members or {}, fits)
+        found = None if members else self._decoder(asked, held, fits)
+        if found is None:
+            found = self._cheapest(asked, held, members or {}, fits)
+        if found is None and not asked.warm_up:
+            self._too_large = min(self._too_large, asked.size)
+        return found
 
     def _decoder(self, asked: Asked, held: dict[str, int], fits: Fits) -> Placed | None:
         """The instance that mostly decodes, most of all: it has computing power to spare. None if all are alike."""
-        ratios = [(load.hit_ratio, name) for name, load in self.loads]
         least = self.options.decoding
-        if not ratios or min(ratios)[0] >= least:
+        decoders = [(load.hit_ratio, name) for name, load in self.loads if load.hits >= least * load.tokens > 0]
+        if len(decoders) == len(self.loads):
             return None
-        for ratio, name in sorted(ratios, reverse=True)[:LOOKS]:
-            if ratio < least:
-                return None
+        for _, name in sorted(decoders, reverse=True)[:LOOKS]:
             units = _units(asked, held.get(name, 0))
             if fits(name, units):
                 return Placed(name, units, Why.BALANCE)
@@ -210,63 +236,32 @@ class E2:
 
     def _cheapest(self, asked: Asked, held: dict[str, int], members: dict[str, int], fits: Fits) -> Placed | None:
         """Least L + M + R among instances with a slot; members of a gang go apart. M is looked at last: it is 0 or
-        more, so an instance that is dearer without it cannot win."""
-        decode, new = self.loads.decode, self._cost(asked.size)
-        ranked = sorted(
-            (
-                members.get(name, 0),
-                load.prefill + load.running * decode + (new if name not in held else self._run_cost(asked, held[name])),
-                name,
-            )
+        more, so an instance that is dearer without it cannot win. R is the seconds to prefill what is not cached."""
+        decode, whole = self.loads.decode, self._cost(asked.size)
+        rest = {name: self._cost(_units(asked, count)) for name, count in held.items()}
+        ranked = [
+            (members.get(name, 0), load.prefill + load.running * decode + rest.get(name, whole), name)
             for name, load in self.loads
-        )
-        best: tuple[int, float, str, int] | None = None
+        ]
+        heapify(ranked)
+        best: tuple[int, float, str, Placed] | None = None
         looks = 0
-        for mates, cost, name in ranked:
+        while ranked:
+            mates, cost, name = heappop(ranked)
             if best is not None and ((mates, cost) >= best[:2] or looks >= LOOKS):
                 break
-            units = _units(asked, held.get(name, 0))
-            if not fits(name, units):
+            placed = Placed(name, _units(asked, held.get(name, 0)), Why.EXPLORE)
+            if not fits(name, placed.units):
                 continue
             looks += 1
-            found = (mates, cost + self._memory(name, asked.blocks, held.get(name, 0)), name, units)
+            found = (mates, cost + self._memory(placed, asked), name, placed)
             best = found if best is None else min(best, found)
-        return Placed(best[2], best[3], Why.EXPLORE) if best is not None else None
+        return best[3] if best is not None else None
 
-    def _run_cost(self, asked: Asked, held: int) -> float:
-        """R: seconds of prefilling what is not cached there."""
-        return self._cost(_units(asked, held))
-
-    def _memory(self, instance: str, blocks: PrefixBlocks, held: int) -> float:
+    def _memory(self, placed: Placed, asked: Asked) -> float:
         """M: seconds that others will spend on prefilling what this request drives out."""
-        lost = self.index.loss(instance, len(blocks) - held, self._at)
+        lost = self.index.loss(placed.instance, len(asked.blocks) * placed.units // asked.size, self._at)
         return self._cost(lost * BLOCK_TOKENS) if lost else 0.0
-
-    # ------------------------------------------------------------ afterwards
-
-    def look(self, at: float) -> list[Move]:
-        """Every so often: balance the loads. Returns the moves that are in force from now on."""
-        if at < self._next_look:
-            return []
-        self._next_look = at + self.options.interval
-        self.loads.expire(at)
-        self.redirects = {key: r for key, r in self.redirects.items() if r.until > at}
-        if sum(load.requests for _, load in self.loads) < self.options.least_requests * len(self.loads):
-            return []
-        moves = rebalance(
-            [(name, self.loads.load(name)) for name, _ in self.loads],
-            self._portions,
-            lambda name: self.loads[name].first_token.grown(at, SLOWED, LEAST_FIRST_TOKENS),
-        )
-        for move in moves:
-            self.redirects[move.key] = Redirect(move.target, move.copy, at + self.options.window)
-        return moves
-
-    def _portions(self, instance: str) -> list[Portion]:
-        """The instance's load by key portion: its prefillings, and its part of the decodings."""
-        load = self.loads[instance]
-        decoding = load.running * self.loads.decode / max(1, load.requests)
-        return [Portion(key, s.requests, s.cost + s.requests * decoding) for key, s in load.shares.items()]
 
 
 def _units(asked: Asked, held: int) -> int:

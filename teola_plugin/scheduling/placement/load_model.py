@@ -18,8 +18,6 @@ BALANCE_WINDOW = 30.0
 """Seconds of history that say whether an instance mostly prefills or mostly decodes."""
 UNMEASURED = 0.0001
 """Seconds a token where the profile says nothing. Only ratios of costs matter then."""
-LEAST_FIRST_TOKENS = 10
-"""Latencies of the first token in each half window, below which nothing is said of their growth."""
 
 
 def prefill_cost(profile: EngineProfile) -> PrefillCost:
@@ -45,6 +43,8 @@ class InstanceLoad:
     running: int = 0
     prefilling: float = 0.0
     """Seconds of prefillings that have not given their first token."""
+    since: float = 0.0
+    """When the first of them may have begun."""
     hits: int = 0
     tokens: int = 0
     """Prompt tokens of the balance window: found in the cache, and in all."""
@@ -109,10 +109,11 @@ class LoadModel:
         found = self._loads[instance]
         return found.prefill + found.running * self.decode
 
-    def wait(self, instance: str) -> float:
+    def wait(self, instance: str, at: float) -> float:
         """Seconds until a full instance may have a free slot: what is being prefilled, and the next decoding's end."""
         found = self._loads[instance]
-        return found.prefilling + (self.decode / found.running if found.running else 0.0)
+        left = max(0.0, found.prefilling - (at - found.since))
+        return left + (self.decode / found.running if found.running else 0.0)
 
     # ------------------------------------------------------------ requests
 
@@ -122,6 +123,8 @@ class LoadModel:
         load.prefill += cost
         load.requests += 1
         load.running += 1
+        if not load.prefilling:
+            load.since = at
         load.prefilling += cost
         load.hits += tokens - new
         load.tokens += tokens
@@ -138,7 +141,7 @@ class LoadModel:
     def prefilled(self, at: float, request: str) -> None:
         sent = self._sent.get(request)
         if sent is not None and sent.first_token is None:
-            sent.first_token = at
+            sent.first_token = sent.load.since = at
             sent.load.prefilling = max(0.0, sent.load.prefilling - sent.cost)
             sent.load.first_token.add(at, at - sent.at)
 

@@ -50,9 +50,11 @@ def test_the_wait_for_a_slot_is_what_is_being_prefilled_and_the_next_end() -> No
     loads = model("a", decode=6.0)
     send(loads, 0.0, "r1", cost=1.0)
     send(loads, 0.0, "r2", cost=2.0)
-    assert loads.wait("a") == 3.0 + 6.0 / 2
+    assert loads.wait("a", 0.0) == 3.0 + 6.0 / 2
+    assert loads.wait("a", 0.5) == 2.5 + 6.0 / 2
     loads.prefilled(1.0, "r1")
-    assert loads.wait("a") == 2.0 + 6.0 / 2
+    assert loads.wait("a", 1.0) == 2.0 + 6.0 / 2
+    assert loads.wait("a", 9.0) == 6.0 / 2, "late, but not early"
 
 
 def test_the_hit_ratio_is_of_half_a_minute() -> None:

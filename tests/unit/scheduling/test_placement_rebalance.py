@@ -75,7 +75,7 @@ def test_a_moved_prefix_is_served_elsewhere_from_then_on() -> None:
     for number in range(4):
         for name in "xyz":
             send(placement, ask(f"{name}{number}", (name, 320), (str(number), 32)), "a", units=100)
-    moves = placement.look(10.0)
+    moves = placement.balancer.look(10.0)
     assert [(move.source, move.target, move.copy) for move in moves] == [("a", "b", False)]  # 1.2 : 0 -> 0.8 : 0.4
     placement.begin(11.0)
     instances = {name: placement.place(ask(f"{name}9", (name, 320), ("9", 32)), anywhere) for name in "xyz"}
@@ -83,7 +83,7 @@ def test_a_moved_prefix_is_served_elsewhere_from_then_on() -> None:
     assert len(moved) == 1
     assert instances[moved[0]].why is Why.MOVED  # type: ignore[union-attr]
     send(placement, ask("again", (moved[0], 320), ("8", 32)))
-    assert placement.look(12.0) == [], "only every ten seconds"
+    assert placement.balancer.look(12.0) == [], "only every ten seconds"
     placement.begin(10.0 + 181.0)
     back = placement.place(ask("later", (moved[0], 320), ("7", 32)), anywhere)
     assert back is not None and back.why is Why.EXPLOIT, "the move has run out; b has the prefix by now"
@@ -98,7 +98,7 @@ def test_a_copied_prefix_is_served_by_both() -> None:
         send(placement, asked, "a", units=32)
         placement.prefilled(at + (1.0 if at < 90.0 else 3.0), asked.id)
         placement.ended(at + 3.0, [])
-    assert [redirect.copy for redirect in placement.redirects.values()] == [True]
+    assert [redirect.copy for redirect in placement.balancer.redirects.values()] == [True]
     placement.begin(132.0)
     served = [send(placement, ask(f"s{number}", ("x", 320), (chr(999 + number), 32))).instance for number in range(80)]
     assert set(served) == {"a", "b"}
@@ -108,7 +108,7 @@ def test_few_requests_are_not_balanced() -> None:
     placement = e2("a", "b", options=E2Options(least_requests=50))
     for number in range(99):
         send(placement, ask(f"r{number}", (str(number % 3), 320)), "a")
-    assert placement.look(10.0) == []
+    assert placement.balancer.look(10.0) == []
 
 
 def test_a_dead_target_is_not_a_target() -> None:
@@ -116,7 +116,7 @@ def test_a_dead_target_is_not_a_target() -> None:
     for number in range(4):
         for name in "xyz":
             send(placement, ask(f"{name}{number}", (name, 320)), "a", units=100)
-    assert placement.look(10.0)
+    assert placement.balancer.look(10.0)
     placement.forget_instance("b")
     placement.begin(11.0)
     for name in "xyz":
