@@ -85,7 +85,7 @@ class EnginePool:
         """A pool that runs on a Ray cluster, shared with other processes and apps: see `teola up`.
 
         `address` is the cluster's own (`host:port`; `auto` on one of its nodes); by default that of the pool of this
-        name that was started on this machine. Engines and their schedulers are there; graphs and your own code run here.
+        name that was started on this machine. Engines and their schedulers are there, graphs and your own code here.
         Raises `EngineUnavailable` (no cluster, other versions), `ConfigError` (`ray://`), `RegistrationError`.
         """
         from teola_plugin.cluster.client import ClusterRuntime, find_engines

@@ -59,7 +59,8 @@ class ClusterRuntime(LocalRuntime):
     async def astart(self) -> None:
         """Open a line to every engine's host."""
         ports = {
-            name: SharedPort(self._pool, engine, self._hello, self._listener) for name, engine in self._shared.items()
+            name: SharedPort(self._pool, engine, self._hello, self._listener, self._host_was_lost)
+            for name, engine in self._shared.items()
         }
         await asyncio.gather(*(port.open() for port in ports.values()))
         self._open(ports)
@@ -67,6 +68,12 @@ class ClusterRuntime(LocalRuntime):
     async def astop(self) -> None:
         self._running = False
         await asyncio.gather(*(port.close() for port in self._ports.values()))
+
+    def _host_was_lost(self) -> None:
+        self._driver.withdraw_all()
+        for port in self._ports.values():
+            if isinstance(port, SharedPort):
+                port.ask_again()
 
     async def areset(self) -> None:
         for name in self._shared:

@@ -180,7 +180,8 @@ class EngineHost:
 
     def _queue(self, client: str, order: Queue) -> None:
         sender = self.clients.add(client)
-        entries = [self._entry(sender, request, order.event) for request in order.requests]
+        fresh = [request for request in order.requests if request.id not in sender.entries]  # it may be asked again
+        entries = [self._entry(sender, request, order.event) for request in fresh]
         if order.then and order.primitive is not None:
             self._followers.expect(client, order)
         event = order.event
@@ -258,6 +259,11 @@ class EngineHost:
         """An instance hangs or is gone, seen by its health check: what runs there is done again elsewhere."""
         if self._port is not None:
             self._port.lose(instance, reason)
+
+    def watch_closely(self, every: float, patience: float) -> None:
+        """Other seconds between two health checks, and for the answer to one."""
+        self._health.every, self._health.patience = every, patience
+        self._health.begin()
 
     async def scale(self, wanted: int) -> int:
         """Add or take away instances while queries run. Returns how many there are."""

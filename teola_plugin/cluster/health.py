@@ -22,10 +22,12 @@ class Health:
         beside: Callable[[], Awaitable[None]],
     ) -> None:
         self._instances, self._lost, self._beside = instances, lost, beside
+        self.every, self.patience = EVERY, PATIENCE
         self._failed: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
+        self.end()
         self._task = asyncio.ensure_future(self._watch())
 
     def end(self) -> None:
@@ -34,15 +36,15 @@ class Health:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(self.every)
             began = time.monotonic()
             await asyncio.gather(*(self._check(name, one) for name, one in list(self._instances().items())))
             await self._beside()
-            if time.monotonic() - began > 4 * PATIENCE:
+            if time.monotonic() - began > 4 * self.patience:
                 self._failed.clear()  # the machine slept: nobody is to blame
 
     async def _check(self, name: str, instance: RemoteInstance) -> None:
-        if await instance.alive(PATIENCE):
+        if await instance.alive(self.patience):
             self._failed.pop(name, None)
             return
         self._failed[name] = self._failed.get(name, 0) + 1

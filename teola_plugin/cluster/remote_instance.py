@@ -16,6 +16,8 @@ from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 
 log = logging.getLogger("teola_plugin")
+_ANSWERS = 5.0
+"""Seconds within which an actor answers that is worth keeping."""
 CHARACTERS_A_TOKEN = 4.0
 """Sizes of prompts are estimates here; the instance counts, and refuses what is too large."""
 
@@ -82,7 +84,7 @@ class RemoteInstance:
 
     async def restart(self) -> None:
         """Bring a dead engine back: inside its actor while that lives, otherwise in a new one."""
-        if self._actor is not None:
+        if await self.alive(_ANSWERS):
             try:
                 await asyncio.wait_for(self._actor.restart.remote(), 600)
                 self.pid, _, _ = await self._actor.ping.remote()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,15 +25,26 @@ class SharedPort(ForwardingPort):
     The host schedules. When it is lost and comes back, what had not ended is sent again if that may be done twice.
     """
 
-    def __init__(self, pool: str, engine: SharedEngine, hello: Hello, listener: PortListener) -> None:
+    def __init__(
+        self,
+        pool: str,
+        engine: SharedEngine,
+        hello: Hello,
+        listener: PortListener,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`lost` is told when the host has come back with empty hands: what it would have sent on, to other engines
+        too, never comes."""
         self.name, self.engine = engine.name, engine
         self.writes: dict[str, int] = {}
-        self._listener = listener
+        self._listener, self._lost = listener, lost
         self._entries: dict[str, tuple[RequestEntry, Enqueue]] = {}
         self._early: dict[str, list[News]] = {}
         """News of followers that the graph has not dispatched yet, by request."""
         self._expected: set[str] = set()
         """Followers that were announced, by name."""
+        self._adopted: set[str] = set()
+        """Requests that another host was to send to this engine's."""
         self._down: BaseException | None = None
         self._link = HostLink(pool, engine.name, hello, news=self._hear, found=self._found, gone=self._gone)
 
@@ -73,6 +84,7 @@ class SharedPort(ForwardingPort):
         self._expected.discard(name)
         for entry in entries:
             self._entries[entry.request.id] = (entry, event)
+            self._adopted.add(entry.request.id)
         for entry in entries:
             for news in self._early.pop(entry.request.id, ()):
                 self._one(news)
@@ -119,6 +131,7 @@ class SharedPort(ForwardingPort):
 
     def _end(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
         self._entries.pop(entry.request.id, None)
+        self._adopted.discard(entry.request.id)
         payload = entry.request.payload
         if isinstance(payload, IngestRow):
             self.writes[payload.collection] = self.writes.get(payload.collection, 0) + 1
@@ -129,7 +142,7 @@ class SharedPort(ForwardingPort):
     def _found(self, facts: EngineFacts) -> None:
         """A new host: it knows nothing. What may be done twice is sent again, the rest fails."""
         self.engine.take(facts)
-        self._early.clear()
+        self._lost()
         waiting, self._entries = list(self._entries.values()), {}
         for entry, event in waiting:
             if entry.repeatable:
@@ -137,14 +150,20 @@ class SharedPort(ForwardingPort):
                 entry.prefilled, entry.repeated = False, len(entry.text)
                 self.enqueue([entry], replace(event, requests=()))
             else:
-                self._end(entry, None, self._lost())
+                self._end(entry, None, self._unrepeatable())
 
     def _gone(self, reason: BaseException) -> None:
         self._down = reason
         for entry, _ in list(self._entries.values()):
             self._end(entry, None, reason)
 
-    def _lost(self) -> EngineError:
+    def ask_again(self) -> None:
+        """Another engine's host was lost: what it was to send here may not have come. A host takes a request once."""
+        for name in self._adopted:
+            entry, event = self._entries[name]
+            self._link.send(Queue(event, (entry.request,)))
+
+    def _unrepeatable(self) -> EngineError:
         return EngineUnavailable(
             f"the host of engine {self.name!r} died while it worked on a request that cannot be repeated.",
             engine=self.name,

@@ -199,11 +199,18 @@ class GraphDriver:
         if live.left == 0:
             self._entries_ended(run, live)
 
-    def _withdraw(self, ahead: str) -> None:
-        """A follower that the graph never came to."""
-        for port in self.ports.values():
+    def withdraw_all(self) -> None:
+        """Followers that were sent along may never come: what the graph comes to is sent anew."""
+        for run in self.runs.values():
+            self._withdraw(run)
+
+    def _withdraw(self, run: QueryRun) -> None:
+        """Followers that the graph has not come to."""
+        ahead, run.sent_ahead = run.sent_ahead, {}
+        for port in self.ports.values() if ahead else ():
             if isinstance(port, ForwardingPort):
-                port.disown(ahead)
+                for name in ahead.values():
+                    port.disown(name)
 
     def _forwarding(self, engine: str, name: str) -> bool:
         """Announce a follower to its port, if that takes any."""
@@ -484,8 +491,7 @@ class GraphDriver:
                 self.give_up(entry)
                 if run.ahead and order.outcome == "closed" and not entry.cancelled:
                     self.recorder.settle(run.id, entry.primitive, fate(run, entry))
-        for ahead in run.sent_ahead.values():
-            self._withdraw(ahead)
+        self._withdraw(run)
         trace = self.recorder.finish(run.id, self.now(), outcome=order.outcome)
         if not run.output.done():
             if order.outcome == "done" and order.output is not None:

@@ -1,0 +1,158 @@
+"""Processes of the shared pool are killed while queries run: every query ends right, and none twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from benchmarks.ray_cluster import ray_node
+from teola_plugin.cluster import deploy
+from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.cluster.connection import actor
+from teola_plugin.cluster.names import actor_name
+from teola_plugin.engines.bundled import llm_folder
+from teola_plugin.engines.payloads import EmbedText, Generate, Generation, Message, Prompt, Sampling
+from teola_plugin.graph import PrimitiveKind, Query
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.conformance import chain
+
+K = PrimitiveKind
+LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
+pytestmark = pytest.mark.chaos
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with ray_node(cpus=4) as found:
+        yield found
+
+
+@contextmanager
+def running(address: str, name: str, **engines: Any) -> Iterator[EnginePool]:
+    deploy.up(PoolConfig.model_validate({"name": name, "engines": engines}), address)
+    try:
+        with EnginePool.connect(address, pool=name) as pool:
+            yield pool
+    finally:
+        deploy._kill(ray, name)
+
+
+def status(pool: str, engine: str) -> dict[str, Any]:
+    found: dict[str, Any] = ray.get(actor(actor_name(pool, engine)).status.remote(), timeout=30)
+    return found
+
+
+def until(condition: Callable[[], bool], seconds: float) -> float:
+    """Seconds until the condition holds."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < seconds:
+        if condition():
+            return time.monotonic() - begun
+        time.sleep(0.05)
+    pytest.fail(f"it did not happen within {seconds} s")
+
+
+def ask(number: int) -> Generate:
+    return Generate(Prompt((Message("user", f"question number {number}, please"),)), Sampling(max_tokens=8))
+
+
+def asked(pool: EnginePool, number: int) -> str:
+    """The answer; its pieces must make it up, so that nothing was said twice."""
+    handle = pool.call(K.PREFILLING, "llm", [ask(number)], stream=True)
+    pieces = "".join(piece.text for piece in handle.pieces)
+    [made] = handle.result(120)
+    assert isinstance(made, Generation) and made.text == pieces
+    return made.text
+
+
+def all_up(pool: str, instances: int) -> bool:
+    found = [one for one in status(pool, "llm")["instances"] if one["up"] and one["pid"]]
+    return len(found) == instances
+
+
+def test_an_instance_is_killed_while_queries_run(address: str, record_property: Any) -> None:
+    count = 200 if LONG else 60
+    engine = {"kind": "fake", "instances": 2, "options": {"machine": "rtx3090"}}
+    with running(address, "chaos", llm=engine) as pool, ThreadPoolExecutor(32) as threads:
+        expected = {number: asked(pool, number) for number in range(10)}
+        victim = status("chaos", "llm")["instances"][0]["pid"]
+        answers = [threads.submit(asked, pool, number % 10) for number in range(count)]
+        until(lambda: status("chaos", "llm")["instances"][0]["running"] > 0, 20)
+        os.kill(victim, signal.SIGKILL)
+        assert [answer.result(120) for answer in answers] == [expected[number % 10] for number in range(count)]
+        recovered = until(lambda: all_up("chaos", 2), 30)
+        record_property("recovery_s", recovered)
+        assert status("chaos", "llm")["instances"][0]["pid"] != victim
+
+
+def test_the_host_of_an_engine_is_killed_while_queries_run(address: str) -> None:
+    engine = {"kind": "fake", "options": {"like": "embedder", "seconds": 0.05}}
+    with running(address, "hosts", embedder=engine) as pool:
+        texts = [f"t{i}" for i in range(5)]
+        [expected] = pool.call(K.EMBEDDING, "embedder", [EmbedText(texts[-1])]).result(30)
+        host = actor(actor_name("hosts", "embedder"))
+        runs = [pool.runtime.submit(Query({"input": texts}), chain(5, "embedder"), {}) for _ in range(20)]
+        ray.kill(host, no_restart=False)  # as when its process dies: Ray makes it again
+        assert all(list(run.output.result(90)) == list(expected) for run in runs)
+
+
+def test_a_hanging_instance_is_replaced(address: str) -> None:
+    engine = {"kind": "fake", "instances": 2, "options": {"machine": "rtx3090"}}
+    with running(address, "hang", llm=engine) as pool:
+        expected = asked(pool, 1)
+        victim = status("hang", "llm")["instances"][0]["pid"]
+        ray.get(actor(actor_name("hang", "llm")).watch_closely.remote(0.2, 0.5))
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(8) as threads:
+                found = list(threads.map(lambda _: asked(pool, 1), range(8)))
+            assert found == [expected] * 8
+            until(lambda: all_up("hang", 2) and status("hang", "llm")["instances"][0]["pid"] != victim, 30)
+        finally:
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+@pytest.mark.skipif(not LONG, reason="starts two vLLM engines (make test-all)")
+@pytest.mark.vllm
+def test_vllms_engine_core_is_killed_while_queries_run(address: str, record_property: Any) -> None:
+    args = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 2048}
+    engine = {"kind": "vllm", "model": str(llm_folder()), "instances": 2, "cores": ["0", "1"], "engine_args": args}
+    with running(address, "cores", llm=engine) as pool, ThreadPoolExecutor(8) as threads:
+        expected = {number: asked(pool, number) for number in range(5)}
+        for kill in (_engine_core, lambda pid: pid):
+            answers = [threads.submit(asked, pool, number % 5) for number in range(20)]
+            until(lambda: status("cores", "llm")["instances"][0]["running"] > 0, 20)
+            os.kill(kill(status("cores", "llm")["instances"][0]["pid"]), signal.SIGKILL)
+            assert [answer.result(240) for answer in answers] == [expected[number % 5] for number in range(20)]
+            record_property("recovery_s", until(lambda: all_up("cores", 2), 200))
+            assert asked(pool, 2) == expected[2]
+
+
+def _engine_core(pid: int) -> int:
+    """The process in which vLLM computes."""
+    below = psutil.Process(pid).children(recursive=True)
+    return next(
+        child.pid for child in below if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
+    )
+
+
+def test_nothing_is_left_of_a_pool(address: str) -> None:
+    def workers() -> set[int]:
+        return {p.pid for p in psutil.process_iter(["cmdline"]) if "InstanceHost" in " ".join(p.info["cmdline"] or [])}
+
+    before = workers()
+    with running(address, "gone", llm={"kind": "fake", "instances": 2}):
+        assert len(workers() - before) == 2
+    until(lambda: not workers() - before, 20)

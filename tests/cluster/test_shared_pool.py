@@ -1,0 +1,179 @@
+"""Apps on the shared pool: answers as in one process, batches of several apps, engines that come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from support.apps import advanced_rag
+
+from teola_plugin.cluster.connection import actor
+from teola_plugin.cluster.names import actor_name
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines.payloads import EmbedText, Generate, Message, Prompt, Sampling
+from teola_plugin.errors import ConfigError, EngineError, EngineOverloaded, RegistrationError
+from teola_plugin.graph import PrimitiveKind, Query
+from teola_plugin.passes import DEFAULT_PASSES
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.conformance import chain
+
+K = PrimitiveKind
+ROOT = Path(__file__).parents[2]
+
+
+def embed(pool: EnginePool, text: str, engine: str = "embedder") -> list[float]:
+    return list(pool.call(K.EMBEDDING, engine, [EmbedText(text)]).result(30)[0])
+
+
+def host(pool: str, engine: str) -> Any:
+    return actor(actor_name(pool, engine))
+
+
+@pytest.fixture
+def local() -> Iterator[EnginePool]:
+    with EnginePool.local(fake_engines()) as pool:
+        yield pool
+
+
+def rag(pool: EnginePool, passes: Any) -> Any:
+    template, calls, inputs = advanced_rag()
+    plan = pool.plan(template, {"index": 12}, passes=passes)
+    run = pool.runtime.submit(Query({"input": inputs}), plan.graph, calls)
+    try:
+        return run.output.result(30)
+    finally:
+        pool.admin("store", "delete_collection", "docs").result(30)
+
+
+def test_a_rag_app_answers_as_in_one_process(shared: EnginePool, local: EnginePool) -> None:
+    expected = rag(local, ())
+    assert rag(shared, ()) == expected
+    assert rag(shared, DEFAULT_PASSES) == expected
+
+
+def test_what_the_pool_says_of_its_engines(shared: EnginePool, local: EnginePool) -> None:
+    assert set(shared.engine_names) == {*local.engine_names, "slow"}
+    for name in local.engine_names:
+        assert shared.engine(name).kinds == local.engine(name).kinds
+        assert shared.profiles[name].batching == local.profiles[name].batching
+    assert shared.versions()["llm"] == local.versions()["llm"]
+
+
+def test_primitives_of_a_chain_are_sent_together(shared: EnginePool) -> None:
+    """Pre-scheduling: no step of the chain waits for this process, so its requests bear the names of followers."""
+    run = shared.runtime.submit(Query({"input": [f"t{i}" for i in range(6)]}), chain(6, "embedder", "slow"), {})
+    run.output.result(30)
+    entries = [entry.request.id for entry in run.table]
+    assert sum("-ahead" in name for name in entries) == 5
+
+
+def test_a_follower_that_is_not_wanted_is_withdrawn(shared: EnginePool) -> None:
+    run = shared.runtime.submit(Query({"input": ["a", "b", "c"]}), chain(3, "slow"), {})
+    run.cancel()
+    run.trace.result(30)
+    assert embed(shared, "after", "slow")
+    status = ray.get(host("fakes", "slow").status.remote())
+    assert status["queued"] == 0 and status["instances"][0]["running"] == 0
+
+
+def test_batches_of_one_engine_hold_queries_of_several_apps(shared: EnginePool, fakes_address: str) -> None:
+    with EnginePool.connect(fakes_address, pool="fakes") as other:
+        embed(shared, "warm", "slow")
+        held = shared.call(K.EMBEDDING, "slow", [EmbedText("first, so that the others queue up")])
+        runs = [
+            pool.runtime.submit(Query({"input": [f"{app}{i}"]}, app=app), chain(1, "slow"), {})
+            for i in range(3)
+            for app, pool in (("one", shared), ("two", other))
+        ]
+        held.result(30)
+        spans = [run.trace.result(30) for run in runs if run.output.result(30) is not None]
+    found = {(s.app, s.batch) for trace in spans if trace is not None for s in trace.spans if s.engine == "slow"}
+    assert {batch for app, batch in found if app == "one"} & {batch for app, batch in found if app == "two"}
+    kept = ray.get(host("fakes", "slow").recent_batches.remote())
+    assert any({app for _, app, _ in batch["members"]} >= {"one", "two"} for batch in kept)
+
+
+_CLIENT = """
+import json, sys
+from teola_plugin.graph import PrimitiveKind as K, Query
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.conformance import chain
+address, app = sys.argv[1:]
+with EnginePool.connect(address, pool="fakes") as pool:
+    queries = [Query({"input": [f"{app} {i}"] * 5}, app=app) for i in range(10)]
+    runs = [pool.runtime.submit(query, chain(5, "embedder"), {}) for query in queries]
+    print(json.dumps([list(run.output.result(60)) for run in runs]))
+"""
+
+
+def test_client_processes_share_the_pool(fakes_address: str, local: EnginePool) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    clients = {
+        app: subprocess.Popen(
+            [sys.executable, "-c", _CLIENT, fakes_address, app], stdout=subprocess.PIPE, env=env, text=True
+        )
+        for app in ("one", "two")
+    }
+    for app, client in clients.items():
+        out, _ = client.communicate(timeout=120)
+        assert client.returncode == 0
+        assert json.loads(out) == [embed(local, f"{app} {i}") for i in range(10)]
+
+
+def test_errors_of_the_engine_come_through(shared: EnginePool) -> None:
+    with pytest.raises(EngineError, match="bad request"):
+        shared.call(K.EMBEDDING, "embedder", [42]).result(30)
+    ask = Generate(Prompt((Message("user", "hello"),)), Sampling(max_tokens=4))
+    with pytest.raises(EngineError):
+        shared.call(K.PREFILLING, "embedder", [ask]).result(30)
+
+
+def test_more_and_fewer_instances_while_queries_run(shared: EnginePool) -> None:
+    runs = [shared.runtime.submit(Query({"input": [f"s{i}"] * 2}), chain(2, "slow"), {}) for i in range(4)]
+    slow = host("fakes", "slow")
+    assert ray.get(slow.scale.remote(3)) == 3
+    more = [shared.runtime.submit(Query({"input": [f"m{i}"]}), chain(1, "slow"), {}) for i in range(4)]
+    assert len(ray.get(slow.status.remote())["instances"]) == 3
+    assert ray.get(slow.scale.remote(1)) == 1
+    assert all(run.output.result(30) is not None for run in (*runs, *more))
+    with pytest.raises(ray.exceptions.RayTaskError, match="needs an instance"):
+        ray.get(slow.scale.remote(0))
+
+
+def test_too_many_requests_are_refused_with_a_hint(ray_address: str) -> None:
+    from teola_plugin.cluster import deploy
+    from teola_plugin.cluster.config import PoolConfig
+
+    engine = {"kind": "fake", "max_queued": 8, "options": {"like": "embedder", "seconds": 0.2}}
+    deploy.up(PoolConfig.model_validate({"name": "small", "engines": {"e": engine}}), ray_address)
+    try:
+        with EnginePool.connect(ray_address, pool="small") as pool:
+            handles = [pool.call(K.EMBEDDING, "e", [EmbedText(str(i))]) for i in range(30)]
+            ends = [handle._future.exception(30) for handle in handles]
+            refused = [error for error in ends if error is not None]
+            assert refused and all(isinstance(error, EngineOverloaded) and error.retryable for error in refused)
+            assert sum(error is None for error in ends) >= 8
+            assert embed(pool, "later", "e")
+    finally:
+        deploy._kill(ray, "small")
+
+
+def test_a_pool_that_is_not_there(ray_address: str) -> None:
+    with pytest.raises(RegistrationError, match=r"no pool 'nothing'.*"):
+        EnginePool.connect(ray_address, pool="nothing")
+    with pytest.raises(ConfigError, match="connected"):
+        EnginePool.connect("127.0.0.1:1", pool="fakes")
+
+
+def test_a_client_of_another_version_is_refused(fakes_address: str) -> None:
+    from teola_plugin.cluster.wire import Hello
+
+    with pytest.raises(ray.exceptions.RayTaskError, match="same version"):
+        ray.get(host("fakes", "llm").hello.remote(Hello("x", 999, (3, 11), "9.9")))
