@@ -187,8 +187,7 @@ class E2:
     # ------------------------------------------------------------ what it belongs to is full
 
     def _wait(self, asked: Asked, seat: Seat, fits: Fits) -> Placed | None:
-        """None to wait for a slot and compute the rest there, unless computing all of it where there is a slot now is
-        sooner. To go costs what it drives out, too: otherwise busy instances end up with copies of everything."""
+        """None to wait for a slot and compute the rest there; else an instance with a slot now, to compute more."""
         if not asked.spare and not asked.urgent:
             return None
         at, line = self._at, self._line
@@ -197,10 +196,17 @@ class E2:
         seconds += self._cost(units)
         if asked.urgent or seconds >= seat.elsewhere:
             found = self._explore(asked, self.index.match(asked.blocks), fits)
-            if found is not None and (asked.urgent or seconds >= self._cost(found.units) + self._memory(found, asked)):
+            if found is not None and (asked.urgent or seconds >= self._price(asked, found, units)):
                 return replace(found, why=Why.SPILL)
         line[name] = line.get(name, 0.0) + self._cost(units)
         return None
+
+    def _price(self, asked: Asked, elsewhere: Placed, units: int) -> float:
+        """Seconds that it costs to compute elsewhere what is cached at home: its own, those of the others whose
+        prefixes it drives out, and those of who comes next there, which is delayed if the instance is a busy one."""
+        own = self._cost(elsewhere.units)
+        more = max(0.0, own - self._cost(units))
+        return own + self._memory(elsewhere, asked) + more * self.loads.busy(elsewhere.instance, self._at)
 
     def _elsewhere(self, asked: Asked, match: Match, wanted: list[tuple[str, int]]) -> float:
         """Seconds of prefilling on any other instance, at least."""

@@ -21,9 +21,7 @@ UNMEASURED = 0.0001
 
 
 def prefill_cost(profile: EngineProfile) -> PrefillCost:
-    if not profile.measured(PrimitiveKind.PREFILLING):
-        return lambda tokens: tokens * UNMEASURED
-    return lambda tokens: profile.seconds(PrimitiveKind.PREFILLING, tokens)
+    return profile.curves.get(PrimitiveKind.PREFILLING) or (lambda tokens: tokens * UNMEASURED)
 
 
 @dataclass(slots=True)
@@ -114,6 +112,12 @@ class LoadModel:
         found = self._loads[instance]
         left = max(0.0, found.prefilling - (at - found.since))
         return left + (self.decode / found.running if found.running else 0.0)
+
+    def busy(self, instance: str, at: float) -> float:
+        """Share of the window, as far as anything was sent in it, that an instance spent on prefilling: 0 to 1."""
+        if not self._history:
+            return 0.0
+        return min(1.0, self._loads[instance].prefill / max(1.0, at - self._history[0][0]))
 
     # ------------------------------------------------------------ requests
 

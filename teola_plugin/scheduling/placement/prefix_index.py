@@ -134,13 +134,14 @@ class PrefixIndex:
             return 0.0
         era, lost, seen = int(at // self._half), 0.0, []
         while short > 0 and shelf.cold:
-            entry = heappop(shelf.cold)
-            if _stale(entry, instance):
-                continue
-            seen.append(entry)
-            run = entry[2]
-            lost += min(short, len(run.blocks)) * run.sharing(era) / len(run.held)
-            short -= len(run.blocks)
+            run = shelf.cold[0][2]
+            if not _stale(shelf.cold[0], instance):
+                lost += min(short, len(run.blocks)) * run.sharing(era) / len(run.held)
+                short -= len(run.blocks)
+                if short <= 0:
+                    break
+                seen.append(shelf.cold[0])
+            heappop(shelf.cold)
         for entry in seen:
             heappush(shelf.cold, entry)
         return lost

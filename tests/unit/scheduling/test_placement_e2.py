@@ -121,6 +121,15 @@ def test_it_waits_for_its_prefix_while_that_is_cheaper_than_computing_it() -> No
     assert placement.place(one, but("a")) is None, "each round has a line of its own"
 
 
+def test_a_busy_instance_is_dearer_to_go_to() -> None:
+    placement = e2("a", "b", "c")
+    send(placement, ask("1", ("x", 320)), "a")  # a prefills 0.320 s, so waiting takes 0.416: as much as going, at first
+    send(placement, ask("2", ("y", 160)), "b")
+    send(placement, ask("3", ("z", 160)), "c")  # both were busy for 0.160 of the first second
+    assert placement.place(ask("4", ("x", 320), ("q", 96)), but("a")) is None
+    assert placement.place(ask("5", ("x", 320), ("r", 96)), but("a")) == Placed("b", 416, Why.SPILL), "0.512 by now"
+
+
 def test_what_is_urgent_does_not_wait() -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 320)), "a")

@@ -57,6 +57,15 @@ def test_the_wait_for_a_slot_is_what_is_being_prefilled_and_the_next_end() -> No
     assert loads.wait("a", 9.0) == 6.0 / 2, "late, but not early"
 
 
+def test_a_busy_instance_prefills_most_of_the_time() -> None:
+    loads = model("a", "b")
+    assert loads.busy("a", 5.0) == 0.0
+    send(loads, 10.0, "r1", cost=6.0)
+    assert loads.busy("a", 22.0) == 0.5
+    assert loads.busy("a", 11.0) == 1.0
+    assert loads.busy("b", 22.0) == 0.0
+
+
 def test_the_hit_ratio_is_of_half_a_minute() -> None:
     loads = model("a")
     send(loads, 0.0, "r1", new=10)
