@@ -53,7 +53,7 @@ class RunningRequest:
     query: str
     primitive: str
     depth: int
-    size: int
+    size: float
     instance: str
     prefilling: bool = True
     """Its slots count against the tick until its first piece comes (LLMs)."""
@@ -80,7 +80,7 @@ class Slots:
     """Free capacity of one instance in one tick."""
 
     requests: int
-    units: int
+    units: float
     alone: bool
     """Nothing runs there: one request may exceed `units`."""
     in_order: bool = True
@@ -104,7 +104,7 @@ class OnInstance:
 
     requests: dict[str, RunningRequest] = field(default_factory=dict)
     prefilling: int = 0
-    units: int = 0
+    units: float = 0
 
 
 NOTHING = OnInstance()
@@ -122,7 +122,9 @@ class Running:
     def add(self, running: RunningRequest) -> None:
         self.by_id[running.request] = running
         self._queries.setdefault(running.query, {})[running.request] = running
-        here = self._instances.setdefault(running.instance, OnInstance())
+        here = self._instances.get(running.instance)
+        if here is None:
+            here = self._instances[running.instance] = OnInstance()
         here.requests[running.request] = running
         here.prefilling += 1
         here.units += running.size
@@ -167,7 +169,9 @@ class Running:
     def slots(self, instance: str, profile: EngineProfile) -> Slots:
         here = self.at(instance)
         if profile.batching is Batching.STATIC:
-            free = 0 if here.requests else max(1, profile.max_efficient_batch)
-            return Slots(free, free, alone=not here.requests)
+            if here.requests:
+                return Slots(0, 0, alone=False)
+            efficient = max(1, profile.max_efficient_batch)
+            return Slots(max(efficient, profile.max_batch), efficient, alone=True)
         units = profile.max_batch - here.units
         return Slots(profile.max_requests - len(here.requests), units, alone=not here.prefilling)

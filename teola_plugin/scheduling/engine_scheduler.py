@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 from teola_plugin.errors import ConfigError
@@ -124,7 +125,7 @@ class EngineScheduler:
         if queued.requests:
             self.running.served.arrive(event.app, waiting=any(q.app == event.app for q in self.queue))
             self.queue.append(queued)
-        return [Reject(r.id, r.size, limit or 0) for r in too_large]
+        return [Reject(r.id, math.ceil(r.size), limit or 0) for r in too_large]
 
     def _ended(self, event: RequestsEnded) -> Instructions:
         for request in event.requests:

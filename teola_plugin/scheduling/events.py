@@ -209,10 +209,11 @@ class End(QueryInstruction):
 
 @dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """One request of a queued primitive: its id and the slots it takes (1, or prompt tokens)."""
+    """One request of a queued primitive: its id and the slots it takes (prompt tokens; elsewhere 1, or less for a
+    short text)."""
 
     id: str
-    size: int = 1
+    size: float = 1
     blocks: PrefixBlocks = ()
     """Its prompt, as `block_hashes` names it; empty where placement has no use for it."""
 

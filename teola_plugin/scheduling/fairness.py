@@ -16,7 +16,7 @@ class Turn:
 
     app: str
     weight: float
-    units: int
+    units: float
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Served:
         if not waiting:
             self._had[app] = max(self._now, self._had.get(app, 0.0))
 
-    def add(self, app: str, weight: float, units: int) -> None:
+    def add(self, app: str, weight: float, units: float) -> None:
         before = self._had.get(app, self._now)
         self._now = max(self._now, before)
         self._had[app] = before + units / max(weight, LEAST_WEIGHT)

@@ -64,10 +64,11 @@ class TopologyAware:
         starved = [q for q in queue if q.overtaken >= self.patience]
         picked, already = _take_all(starved, slots)
         levels = {query: _levels(bucket) for query, bucket in buckets.items()}
-        had = running.served.had({queued.app for queued in queue})
+        apps = {queued.app for queued in queue}
+        had = running.served.had(apps) if len(apps) > 1 else None
         first = True
         while slots.left and any(levels.values()):
-            for query in levels if len(had) < 2 else in_turn(_turns(levels), had):
+            for query in levels if had is None else in_turn(_turns(levels), had):
                 remaining = levels[query]
                 if not remaining or (first and query in had_turn):
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
@@ -53,7 +54,7 @@ class SharedRoom:
         urgent = queued.overtaken >= self._patience
         asked = Asked(
             request.id,
-            request.size,
+            math.ceil(request.size),
             request.blocks,
             queued.session,
             queued.gang,

@@ -1,6 +1,7 @@
 """Which instance of an engine a request goes to."""
 
 from teola_plugin.scheduling.placement.base import Asked, Fits, Placed, RequestPlacement, Why
+from teola_plugin.scheduling.placement.cache_feed import CacheFeed
 from teola_plugin.scheduling.placement.e2 import E2, E2Options
 from teola_plugin.scheduling.placement.least_outstanding import LeastOutstanding
 from teola_plugin.scheduling.placement.load_model import LoadModel
@@ -12,6 +13,7 @@ __all__ = [
     "BLOCK_TOKENS",
     "E2",
     "Asked",
+    "CacheFeed",
     "E2Options",
     "Fits",
     "LeastOutstanding",

@@ -28,6 +28,11 @@ def test_a_block_that_is_not_full_does_not_count() -> None:
     assert block_hashes("") == block_hashes([]) == ()
 
 
+def test_a_prompt_can_be_continued() -> None:
+    whole = block_hashes(range(64))
+    assert whole[:2] + block_hashes(range(32, 64), after=whole[1]) == whole
+
+
 def test_equal_blocks_at_other_places_differ() -> None:
     assert len(set(block_hashes([0] * 160))) == 10
 
