@@ -6,9 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from teola_plugin.cluster.wire import News, Said
+from teola_plugin.cluster.wire import Began, News, Said
 from teola_plugin.runtime.request_table import RequestEntry
 
+GAP = 0.003
+"""Seconds between two parcels to a client: what happens meanwhile goes together."""
+BEGINNINGS = 0.01
+"""Seconds that the news that something began may wait for company."""
 SILENCE = 60.0
 """Seconds after which a client that gave no sign of life is taken for dead."""
 
@@ -63,7 +67,10 @@ class Client:
             self._outbox[-1] = Said(news.request, before.text + news.text, before.tokens + news.tokens)
         else:
             self._outbox.append(news)
-        self._news.set()
+        if isinstance(news, Began):
+            asyncio.get_running_loop().call_later(BEGINNINGS, self._news.set)
+        else:
+            self._news.set()
 
     def close(self) -> None:
         self._closed = True
@@ -71,11 +78,16 @@ class Client:
 
     async def read(self) -> AsyncIterator[list[Any]]:
         """What has happened since the last time, whenever something has."""
+        loop = asyncio.get_running_loop()
+        sent = 0.0
         while not self._closed or self._outbox:
             await self._news.wait()
+            if (early := sent + GAP - loop.time()) > 0:
+                await asyncio.sleep(early)
             self._news.clear()
             messages, self._outbox = self._outbox, []
             if messages:
+                sent = loop.time()
                 yield messages
 
 

@@ -39,7 +39,7 @@ from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.runtime.engine_port import EnginePort, PortListener
 from teola_plugin.runtime.request_table import RequestEntry
 from teola_plugin.scheduling import POLICIES
-from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.scheduling.events import CacheUse, DepthChanged, Enqueue
 
 log = logging.getLogger("teola_plugin")
 BATCHES_KEPT = 512
@@ -59,7 +59,7 @@ class EngineHost:
         self._port: EnginePort | None = None
         self._followers = Followers(name, self._queue, self._forward)
         self._hosts: dict[str, Any] = {}
-        self._health = Health(self._instances, self._lost, self._forget_silent)
+        self._health = Health(self._instances, self._lost, self._look_around)
         self._scaler = Scaler(self)
         self._starting = asyncio.Lock()
 
@@ -144,7 +144,11 @@ class EngineHost:
         """The client lives."""
         self.clients.add(client).beat()
 
-    async def _forget_silent(self) -> None:
+    async def _look_around(self) -> None:
+        """Beside every health check: how full the caches are, and who has not been heard of for long."""
+        for name, instance in self.instances.items():
+            if self._port is not None and instance.load().kv_used:
+                self._port.tell(CacheUse(self._now(), name, instance.load().kv_used))
         for client in self.clients:
             if client.silent:
                 log.warning("engine %s: client %s has gone silent", self.name, client.id)
@@ -190,6 +194,7 @@ class EngineHost:
             at=self._now(),
             query=sender.own(event.query),
             session=sender.own(event.session) if event.session else "",
+            gang=sender.own(event.gang) if event.gang else "",
         )
         if self._port is None:
             for entry in entries:

@@ -14,6 +14,7 @@ from teola_plugin.engines.base import Engine, Failed, Request, Result
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.errors import EngineError, RequestTooLarge
 
+_SETTINGS = ("model_name", "dimension", "normalize", "max_length", "sized_by_text")
 CHUNK_SECONDS = 0.02
 """Pieces of this long go out together: one message for each token would cost more than the token (DESIGN, 5)."""
 
@@ -33,7 +34,7 @@ class InstanceHost:
 
     def facts(self) -> EngineFacts:
         engine = self.engine
-        settings = {key: getattr(engine, key, None) for key in ("model_name", "dimension", "normalized")}
+        settings = {key: getattr(engine, key, None) for key in _SETTINGS}
         known = {key: value for key, value in settings.items() if isinstance(value, str | int | float | bool)}
         return EngineFacts(engine.name, engine.kinds, engine.profile, dict(engine.versions()), (self.instance,), known)
 
@@ -76,7 +77,7 @@ class InstanceHost:
             async for result in self.engine.execute(fitting):
                 yield _portable(result)
 
-    def _too_large(self, request: Request, size: int, limit: int) -> RequestTooLarge:
+    def _too_large(self, request: Request, size: float, limit: int) -> RequestTooLarge:
         return RequestTooLarge(
             f"a {request.kind.value} request takes {size} slots of engine {self.engine.name!r}, which can take {limit} "
             "at most.",

@@ -12,6 +12,7 @@ from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts, pack, unpack
 from teola_plugin.engines.base import EngineLoad, Request, Result
 from teola_plugin.engines.payloads import Generate, Warmup
+from teola_plugin.engines.static import text_size
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 
@@ -127,11 +128,12 @@ class RemoteInstance:
         if self._actor is not None:
             self._actor.cancel.remote([request_id])
 
-    def size(self, request: Request) -> int:
+    def size(self, request: Request) -> float:
         payload = request.payload
         if isinstance(payload, Generate | Warmup):
             return max(1, round(len(payload.prompt.known()) / CHARACTERS_A_TOKEN))
-        return 1
+        by_text = self.facts is not None and self.facts.settings.get("sized_by_text")
+        return text_size(payload) if by_text else 1
 
     def load(self) -> EngineLoad:
         return self._load

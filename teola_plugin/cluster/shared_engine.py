@@ -53,7 +53,7 @@ class SharedEngine:
     async def cancel(self, request_id: str) -> None:
         """Nothing: requests are cancelled at the pool."""
 
-    def size(self, request: Request) -> int:
+    def size(self, request: Request) -> float:
         return 1
 
     def load(self) -> EngineLoad:

@@ -92,8 +92,9 @@ class Engine(Protocol):
 
     async def cancel(self, request_id: str) -> None: ...
 
-    def size(self, request: Request) -> int:
-        """Slots the request takes: 1, or its prompt tokens for an LLM (an estimate is fine)."""
+    def size(self, request: Request) -> float:
+        """Slots the request takes: its prompt tokens for an LLM, elsewhere 1, or less where it is less work than the
+        samples that the profile was measured with. An estimate is fine."""
         ...
 
     def load(self) -> EngineLoad: ...

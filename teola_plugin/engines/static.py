@@ -15,6 +15,8 @@ from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
 Outcome = Any | Exception
 _SMALLEST_STAGE = 4
+_LEAST_SIZE = 1 / 16
+"""Slots of the shortest text: every text costs something, however short."""
 """A CPU is at its best with one or two long texts; but every stage costs its readers a call of their own."""
 
 
@@ -69,6 +71,9 @@ class StaticEngine:
     def model(self) -> Any:
         """The model of sentence-transformers that is loaded; None before the start. To be read, not to be run."""
         return getattr(self._loaded, "model", None)
+
+    sized_by_text = True
+    """Short texts take less than a slot: see `text_size`."""
 
     # What subclasses give
 
@@ -192,8 +197,9 @@ class StaticEngine:
         """Ends the request now; a batch that is being computed goes on for the others."""
         self._end(Failed(request_id, self._error("the request was cancelled.", "")))
 
-    def size(self, request: Request) -> int:
-        return 1
+    def size(self, request: Request) -> float:
+        """1 for a text as long as the samples or longer; short ones share a slot, as they share the work of one."""
+        return text_size(request.payload)
 
     def load(self) -> EngineLoad:
         return EngineLoad(requests=len(self._live))
@@ -244,6 +250,12 @@ class StaticEngine:
                 break
             size *= 2
         return points
+
+
+def text_size(payload: Any) -> float:
+    """Slots of an `EmbedText` or a `ScorePair`."""
+    characters = len(getattr(payload, "text", "")) + len(getattr(payload, "query", ""))
+    return min(1.0, max(_LEAST_SIZE, characters / len(sample_chunk(0))))
 
 
 def sample_chunk(number: int) -> str:

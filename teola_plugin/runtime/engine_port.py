@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from teola_plugin.engines.base import Done, Engine, Failed, Piece, Result
-from teola_plugin.engines.payloads import IngestRow
+from teola_plugin.engines.payloads import Generate, IngestRow, Warmup
 from teola_plugin.errors import EngineError, EngineOverloaded, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import Primitive, PrimitiveKind
 from teola_plugin.runtime.request_table import RequestEntry
@@ -31,6 +31,7 @@ from teola_plugin.scheduling.events import (
     RequestsEnded,
     RunBatch,
 )
+from teola_plugin.scheduling.prefix_blocks import block_hashes
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.prescheduling import Follow
@@ -168,8 +169,18 @@ class EnginePort:
             return
         for entry in entries:
             self._entries[entry.request.id] = entry
-        sizes = tuple(QueuedRequest(e.request.id, self.engine.size(e.request)) for e in entries)
-        self._handle(replace(event, requests=sizes))
+        self._handle(replace(event, requests=tuple(self._queued(entry) for entry in entries)))
+
+    def _queued(self, entry: RequestEntry) -> QueuedRequest:
+        request = entry.request
+        prompt = request.payload.prompt if isinstance(request.payload, Generate | Warmup) else None
+        wanted = prompt is not None and self.scheduler.wants_blocks
+        blocks = block_hashes(prompt.known(), tenant=request.tenant) if prompt is not None and wanted else ()
+        return QueuedRequest(request.id, self.engine.size(request), blocks)
+
+    def tell(self, event: EngineEvent) -> None:
+        """News of an instance, for its scheduler (e.g. `CacheUse`)."""
+        self._handle(event)
 
     def _refusal(self, more: int) -> EngineError | None:
         if self._given_up:
@@ -373,9 +384,8 @@ class EnginePort:
         )
         self._ended.append(entry.request.id)
         self._free()
-        size = QueuedRequest(entry.request.id, self.engine.size(entry.request))
         kind: PrimitiveKind = entry.request.kind
-        self._handle(Enqueue(self._now(), entry.request.query, entry.primitive, kind, (size,)))
+        self._handle(Enqueue(self._now(), entry.request.query, entry.primitive, kind, (self._queued(entry),)))
 
     def _revive(self, instance: str) -> None:
         """A dead instance takes no more work until it has been started again."""

@@ -224,7 +224,9 @@ class GraphDriver:
         session = f"{run.id}/{p.call}" if p.prompt else ""
         query = run.query
         idle = p.option("when") == "idle"
-        return Enqueue(self.now(), run.id, p.id, p.kind, (), depth, query.app, query.weight, session, idle)
+        holder, instance, _ = p.id.partition("[")
+        gang = f"{run.id}/{holder}" if instance else ""  # instances of one fragment: their values are put together
+        return Enqueue(self.now(), run.id, p.id, p.kind, (), depth, query.app, query.weight, session, idle, gang)
 
     def new_entry(
         self, run: QueryRun, name: str, kind: PrimitiveKind, port: Port, payload: Any, request: str = ""

@@ -13,7 +13,8 @@ import pytest
 from teola_plugin.engines.base import Done, Failed, Request
 from teola_plugin.engines.conformance import EngineConformance
 from teola_plugin.engines.embedding import EmbeddingEngine, packaged_minilm
-from teola_plugin.engines.payloads import EmbedText
+from teola_plugin.engines.payloads import EmbedText, ScorePair
+from teola_plugin.engines.static import text_size
 from teola_plugin.engines.torch_worker import TorchWorker, parse_cores
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
@@ -173,3 +174,10 @@ async def test_pinning_stays_in_the_thread():
 )
 def test_cores(given, cores):
     assert parse_cores(given) == cores
+
+
+def test_short_texts_share_a_slot() -> None:
+    """So a batch holds as much work of short texts as of long ones."""
+    sizes = [text_size(EmbedText("word " * words)) for words in (1, 50, 100, 1000)]
+    assert sizes == sorted(sizes) and 0 < sizes[0] < 0.1 and 0.2 < sizes[1] < 0.4 and sizes[-1] == 1.0
+    assert text_size(ScorePair("word " * 50, "word " * 50)) > sizes[1]

@@ -6,6 +6,7 @@ they lack; the instance that decodes most, if others prefill; the instance where
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop
@@ -29,6 +30,7 @@ EXPECTED_TOKENS = 64
 """Tokens of an answer, until some have been seen."""
 PARKED = 1.0
 """Seconds for which a waiting request keeps its seat."""
+MOST_SEATS = 10_000
 _ANY_SIZE = 2**62
 
 
@@ -122,6 +124,8 @@ class E2:
             self._seats.clear()
 
     def cached(self, event: CacheEvent) -> None:
+        if event.instance not in self.loads:
+            return
         if isinstance(event, CacheStored):
             self.index.hold(event.instance, event.blocks, event.at, used=False)
         elif isinstance(event, CacheRemoved):
@@ -146,15 +150,23 @@ class E2:
         if not wanted:
             found = self._explore(asked, match, fits)
             if found is None:
-                self._seats[asked.id] = Seat((), least, 0.0, self._at + PARKED)
+                self._park(asked, Seat((), least, 0.0, self._at + PARKED))
             return found
         free = [(self.loads.load(name), name, units) for name, units in wanted if fits(name, units)]
         if free:
             _, name, units = min(free)
             return Placed(name, units, why)
         elsewhere = self._elsewhere(asked, match, wanted)
-        seat = self._seats[asked.id] = Seat(tuple(wanted), least, elsewhere, self._at + PARKED)
+        seat = Seat(tuple(wanted), least, elsewhere, self._at + PARKED)
+        self._park(asked, seat)
         return self._wait(asked, seat, fits)
+
+    def _park(self, asked: Asked, seat: Seat) -> None:
+        """Those who never come back (they were cancelled) lose their seats when there are many."""
+        if len(self._seats) >= MOST_SEATS:
+            self._seats = {name: kept for name, kept in self._seats.items() if kept.until > self._at}
+        if len(self._seats) < MOST_SEATS:
+            self._seats[asked.id] = seat
 
     def _wanted(self, asked: Asked, match: Match) -> tuple[Why, list[tuple[str, int]]]:
         home = self._homes.get(asked.session)
@@ -209,7 +221,9 @@ class E2:
         return own + self._memory(elsewhere, asked) + more * self.loads.busy(elsewhere.instance, self._at)
 
     def _elsewhere(self, asked: Asked, match: Match, wanted: list[tuple[str, int]]) -> float:
-        """Seconds of prefilling on any other instance, at least."""
+        """Seconds of prefilling on any other instance, at least. A session whose prompt is not known stays at home."""
+        if not asked.blocks:
+            return math.inf
         homes = {name for name, _ in wanted}
         held = [count for name, count in match.by_instance().items() if name not in homes]
         return self._cost(_units(asked, max(held, default=0)))
