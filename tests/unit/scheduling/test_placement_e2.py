@@ -104,6 +104,31 @@ def test_a_session_stays_at_home_even_if_another_has_more_of_its_prompt() -> Non
     assert placement.place(full, anywhere) == Placed("b", 1, Why.EXPLOIT)
 
 
+def test_a_session_whose_prompt_is_not_known_waits_for_its_home() -> None:
+    placement = e2("a", "b")
+    send(placement, Asked("warm-up", 100, session="s"), "a")
+    assert placement.place(Asked("full", 200, session="s"), but("a")) is None
+    assert placement.place(Asked("full", 200, session="s"), anywhere) == Placed("a", 200, Why.SESSION)
+
+
+def test_requests_that_are_cancelled_while_they_wait_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("teola_plugin.scheduling.placement.e2.MOST_SEATS", 5)
+    placement = e2("a", "b")
+    send(placement, ask("1", ("x", 320)), "a")
+    placement.prefilled(0.0, "1")
+    for number in range(40):
+        placement.begin(0.1 * number)
+        assert placement.place(ask(f"r{number}", ("x", 320)), but("a")) is None
+        assert len(placement._seats) <= 5
+
+
+def test_news_of_an_unknown_instance_are_ignored() -> None:
+    placement = e2("a")
+    known = ask("1", ("x", 320))
+    placement.cached(CacheStored(0.0, "gone", known.blocks))
+    assert placement.place(known, anywhere) == Placed("a", 320, Why.EXPLORE)
+
+
 def test_it_waits_for_its_prefix_while_that_is_cheaper_than_computing_it() -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 320)), "a")  # a prefills 0.320 s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -141,6 +143,28 @@ def test_a_drained_instance_gets_nothing_and_ends_what_it_has() -> None:
     scheduler.handle(PrefillEnded(1.0, "x1"))
     scheduler.handle(RequestsEnded(2.0, ("x1",)))
     assert list(scheduler.running.by_id) == ["x2"]
+
+
+def test_a_warm_up_delays_nothing_deeper_on_any_instance() -> None:
+    scheduler = EngineScheduler(replace(LLM, interference=1.0), ("0", "1"))
+    scheduler.handle(enqueue("deep0", ("x", 64), depth=5))
+    scheduler.handle(enqueue("deep1", ("y", 64), depth=5))
+    warm = replace(enqueue("warm", ("z", 64), depth=1), kind=K.PARTIAL_PREFILLING)
+    assert placed(scheduler.handle(warm)) == {}
+    assert placed(scheduler.handle(enqueue("other", ("w", 64)))) == {"other": "0"}, "others are not held up by it"
+    assert placed(scheduler.handle(RequestsEnded(1.0, ("deep1",)))) == {"warm": "1"}
+
+
+def test_apps_share_all_instances_by_weight() -> None:
+    one_each = replace(LLM, max_requests=1)
+    scheduler = EngineScheduler(one_each, ("0", "1"))
+    for app, weight in (("heavy", 3.0), ("light", 1.0)):
+        for number in range(12):
+            scheduler.handle(replace(enqueue(f"{app}{number}", (f"{number}"[-1], 64)), app=app, weight=weight))
+    order = list(scheduler.running.by_id)
+    while scheduler.running.by_id and len(order) < 14:
+        order += placed(scheduler.handle(RequestsEnded(1.0, (next(iter(scheduler.running.by_id)),))))
+    assert sum(name.startswith("heavy") for name in order[2:14]) in (8, 9, 10)
 
 
 def test_news_of_a_cache_reach_the_placement() -> None:
