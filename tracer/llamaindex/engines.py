@@ -13,6 +13,7 @@ from llama_index.core.query_engine import (
     SubQuestionQueryEngine,
     TransformQueryEngine,
 )
+from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQueryEngine
 from llama_index.core.query_engine.sub_question_query_engine import SubQuestionAnswerPair
 from llama_index.core.question_gen.types import SubQuestion
 from llama_index.core.response_synthesizers import TreeSummarize
@@ -24,6 +25,7 @@ from teola_plugin.graph.refs import Inputs
 from teola_plugin.tracer.draft import BESIDE
 from teola_plugin.tracer.llamaindex.known import as_made, level, rule_for
 from teola_plugin.tracer.llamaindex.postprocessors import postprocess
+from teola_plugin.tracer.llamaindex.retries import judge_answer
 from teola_plugin.tracer.llamaindex.retrievers import retrieve
 from teola_plugin.tracer.llamaindex.selectors import questions, selected
 from teola_plugin.tracer.llamaindex.stand_ins import clone, own_nodes, own_splitter
@@ -120,6 +122,15 @@ def _transformed(
         return None
     with walk.step(tuple(names)):
         return then(other)
+
+
+def _retry_source(walk: Walk, engine: RetrySourceQueryEngine, asked: Asked, path: str) -> Answer:
+    [inner, judge, left] = walk.read(engine, "_query_engine", "_evaluator", "max_retries")
+    first = query(walk, inner, asked, f"{path}._query_engine")
+    if left <= 0:
+        return first
+    judge_answer(walk, judge, left, asked.text, first, f"{path}._evaluator")
+    return Answer()
 
 
 # ------------------------------------------------------------ engines chosen at run time
@@ -243,6 +254,7 @@ _RULES: dict[type, Callable[..., Answer]] = {
     RetrieverQueryEngine: _retriever_engine,
     CitationQueryEngine: _citation,
     TransformQueryEngine: _transform,
+    RetrySourceQueryEngine: _retry_source,
     RouterQueryEngine: _router,
     SubQuestionQueryEngine: _sub_questions,
 }

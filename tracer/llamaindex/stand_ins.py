@@ -74,7 +74,7 @@ def _stand_in(llm: Any, reply: Callable[[Generate], Generation]) -> Any:
     made = copy.copy(llm)
     vars(made).update(
         dict.fromkeys(_OTHERS, refuse),
-        callback_manager=_nobody(),
+        callback_manager=nobody(),
         predict=lambda prompt, **kwargs: llm.text_of(reply(llm.payload_of_template(prompt, **kwargs))),
         complete=lambda prompt, formatted=False, **kwargs: llm.completion_of(
             reply(llm.payload_of_prompt(prompt, formatted, **kwargs))
@@ -174,10 +174,10 @@ def _at_once(made: Coroutine[Any, Any, Any]) -> Any:
 
 
 def own_splitter(splitter: Any) -> Any:
-    return _silent(clone(splitter, callback_manager=_nobody()), "split_text")
+    return _silent(clone(splitter, callback_manager=nobody()), "split_text")
 
 
-def _nobody() -> CallbackManager:
+def nobody() -> CallbackManager:
     """A callback manager without handlers, not even the global one."""
     made = CallbackManager([])
     made.handlers = []

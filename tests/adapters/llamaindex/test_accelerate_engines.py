@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform.base import HyDEQueryTransform
 from llama_index.core.postprocessor import LLMRerank
 from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine, TransformQueryEngine
+from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQueryEngine
 from llama_index.core.response_synthesizers import TreeSummarize, get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.selectors import LLMSingleSelector
@@ -109,6 +111,35 @@ def test_what_is_known_in_part_is_asked_for_once(stock: Library, llm: ScriptedLL
         answers.append(shown(one.query(ASKED)))
         prompts.append(Counter(asked.prompt.flat() for asked in llm.asked))
     assert answers[0] == answers[1] and prompts[0] == prompts[1] and wasted(fast.last_trace()) == []
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+@pytest.mark.parametrize("strict", [False, True])
+def test_sources_of_a_bad_answer_are_judged_side_by_side(
+    stock: Library, llm: ScriptedLLM, retries: int, strict: bool
+) -> None:
+    """And the next answer, from all of them, does not wait for that."""
+
+    def make() -> RetrySourceQueryEngine:
+        judge = RelevancyEvaluator(llm=stock.llm, raise_error=strict)
+        return RetrySourceQueryEngine(stock.rag(k=2), judge, llm=stock.llm, max_retries=retries)
+
+    llm.answer = lambda asked: "NO" if "YES" in asked.prompt.flat() else reply(asked)
+    answers, prompts = [], []
+    for engine in (make(), fast := accelerate(make())):
+        llm.asked.clear()
+        if strict and retries:
+            with pytest.raises(ValueError, match="response is invalid"):
+                engine.query(ASKED)
+        else:
+            answers.append(shown(engine.query(ASKED)))
+        prompts.append(Counter(asked.prompt.flat() for asked in llm.asked))
+    trace = fast.last_trace()
+    assert answers[:1] == answers[1:] and prompts[0] == prompts[1] and wasted(trace) == []
+    if retries and not strict:
+        opinions = [span for span in trace.spans if "opinion" in span.primitive and span.kind == "PREFILLING"]
+        assert len(opinions) == 2 * retries and opinions[1].queued <= (opinions[0].done or 0.0)
+        assert by_hand(trace) == []
 
 
 @pytest.mark.parametrize("mode", ["reciprocal_rerank", "relative_score", "dist_based_score", "simple"])

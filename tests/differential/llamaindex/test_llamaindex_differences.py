@@ -39,7 +39,6 @@ JOINED = {
     "multi_step",
     "multi_step_known",
     "retry",
-    "retry_source",
     "retry_guideline",
     "custom",
     "subclass",
@@ -150,7 +149,7 @@ def _without_cached_tokens(seen: Seen) -> Seen:
     return replace(seen, callbacks=without(seen.callbacks), events=without(seen.events))
 
 
-@pytest.mark.parametrize("name", ["multi_step", "multi_step_known", "retry", "retry_source"])
+@pytest.mark.parametrize("name", ["multi_step", "multi_step_known", "retry", "retry_guideline"])
 async def test_the_loop_goes_on_while_models_work(name: str) -> None:
     """LlamaIndex asks for these in the sync way, also in `aquery`: plain, the loop stands still between two prompts."""
     kit = pool_kit(scaled(profiles.rtx3090(), 0.02), SMALL)
