@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 from teola_plugin.cluster.names import NAMESPACE
@@ -41,11 +42,22 @@ def connect(address: str | None = None) -> None:
     if ray.is_initialized():
         _same_cluster(ray, wanted)
         return
+    if wanted != "auto":
+        _reachable(wanted)
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     try:
         ray.init(address=wanted, namespace=NAMESPACE, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise _refused(wanted, error) from error
+
+
+def _reachable(address: str) -> None:
+    """Ray itself tries for minutes before it says so."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 5.0).close()
+    except (OSError, ValueError) as error:
+        raise _refused(address, error) from None
 
 
 def _same_cluster(ray: Any, wanted: str) -> None:
@@ -58,6 +70,7 @@ def _same_cluster(ray: Any, wanted: str) -> None:
 
 
 def _refused(address: str, error: Exception) -> EngineUnavailable:
+    """The reason in one line, and what to do about it."""
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "ersion mismatch" in str(error):
         hint = "use the same versions of Python and Ray in the app and in the cluster"

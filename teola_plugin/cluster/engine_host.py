@@ -297,6 +297,7 @@ class EngineHost:
                 {
                     "instance": name,
                     "up": scheduler is not None and name in scheduler.instances,
+                    "node": instance.node,
                     "pid": instance.pid,
                     "running": len(scheduler.running.on(name)) if scheduler else 0,
                     "kv_used": instance.load().kv_used,

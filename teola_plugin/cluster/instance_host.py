@@ -50,10 +50,16 @@ class InstanceHost:
         else:
             await restart()
 
-    def ping(self) -> tuple[int, int, float]:
-        """Process id, requests in flight, share of the KV cache in use."""
+    def where(self) -> tuple[str, int]:
+        """The node's and the process's id."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def ping(self) -> tuple[int, float]:
+        """Requests in flight, and the share of the KV cache in use."""
         load = self.engine.load()
-        return os.getpid(), load.requests, load.kv_used
+        return load.requests, load.kv_used
 
     async def run(self, parcel: bytes) -> bytes:
         """A whole batch at once: all results, in the order they ended."""

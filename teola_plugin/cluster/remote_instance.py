@@ -31,7 +31,7 @@ class RemoteInstance:
         self.instance = instance
         self.kinds: frozenset[PrimitiveKind] = frozenset()
         self.facts: EngineFacts | None = None
-        self.pid = 0
+        self.node, self.pid = "", 0
         self._spec, self._options = spec, actor_options
         self._actor: Any = None
         self._load = EngineLoad()
@@ -49,7 +49,7 @@ class RemoteInstance:
             self._actor = self._make()
         try:
             self._take(await self._actor.start.remote())
-            self.pid, _, _ = await self._actor.ping.remote()
+            self.node, self.pid = await self._actor.where.remote()
         except Exception as error:
             await self.kill()
             raise translated(error, self.name, self.instance) from None
@@ -88,7 +88,6 @@ class RemoteInstance:
         if await self.alive(_ANSWERS):
             try:
                 await asyncio.wait_for(self._actor.restart.remote(), 600)
-                self.pid, _, _ = await self._actor.ping.remote()
                 return
             except Exception as error:
                 log.info("instance %s of %s gets a new process: %r", self.instance, self.name, error)
@@ -100,10 +99,10 @@ class RemoteInstance:
         if self._actor is None:
             return False
         try:
-            pid, requests, kv_used = await asyncio.wait_for(self._actor.ping.remote(), seconds)
+            requests, kv_used = await asyncio.wait_for(self._actor.ping.remote(), seconds)
         except Exception:
             return False
-        self.pid, self._load = pid, EngineLoad(requests, kv_used)
+        self._load = EngineLoad(requests, kv_used)
         return True
 
     # ------------------------------------------------------------ requests
