@@ -165,14 +165,14 @@ WAYS = (
 )
 
 
-def case(workload: Workload, progressed: Callable[[], object]) -> dict[str, Any]:
+def case(workload: Workload, progressed: Callable[[], object], seed: int = 0) -> dict[str, Any]:
     """Latencies in seconds, from arrival to the last token, by each way; and by how many times E2's is shorter."""
     ways = {}
     for way in WAYS:
         router = way.make(way.profile)
         instances = tuple(str(i) for i in range(workload.instances))
         scheduler = EngineScheduler(way.profile, instances, placement=router)
-        ways[way.name] = latencies(simulate(workload.jobs(), scheduler, progressed))
+        ways[way.name] = latencies(simulate(workload.jobs(seed), scheduler, progressed))
     ours = ways["E2"]
     return {
         "workload": workload.name,
@@ -209,7 +209,7 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
     cost = costs(options)
     chosen = [workload for workload in WORKLOADS if options.only in workload.name]
     with progress(sum(workload.requests for workload in chosen) * len(WAYS), "simulated requests") as bar:
-        cases = [case(workload, bar.advance) for workload in chosen]
+        cases = [case(workload, bar.advance, options.seed) for workload in chosen]
     return {
         "benchmark": "routing",
         "decisions_per_s": min(mix["wall"]["median"] for mix in cost["placement"].values()),
@@ -221,6 +221,7 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
         "costs": cost,
         "cases": cases,
         "repeats": options.repeats,
+        "seed": options.seed,
         "environment": environment(),
     }
 
@@ -253,6 +254,7 @@ if __name__ == "__main__":
         lambda parser: (
             parser.add_argument("--repeats", type=int, default=5, help="timed runs of each mix of requests"),
             parser.add_argument("--requests", type=int, default=6000, help="requests in a timed run"),
+            parser.add_argument("--seed", type=int, default=0, help="of the simulated workloads"),
             parser.add_argument("--only", default="", help="only workloads whose name contains this"),
         ),
     )

@@ -40,10 +40,15 @@ def but(*full: str) -> Callable[[str, int], bool]:
     return lambda instance, units: instance not in full
 
 
-def send(placement: E2, asked: Asked, instance: str = "", units: int | None = None) -> Placed:
+def send(
+    placement: E2, asked: Asked, instance: str = "", units: int | None = None, *, prefilling: bool = False
+) -> Placed:
+    """Place a request, or send it to `instance`; unless it stays `prefilling`, its first token comes at once."""
     placed = placement.place(asked, anywhere)
     assert placed is not None
     if instance:
         placed = Placed(instance, asked.size if units is None else units, Why.EXPLORE)
     placement.sent(asked, placed)
+    if not prefilling:
+        placement.prefilled(0.0, asked.id)
     return placed

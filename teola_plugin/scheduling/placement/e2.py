@@ -28,6 +28,8 @@ LOOKS = 8
 """Instances whose eviction cost is computed for one decision; the cheapest without it come first."""
 EXPECTED_TOKENS = 64
 """Tokens of an answer, until some have been seen."""
+LONG = 2.0
+"""By how much a line has to be the longer way before something is computed twice."""
 PARKED = 1.0
 """Seconds for which a waiting request keeps its seat."""
 MOST_SEATS = 10_000
@@ -155,7 +157,8 @@ class E2:
         free = [(self.loads.load(name), name, units) for name, units in wanted if fits(name, units)]
         if free:
             _, name, units = min(free)
-            return Placed(name, units, why)
+            placed = Placed(name, units, why)
+            return placed if why is Why.SESSION else self._relieved(asked, match, placed, fits)
         elsewhere = self._elsewhere(asked, match, wanted)
         seat = Seat(tuple(wanted), least, elsewhere, self._at + PARKED)
         self._park(asked, seat)
@@ -212,6 +215,18 @@ class E2:
                 return replace(found, why=Why.SPILL)
         line[name] = line.get(name, 0.0) + self._cost(units)
         return None
+
+    def _relieved(self, asked: Asked, match: Match, placed: Placed, fits: Fits) -> Placed:
+        """An instance that prefills nothing instead, if standing in line where the prefix is takes `LONG` times as
+        long. Rebalancing (`Balancer`) sees such a line after a minute or two only."""
+        seconds = self.loads.line(placed.instance, self._at) + self._cost(placed.units)
+        idle = self.loads.idle
+        if not idle or seconds < LONG * self._cost(asked.size):
+            return placed
+        found = self._cheapest(asked, match.by_instance(), {}, lambda name, units: name in idle and fits(name, units))
+        if found is None or seconds < LONG * self._price(asked, found, placed.units):
+            return placed
+        return replace(found, why=Why.SPILL)
 
     def _price(self, asked: Asked, elsewhere: Placed, units: int) -> float:
         """Seconds that it costs to compute elsewhere what is cached at home: its own, those of the others whose

@@ -36,11 +36,13 @@ class Share:
 class InstanceLoad:
     """One instance. `prefill` and `requests` are of the window; `running` and `prefilling` of now."""
 
+    name: str
     prefill: float = 0.0
     requests: int = 0
     running: int = 0
     prefilling: float = 0.0
-    """Seconds of prefillings that have not given their first token."""
+    """Seconds of prefillings that have not given their first token, `prefillings` of them."""
+    prefillings: int = 0
     since: float = 0.0
     """When the first of them may have begun."""
     hits: int = 0
@@ -71,6 +73,8 @@ class LoadModel:
     def __init__(self, decode: float = 0.0, *, window: float = WINDOW, most: int = 65_536) -> None:
         self.decode = decode
         """Seconds that a request decodes: a running mean of what was seen."""
+        self.idle: set[str] = set()
+        """Instances that prefill nothing now."""
         self._decoded = 0
         self._window = window
         self._most = most
@@ -82,11 +86,14 @@ class LoadModel:
     # ------------------------------------------------------------ instances
 
     def up(self, instance: str) -> None:
-        self._loads.setdefault(instance, InstanceLoad())
+        if instance not in self._loads:
+            self._loads[instance] = InstanceLoad(instance)
+            self.idle.add(instance)
 
     def forget(self, instance: str) -> None:
         """Gone, with all that it had; its history runs out unseen."""
         gone = self._loads.pop(instance, None)
+        self.idle.discard(instance)
         if gone is not None:
             self._sent = {name: sent for name, sent in self._sent.items() if sent.load is not gone}
 
@@ -108,10 +115,16 @@ class LoadModel:
         return found.prefill + found.running * self.decode
 
     def wait(self, instance: str, at: float) -> float:
-        """Seconds until a full instance may have a free slot: what is being prefilled, and the next decoding's end."""
+        """Seconds until a full instance may have a free slot: until what it prefills is done, or a decoding ends."""
         found = self._loads[instance]
-        left = max(0.0, found.prefilling - (at - found.since))
-        return left + (self.decode / found.running if found.running else 0.0)
+        if found.prefillings or not found.running:
+            return self.line(instance, at)
+        return self.decode / found.running
+
+    def line(self, instance: str, at: float) -> float:
+        """Seconds of prefilling that an instance still has to do."""
+        found = self._loads[instance]
+        return max(0.0, found.prefilling - (at - found.since))
 
     def busy(self, instance: str, at: float) -> float:
         """Share of the window, as far as anything was sent in it, that an instance spent on prefilling: 0 to 1."""
@@ -127,9 +140,11 @@ class LoadModel:
         load.prefill += cost
         load.requests += 1
         load.running += 1
-        if not load.prefilling:
+        if not load.prefillings:
             load.since = at
+            self.idle.discard(instance)
         load.prefilling += cost
+        load.prefillings += 1
         load.hits += tokens - new
         load.tokens += tokens
         if key:
@@ -146,7 +161,7 @@ class LoadModel:
         sent = self._sent.get(request)
         if sent is not None and sent.first_token is None:
             sent.first_token = sent.load.since = at
-            sent.load.prefilling = max(0.0, sent.load.prefilling - sent.cost)
+            self._off(sent)
             sent.load.first_token.add(at, at - sent.at)
 
     def ended(self, at: float, request: str) -> None:
@@ -155,12 +170,18 @@ class LoadModel:
             return
         sent.load.running -= 1
         if sent.first_token is None:
-            sent.load.prefilling = max(0.0, sent.load.prefilling - sent.cost)
+            self._off(sent)
         else:
             self._decoded += 1
             self.decode += max(0.05, 1 / self._decoded) * (at - sent.first_token - self.decode)
-        if not sent.load.running:
-            sent.load.prefilling = 0.0
+
+    def _off(self, sent: Sent) -> None:
+        """It prefills no more."""
+        load = sent.load
+        load.prefillings -= 1
+        load.prefilling = max(0.0, load.prefilling - sent.cost) if load.prefillings else 0.0
+        if not load.prefillings:
+            self.idle.add(load.name)
 
     def expire(self, at: float) -> None:
         """Forget what is older than the windows; each request is looked at once."""

@@ -131,7 +131,7 @@ def test_news_of_an_unknown_instance_are_ignored() -> None:
 
 def test_it_waits_for_its_prefix_while_that_is_cheaper_than_computing_it() -> None:
     placement = e2("a", "b")
-    send(placement, ask("1", ("x", 320)), "a")  # a prefills 0.320 s
+    send(placement, ask("1", ("x", 320)), "a", prefilling=True)  # for 0.320 s
     one, two, three = (ask(name, ("x", 320), ("q", 96)) for name in ("2", "3", "4"))
     # in front of it 0.320, its rest 0.096: as much as all of it, 0.416, elsewhere
     assert placement.place(one, but("a")) == Placed("b", 416, Why.SPILL)
@@ -148,11 +148,23 @@ def test_it_waits_for_its_prefix_while_that_is_cheaper_than_computing_it() -> No
 
 def test_a_busy_instance_is_dearer_to_go_to() -> None:
     placement = e2("a", "b", "c")
-    send(placement, ask("1", ("x", 320)), "a")  # a prefills 0.320 s, so waiting takes 0.416: as much as going, at first
+    send(placement, ask("1", ("x", 320)), "a", prefilling=True)  # to wait takes 0.416: as much as to go, at first
     send(placement, ask("2", ("y", 160)), "b")
     send(placement, ask("3", ("z", 160)), "c")  # both were busy for 0.160 of the first second
     assert placement.place(ask("4", ("x", 320), ("q", 96)), but("a")) is None
     assert placement.place(ask("5", ("x", 320), ("r", 96)), but("a")) == Placed("b", 416, Why.SPILL), "0.512 by now"
+
+
+def test_a_long_line_is_left_for_an_instance_that_prefills_nothing() -> None:
+    placement = e2("a", "b")
+    same = ("x", 320), ("q", 96)
+    send(placement, ask("1", ("x", 320)), "a")
+    send(placement, ask("2", ("y", 700)), "a", prefilling=True)
+    assert placement.place(ask("3", *same), anywhere) == Placed("a", 96, Why.EXPLOIT), "0.796 here, 0.416 there"
+    send(placement, ask("4", ("z", 100)), "a", prefilling=True)
+    assert placement.place(ask("5", *same), anywhere) == Placed("b", 416, Why.SPILL), "0.896: more than twice as long"
+    send(placement, ask("6", ("w", 16)), "b", prefilling=True)
+    assert placement.place(ask("7", *same), anywhere) == Placed("a", 96, Why.EXPLOIT), "b is not idle any more"
 
 
 def test_what_is_urgent_does_not_wait() -> None:

@@ -46,15 +46,20 @@ def test_the_mean_decoding_is_learnt() -> None:
     assert loads.decode == pytest.approx(4.0)
 
 
-def test_the_wait_for_a_slot_is_what_is_being_prefilled_and_the_next_end() -> None:
+def test_the_wait_for_a_slot_is_what_is_being_prefilled_or_the_next_end() -> None:
     loads = model("a", decode=6.0)
     send(loads, 0.0, "r1", cost=1.0)
     send(loads, 0.0, "r2", cost=2.0)
-    assert loads.wait("a", 0.0) == 3.0 + 6.0 / 2
-    assert loads.wait("a", 0.5) == 2.5 + 6.0 / 2
+    assert loads.wait("a", 0.0) == 3.0
+    assert loads.wait("a", 0.5) == 2.5
     loads.prefilled(1.0, "r1")
-    assert loads.wait("a", 1.0) == 2.0 + 6.0 / 2
-    assert loads.wait("a", 9.0) == 6.0 / 2, "late, but not early"
+    assert loads.wait("a", 1.0) == 2.0
+    assert loads.wait("a", 9.0) == 0.0, "it is late"
+    assert not loads.idle
+    loads.prefilled(9.0, "r2")
+    assert loads.wait("a", 9.0) == 6.0 / 2, "two decode"
+    assert loads.line("a", 9.0) == 0.0
+    assert loads.idle == {"a"}
 
 
 def test_a_busy_instance_prefills_most_of_the_time() -> None:

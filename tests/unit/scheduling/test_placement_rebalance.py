@@ -95,7 +95,7 @@ def test_a_copied_prefix_is_served_by_both() -> None:
         at = 2.0 * number
         placement.begin(at)
         asked = ask(f"r{number}", ("x", 320), (str(number % 10), 32))
-        send(placement, asked, "a", units=32)
+        send(placement, asked, "a", units=32, prefilling=True)
         placement.prefilled(at + (1.0 if at < 90.0 else 3.0), asked.id)
         placement.ended(at + 3.0, [])
     assert [redirect.copy for redirect in placement.balancer.redirects.values()] == [True]
