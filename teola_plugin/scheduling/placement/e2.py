@@ -15,15 +15,12 @@ from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
 from teola_plugin.scheduling.placement.base import Asked, Fits, Placed, Why
 from teola_plugin.scheduling.placement.least_outstanding import Homes
-from teola_plugin.scheduling.placement.load_model import WINDOW, LoadModel, prefill_cost
+from teola_plugin.scheduling.placement.load_model import LoadModel, prefill_cost
+from teola_plugin.scheduling.placement.options import PREBLE, E2Options
 from teola_plugin.scheduling.placement.prefix_index import NOTHING, Match, PrefixIndex, key_portion
 from teola_plugin.scheduling.placement.rebalance import Balancer
 from teola_plugin.scheduling.prefix_blocks import BLOCK_TOKENS
 
-CAPACITY = 12_288
-"""Blocks of an instance's cache where nobody says: 196,608 tokens, a 7B model on 48 GB."""
-DECODING = 0.7
-"""Share of prompt tokens found in the cache from which an instance mostly decodes."""
 LOOKS = 8
 """Instances whose eviction cost is computed for one decision; the cheapest without it come first."""
 EXPECTED_TOKENS = 64
@@ -49,24 +46,10 @@ class Seat:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class E2Options:
-    """Preble's settings. `capacity` in blocks of an instance; times in seconds."""
-
-    capacity: int = CAPACITY
-    window: float = WINDOW
-    decoding: float = DECODING
-    interval: float = 10.0
-    """Between two looks at the balance of loads."""
-    least_requests: int = 50
-    """Per instance and window, below which loads are not balanced."""
-    gangs: int = 1000
-
-
 class E2:
     """Chooses an instance for each request of an engine that caches prefixes. No clock: times come with the calls."""
 
-    def __init__(self, profile: EngineProfile, options: E2Options = E2Options()) -> None:
+    def __init__(self, profile: EngineProfile, options: E2Options = PREBLE) -> None:
         self.options = options
         self.index = PrefixIndex(options.capacity, options.window / 2)
         self.loads = LoadModel(profile.seconds(PrimitiveKind.DECODING, EXPECTED_TOKENS), window=options.window)
