@@ -7,6 +7,7 @@ from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import mean_agg
+from llama_index.core.indices.list.retrievers import SummaryIndexRetriever
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.retrievers import QueryFusionRetriever, TransformRetriever
 from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle
@@ -164,6 +165,17 @@ def _nodes(r: VectorIndexRetriever, query: str, hits: Sequence[Any]) -> list[Nod
     return own._get_nodes_with_embeddings(QueryBundle(query, embedding=[0.0]))  # type: ignore[no-any-return]
 
 
+def _listed(walk: Walk, r: SummaryIndexRetriever, asked: Asked, path: str, name: str) -> Value:
+    """All nodes of an index in memory, as they are then."""
+    made: Value = None
+    with walk.noting(path, r):
+        [index] = walk.read(r, "_index")
+        if type(index.docstore) is not SimpleDocumentStore:
+            raise NotUnderstood(f"its documents are in a {type(index.docstore).__name__}, which may be anywhere")
+        made = walk.call(f"{name}.nodes", lambda query: raw(r, "_retrieve")(QueryBundle(query)), query=asked.text)
+    return made
+
+
 # ------------------------------------------------------------ fusion
 
 
@@ -255,6 +267,7 @@ def _transform(walk: Walk, r: TransformRetriever, asked: Asked, path: str, name:
 
 _RULES: dict[type, Callable[..., Value]] = {
     VectorIndexRetriever: _vector,
+    SummaryIndexRetriever: _listed,
     QueryFusionRetriever: _fusion,
     TransformRetriever: _transform,
 }

@@ -68,11 +68,10 @@ def test_tenants_of_one_object(kept: Library, keeping: Keeping, name: str) -> No
 def test_a_joined_part_has_the_terms_of_its_query(kept: Library, keeping: Keeping) -> None:
     memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
     engine = CondenseQuestionChatEngine.from_defaults(kept.fused("tree_summarize"), llm=kept.llm, memory=memory)
-    fast = accelerate(engine)
+    fast = accelerate(engine).with_terms(tenant="one", app="talk")
     keeping.requests.clear()
-    fast.with_terms(tenant="one", app="talk").chat(ASKED)
-    assert {request.tenant for request in keeping.requests} == {"one"}
-    assert kept.llm.pool.runtime.traces[-1].app == "talk"
+    fast.chat(ASKED)
+    assert {request.tenant for request in keeping.requests} == {"one"} and fast.last_trace().app == "talk"
 
 
 def test_what_is_not_given_stays_and_the_object_is_as_it_was(kept: Library) -> None:

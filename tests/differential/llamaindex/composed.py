@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llama_index.core import VectorStoreIndex
+from llama_index.core import SummaryIndex, VectorStoreIndex
 from llama_index.core.agent.workflow import ReActAgent
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -35,7 +35,7 @@ from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Wor
 
 from benchmarks import llamaindex_engines as documented
 from benchmarks.llamaindex_engines import indexes, tools
-from benchmarks.llamaindex_kits import Kit
+from benchmarks.llamaindex_kits import Kit, Sizes, corpus
 
 Make = Any
 
@@ -87,6 +87,19 @@ def sub_questions_deep(kit: Kit) -> BaseQueryEngine:
 def router_deep(kit: Kit) -> BaseQueryEngine:
     engines = tools(documented.sub_questions(kit), documented.fusion(kit), documented.citation(kit))
     return RouterQueryEngine(LLMMultiSelector.from_defaults(llm=kit.llm), engines, llm=kit.llm)
+
+
+def summaries(kit: Kit) -> BaseQueryEngine:
+    """The documentation's example: one tool sums everything up, the other looks it up."""
+    everything = SummaryIndex(corpus(Sizes(3, 30)), callback_manager=kit.manager)
+    summed = everything.as_query_engine(llm=kit.llm, response_mode="tree_summarize", use_async=True)
+    return SubQuestionQueryEngine.from_defaults(
+        tools(base(kit.reports), summed),
+        llm=kit.llm,
+        question_gen=LLMQuestionGenerator.from_defaults(llm=kit.llm),
+        verbose=False,
+        use_async=True,
+    )
 
 
 def retry(kit: Kit) -> BaseQueryEngine:
@@ -146,6 +159,7 @@ ENGINES: dict[str, Make] = {
     "sub_questions": documented.sub_questions,
     "sub_questions_sync": sub_questions_sync,
     "sub_questions_deep": sub_questions_deep,
+    "sub_questions_summary": summaries,
     "router": documented.router,
     "router_multi": documented.router_multi,
     "router_deep": router_deep,
