@@ -24,6 +24,7 @@ def ray_node(cpus: int = 2) -> Iterator[str]:
     import ray
 
     ray.init(
+        address="local",  # and not one that happens to run on this machine
         num_cpus=cpus,
         include_dashboard=False,
         object_store_memory=STORE,

@@ -1,0 +1,103 @@
+"""Two client processes and two apps on one pool of two vLLM instances: answers as of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from benchmarks.ray_cluster import ray_node
+from teola_plugin.cluster import deploy
+from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.cluster.connection import actor
+from teola_plugin.cluster.names import actor_name
+from teola_plugin.engines.bundled import llm_folder
+from teola_plugin.pool import EnginePool
+
+ROOT = Path(__file__).parents[2]
+ARGS = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 2048}
+ENGINES: dict[str, Any] = {
+    "llm": {"kind": "vllm", "model": str(llm_folder()), "instances": 2, "cores": ["0", "1"], "engine_args": ARGS},
+    "embedder": {"kind": "embedding", "options": {"max_batch": 64}},
+}
+QUESTIONS = [f"What does the {word} statement do?" for word in ("with", "try", "raise", "del", "for", "while")]
+CLIENT = """
+import asyncio, json, sys
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.engines.embedding import packaged_minilm
+address, app, questions, model = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
+if address:
+    pool = EnginePool.connect(address, pool="vllms")
+else:
+    pool = EnginePool.local(llm=model, embedder=packaged_minilm())
+prompt = ChatPromptTemplate.from_messages([("system", "Answer the question of the user."), ("user", "{question}")])
+with pool:
+    embeddings = TeolaEmbeddings(pool=pool)
+    answer = prompt | ChatTeola(pool=pool, max_tokens=24) | StrOutputParser()
+    both = {"answer": answer, "vector": RunnableLambda(lambda given: embeddings.embed_query(given["question"]))}
+    chain = accelerate(RunnableLambda(lambda given: given) | both, pool=pool, app=app)
+    async def ask():
+        return await asyncio.gather(*(chain.ainvoke({"question": q}) for q in questions))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    found = asyncio.run(ask())
+    print(json.dumps([[one["answer"], list(one["vector"])] for one in found]))
+"""
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts vLLM engines (make test-all)"),
+    pytest.mark.vllm,
+    pytest.mark.models,
+]
+
+
+def client(address: str, app: str) -> subprocess.Popen[str]:
+    """A process of its own, ready to ask."""
+    command = [sys.executable, "-c", CLIENT, address, app, json.dumps(QUESTIONS), str(llm_folder())]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    made = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True)
+    assert made.stdout is not None and made.stdout.readline().strip() == "ready"
+    return made
+
+
+def answers(*clients: subprocess.Popen[str]) -> list[list[Any]]:
+    """What they answer when they ask at the same time."""
+    for process in clients:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    outputs = [process.communicate(timeout=240)[0] for process in clients]
+    assert not any(process.returncode for process in clients)
+    return [json.loads(out.strip().splitlines()[-1]) for out in outputs]
+
+
+def apps(engine: str) -> tuple[list[set[str]], set[str]]:
+    """The apps of each batch, and the instances."""
+    batches = ray.get(actor(actor_name("vllms", engine)).recent_batches.remote())
+    return [{app for _, app, _ in batch["members"]} for batch in batches], {batch["instance"] for batch in batches}
+
+
+def test_two_apps_on_two_instances_answer_as_one_process() -> None:
+    [expected] = answers(client("", "alone"))
+    with ray_node(cpus=4) as address:
+        deploy.up(PoolConfig.model_validate({"name": "vllms", "engines": ENGINES}), address)
+        with EnginePool.connect(address, pool="vllms"):
+            for found in answers(client(address, "one"), client(address, "two")):
+                assert [answer for answer, _ in found] == [answer for answer, _ in expected]
+                for (_, vector), (_, wanted) in zip(found, expected, strict=True):
+                    assert vector == pytest.approx(wanted, abs=1e-5)  # batches differ in the last bits
+            of_llm, instances = apps("llm")
+            assert instances == {"0", "1"} and {"one", "two"} <= set().union(*of_llm)
+            of_embedder, _ = apps("embedder")
+            assert any({"one", "two"} <= held for held in of_embedder)  # in one batch
