@@ -257,6 +257,17 @@ def llamaindex_patterns() -> str:
     return "\n".join(rows)
 
 
+def routing() -> str:
+    """The table of the committed run of benchmarks.routing: mean and 99th percentile by each way."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "routing.json").read_text())
+    ways = list(found["cases"][0]["ways"])
+    rows = [f"| workload, requests/s on instances | {' | '.join(ways)} |", "|---|" + "--:|" * len(ways)]
+    for case in found["cases"]:
+        times = [f"{case['ways'][way]['mean_s']:.2f} ({case['ways'][way]['p99_s']:.1f})" for way in ways]
+        rows.append(f"| {case['workload']}, {case['rate']:g} on {case['instances']} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
 def example(script: str, name: str) -> str:
     """The source of a class of an example; with `Class.method`, up to the end of that method."""
     text = (ROOT / "examples" / f"{script}.py").read_text()
@@ -302,6 +313,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "overhead": overhead,
     "patterns": patterns,
     "llamaindex patterns": llamaindex_patterns,
+    "routing": routing,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))
