@@ -79,7 +79,7 @@ def all_up(pool: str, instances: int) -> bool:
     return len(found) == instances
 
 
-def test_an_instance_is_killed_while_queries_run(address: str, record_property: Any) -> None:
+def test_an_instance_is_killed_while_queries_run(address: str) -> None:
     count = 200 if LONG else 60
     engine = {"kind": "fake", "instances": 2, "options": {"machine": "rtx3090"}}
     with running(address, "chaos", llm=engine) as pool, ThreadPoolExecutor(32) as threads:
@@ -88,10 +88,9 @@ def test_an_instance_is_killed_while_queries_run(address: str, record_property: 
         answers = [threads.submit(asked, pool, number % 10) for number in range(count)]
         until(lambda: status("chaos", "llm")["instances"][0]["running"] > 0, 20)
         os.kill(victim, signal.SIGKILL)
+        recovered = until(lambda: all_up("chaos", 2) and status("chaos", "llm")["instances"][0]["pid"] != victim, 30)
+        print(f"recovered after {recovered:.1f} s")
         assert [answer.result(120) for answer in answers] == [expected[number % 10] for number in range(count)]
-        recovered = until(lambda: all_up("chaos", 2), 30)
-        record_property("recovery_s", recovered)
-        assert status("chaos", "llm")["instances"][0]["pid"] != victim
 
 
 def test_the_host_of_an_engine_is_killed_while_queries_run(address: str) -> None:
@@ -126,7 +125,7 @@ def test_a_hanging_instance_is_replaced(address: str) -> None:
 
 @pytest.mark.skipif(not LONG, reason="starts two vLLM engines (make test-all)")
 @pytest.mark.vllm
-def test_vllms_engine_core_is_killed_while_queries_run(address: str, record_property: Any) -> None:
+def test_vllms_engine_core_is_killed_while_queries_run(address: str) -> None:
     args = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 2048}
     engine = {"kind": "vllm", "model": str(llm_folder()), "instances": 2, "cores": ["0", "1"], "engine_args": args}
     with running(address, "cores", llm=engine) as pool, ThreadPoolExecutor(8) as threads:
@@ -136,7 +135,7 @@ def test_vllms_engine_core_is_killed_while_queries_run(address: str, record_prop
             until(lambda: status("cores", "llm")["instances"][0]["running"] > 0, 20)
             os.kill(kill(status("cores", "llm")["instances"][0]["pid"]), signal.SIGKILL)
             assert [answer.result(240) for answer in answers] == [expected[number % 5] for number in range(20)]
-            record_property("recovery_s", until(lambda: all_up("cores", 2), 200))
+            print(f"recovered after {until(lambda: all_up('cores', 2), 200):.1f} s, vLLM's own start-up included")
             assert asked(pool, 2) == expected[2]
 
 
