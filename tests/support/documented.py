@@ -305,7 +305,18 @@ GENERATED: dict[str, Callable[[], str]] = {
         E.Dispatch, E.RunCall, E.Await, E.Expand, E.Collect, E.Release, E.Cancel, E.Reprioritise, E.End, E.WakeAt
     ),
     "engine events": lambda: table(
-        E.Enqueue, E.PrefillEnded, E.RequestsEnded, E.CancelRequests, E.DepthChanged, E.InstanceUp, E.InstanceDown
+        E.Enqueue,
+        E.PrefillEnded,
+        E.RequestsEnded,
+        E.CancelRequests,
+        E.DepthChanged,
+        E.InstanceUp,
+        E.InstanceDrained,
+        E.InstanceDown,
+        E.CacheStored,
+        E.CacheRemoved,
+        E.CacheCleared,
+        E.CacheUse,
     ),
     "engine instructions": lambda: table(E.RunBatch, E.CancelRunning, E.Dropped, E.Reject),
     "states": lambda: fenced(states()),
