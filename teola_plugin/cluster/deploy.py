@@ -16,7 +16,7 @@ from typing import Any
 
 from teola_plugin.cluster import connection
 from teola_plugin.cluster.config import PoolConfig
-from teola_plugin.cluster.names import directory_name, directory_options
+from teola_plugin.cluster.names import actor_name, directory_name, directory_options
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts
 from teola_plugin.engines.model_cache import cache_folder
@@ -123,16 +123,20 @@ def status(pool: str, address: str | None = None) -> list[dict[str, Any]]:
     return found
 
 
+def batches(pool: str, engine: str, address: str | None = None) -> list[dict[str, Any]]:
+    """The engine's last batches, oldest first: `batch`, `instance`, `at` (seconds since 1970), `apps`, and `members`:
+    (client, app, primitive) of each request."""
+    connection.connect(address_of(pool, address))
+    found: list[dict[str, Any]] = connection.ensure_ray().get(_host(pool, engine).recent_batches.remote())
+    return found
+
+
 def scale(pool: str, engine: str, instances: int, address: str | None = None) -> int:
     """Add or take away instances of an engine while queries run. Returns how many there are."""
-    from teola_plugin.cluster.names import actor_name
-
     connection.connect(address_of(pool, address))
+    host = _host(pool, engine)
     try:
-        host = connection.actor(actor_name(pool, engine))
         return int(connection.ensure_ray().get(host.scale.remote(instances)))
-    except ValueError:
-        raise RegistrationError(f"pool {pool!r} has no engine {engine!r}.", hint="`teola status` lists them") from None
     except Exception as error:
         raise translated(error, engine) from None
 
@@ -172,6 +176,13 @@ def _directory(pool: str) -> Any:
         raise RegistrationError(
             f"there is no pool {pool!r} in this cluster.", hint="start it with `teola up pool.yaml`"
         ) from None
+
+
+def _host(pool: str, engine: str) -> Any:
+    try:
+        return connection.actor(actor_name(pool, engine))
+    except ValueError:
+        raise RegistrationError(f"pool {pool!r} has no engine {engine!r}.", hint="`teola status` lists them") from None
 
 
 # ---------------------------------------------------------------- a Ray node of our own

@@ -237,9 +237,11 @@ class EngineHost:
 
     def _note(self, sender: Client, entry: RequestEntry, instance: str, batch: int) -> None:
         if not self.batches or self.batches[-1]["batch"] != batch:
-            self.batches.append({"batch": batch, "instance": instance, "at": time.time(), "members": []})
-        app = sender.apps.get(entry.request.id, "")
-        self.batches[-1]["members"].append((sender.id, app, entry.primitive))
+            self.batches.append({"batch": batch, "instance": instance, "at": time.time(), "apps": [], "members": []})
+        last, app = self.batches[-1], sender.apps.get(entry.request.id, "")
+        last["members"].append((sender.id, app, entry.primitive))
+        if app not in last["apps"]:
+            last["apps"].append(app)
 
     def _said(self, entry: RequestEntry, piece: Piece) -> None:
         sender, request = self.clients.of(entry)
@@ -307,5 +309,6 @@ class EngineHost:
         }
 
     def recent_batches(self) -> list[dict[str, Any]]:
-        """The last batches, oldest first: number, instance, wall time, and (client, app, primitive) of each request."""
+        """The last batches, oldest first: number, instance, wall time, apps, and (client, app, primitive) of each
+        request."""
         return list(self.batches)

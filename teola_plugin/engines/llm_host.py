@@ -34,7 +34,7 @@ from teola_plugin.engines.llm_link import (
     Setup,
     Submit,
 )
-from teola_plugin.engines.llm_process import kill_group
+from teola_plugin.engines.llm_process import PARENT, kill_group
 from teola_plugin.engines.llm_work import LlmWork, TooLarge
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _end_with_parent(parent: int, folder: Path) -> None:
 
 
 def main() -> None:
-    fd, parent, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    fd, folder, parent = int(sys.argv[1]), Path(sys.argv[2]), int(os.environ.pop(PARENT))
     threading.Thread(target=_end_with_parent, args=(parent, folder), daemon=True).start()
     asyncio.run(_main(fd))
     time.sleep(0.05)  # let the last frame out

@@ -21,6 +21,11 @@ from pathlib import Path
 
 from teola_plugin.engines.model_cache import cache_folder
 
+PARENT = "TEOLA_PARENT"
+"""Environment variable of the host: the process that it ends with."""
+_LAUNCHER = ("/bin/sh", "-c", f'{PARENT}=$$ "$@"; exit $?', "teola")
+"""Whoever kills the children of this process at its end (as Ray does) kills the shell; the host then ends its group.
+Killed itself, it would leave vLLM behind."""
 _LOG_LINES = 12
 _KEEP_LOGS = 7 * 86400.0
 _numbers = itertools.count(1)
@@ -41,7 +46,7 @@ class HostProcess:
         """Run `python -m module` with this process's import path; its output goes to `log`."""
         ours, theirs = socket.socketpair()
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid()), str(folder)]
+        command = [*_LAUNCHER, sys.executable, "-P", "-m", module, str(theirs.fileno()), str(folder)]
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with theirs, log.open("ab") as output:
             process = subprocess.Popen(

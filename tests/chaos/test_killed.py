@@ -139,6 +139,18 @@ def test_vllms_engine_core_is_killed_while_queries_run(address: str) -> None:
             assert asked(pool, 2) == expected[2]
 
 
+@pytest.mark.skipif(not LONG, reason="starts vLLM (make test-all)")
+@pytest.mark.vllm
+def test_nothing_is_left_of_a_vllm_whose_actor_is_killed(address: str) -> None:
+    args = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024}
+    engine = {"kind": "vllm", "model": str(llm_folder()), "cores": ["0"], "engine_args": args}
+    with running(address, "orphans", llm=engine) as pool:
+        asked(pool, 1)
+        core = _engine_core(status("orphans", "llm")["instances"][0]["pid"])
+        assert psutil.pid_exists(core)
+    until(lambda: not psutil.pid_exists(core), 15)
+
+
 def _engine_core(pid: int) -> int:
     """The process in which vLLM computes."""
     below = psutil.Process(pid).children(recursive=True)

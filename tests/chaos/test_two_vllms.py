@@ -85,7 +85,7 @@ def answers(*clients: subprocess.Popen[str]) -> list[list[Any]]:
 def apps(engine: str) -> tuple[list[set[str]], set[str]]:
     """The apps of each batch, and the instances."""
     batches = ray.get(actor(actor_name("vllms", engine)).recent_batches.remote())
-    return [{app for _, app, _ in batch["members"]} for batch in batches], {batch["instance"] for batch in batches}
+    return [set(batch["apps"]) for batch in batches], {batch["instance"] for batch in batches}
 
 
 def test_two_apps_on_two_instances_answer_as_one_process() -> None:

@@ -306,7 +306,7 @@ def test_a_killed_vllm_is_unavailable_at_once_and_comes_back(session_llm: Sessio
     engine = session_llm.engine
     assert engine._host is not None
     group = engine._host.process.pid
-    (core,) = [p for p in psutil.Process(group).children() if "EngineCore" in " ".join(p.cmdline())]
+    (core,) = [p for p in psutil.Process(group).children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
 
     async def killed() -> list[Result]:
         found: list[Result] = []

@@ -268,6 +268,24 @@ def routing() -> str:
     return "\n".join(rows)
 
 
+def ray_overhead() -> str:
+    """The table of the committed run of benchmarks.ray_overhead."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "ray_overhead.json").read_text())
+    names = {
+        "chain": "same engine",
+        "alternating": "alternating between two engines",
+        "fan_out": "20 side by side",
+        "queries": "16 chains at once, same engine",
+        "alternating_queries": "16 chains at once, alternating",
+        "load": "64 chains at once, same engine",
+    }
+    rows = ["| | ms a primitive | times a bare call |", "|---|--:|--:|"]
+    rows.append(f"| bare call of a Ray actor, there and back | {found['bare_round_trip_ms']:.2f} | 1.0 |")
+    for name, said in names.items():
+        rows.append(f"| {said} | {found['per_primitive_ms'][name]['median']:.2f} | {found['ratios'][name]:.1f} |")
+    return "\n".join(rows)
+
+
 def example(script: str, name: str) -> str:
     """The source of a class of an example; with `Class.method`, up to the end of that method."""
     text = (ROOT / "examples" / f"{script}.py").read_text()
