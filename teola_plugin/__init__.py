@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from teola_plugin.adapters import accelerate
     from teola_plugin.errors import (
+        ConfigError,
         EngineError,
         EngineOverloaded,
         EngineUnavailable,
@@ -36,6 +37,7 @@ _HOMES = {"accelerate": "teola_plugin.adapters", "EnginePool": "teola_plugin.poo
 """Where public names live; errors, the rest, in `teola_plugin.errors`."""
 
 __all__ = [
+    "ConfigError",
     "EngineError",
     "EngineOverloaded",
     "EnginePool",

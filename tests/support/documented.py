@@ -343,6 +343,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "patterns": patterns,
     "llamaindex patterns": llamaindex_patterns,
     "routing": routing,
+    "ray overhead": ray_overhead,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))
