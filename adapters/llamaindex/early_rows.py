@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 
 Vectors = Sequence[Sequence[float]]
+_PORTIONS = 8
+"""Parts of a list whose storing overlaps with its embedding, at least; each costs a transaction."""
 
 
 class EarlyRows:
@@ -92,8 +94,14 @@ class EarlyRows:
             nodes = self._embedded[self._next : self._next + len(found)]
             self._ready += [self.store.row(node, vector) for node, vector in zip(nodes, found, strict=True)]
             self._next += len(found)
-        if self._call is None or (self._call.done and self._ended()):
+        if len(self._ready) >= self._portion and (self._call is None or (self._call.done and self._ended())):
             self._write()
+
+    @property
+    def _portion(self) -> int:
+        """Rows that are written at once: as many as the store likes, but not all of a short list."""
+        efficient = self.store.pool.profiles[self.store.engine].max_efficient_batch
+        return max(1, min(efficient, len(self._embedded) // _PORTIONS))
 
     def _write(self) -> None:
         if self._ready:
