@@ -100,7 +100,7 @@ class EarlyRows:
     @property
     def _portion(self) -> int:
         """Rows that are written at once: as many as the store likes, but not all of a short list."""
-        efficient = self.store.pool.profiles[self.store.engine].max_efficient_batch
+        efficient: int = self.store.pool.profiles[self.store.engine].max_efficient_batch
         return max(1, min(efficient, len(self._embedded) // _PORTIONS))
 
     def _write(self) -> None:
