@@ -240,7 +240,7 @@ def llamaindex_patterns() -> str:
     """The table of the committed run of benchmarks.llamaindex_patterns."""
     found = json.loads((ROOT / "benchmarks" / "results" / "llamaindex_patterns.json").read_text())
     rows = [
-        "| engine | `query` s | `aquery` s | accelerated `query` over `query` | over the better | possible | ms behind |",
+        "| engine | `query` s | `aquery` s | accelerated `query` over `query` | over better | possible | ms behind |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for case in found["cases"]:
