@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from teola_plugin.cluster.wire import Began, News, Said
 from teola_plugin.runtime.request_table import RequestEntry
@@ -13,6 +13,7 @@ GAP = 0.003
 """Seconds between two parcels to a client: what happens meanwhile goes together."""
 BEGINNINGS = 0.01
 """Seconds that the news that something began may wait for company."""
+T = TypeVar("T")
 SILENCE = 60.0
 """Seconds after which a client that gave no sign of life is taken for dead."""
 
@@ -28,7 +29,7 @@ class Client:
         self.heard = asyncio.get_running_loop().time()
         self._outbox: list[News] = []
         self._news = asyncio.Event()
-        self._next, self._early = 1, dict[int, bytes]()
+        self._next, self._early = 1, dict[int, Any]()
         self._closed = False
 
     def beat(self) -> None:
@@ -51,7 +52,7 @@ class Client:
         if entry is not None:
             self.apps.pop(entry.request.id, None)
 
-    def in_order(self, number: int, parcel: bytes) -> Iterator[bytes]:
+    def in_order(self, number: int, parcel: T) -> Iterator[T]:
         """This parcel and those that waited for it, once all before it have come."""
         self.beat()
         self._early[number] = parcel

@@ -31,6 +31,7 @@ from teola_plugin.cluster.wire import (
     Hello,
     Queue,
     Said,
+    cannot_travel,
     pack,
     unpack,
 )
@@ -70,7 +71,11 @@ class EngineHost:
         async with self._starting:
             if self._port is None:
                 self.instances = {str(n): self.make_instance(str(n)) for n in range(self.config.instances)}
-                await asyncio.gather(*(instance.start() for instance in self.instances.values()))
+                try:
+                    await asyncio.gather(*(instance.start() for instance in self.instances.values()))
+                except BaseException:
+                    await asyncio.gather(*(instance.stop() for instance in self.instances.values()))
+                    raise
                 self._open()
         assert self.facts is not None
         return self.facts
@@ -154,11 +159,17 @@ class EngineHost:
                 log.warning("engine %s: client %s has gone silent", self.name, client.id)
                 await self.leave(client.id)
 
-    async def orders(self, client: str, number: int, parcel: bytes) -> None:
+    async def orders(self, client: str, number: int, parcel: bytes, requests: tuple[str, ...]) -> None:
         """Messages of a client, numbered from 1: large parcels may overtake small ones on the way."""
         sender = self.clients.add(client)
-        for ready in sender.in_order(number, parcel):
-            for order in unpack(ready):
+        for ready, names in sender.in_order(number, (parcel, requests)):
+            try:
+                orders = unpack(ready)
+            except Exception as error:  # e.g. of a class that only the client's script has
+                for name in names:
+                    sender.tell(Ended(name, None, cannot_travel(self.name, error)))
+                continue
+            for order in orders:
                 self._obey(sender, order)
 
     async def forwarded(self, client: str, parcel: bytes) -> None:

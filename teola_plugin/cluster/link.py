@@ -10,7 +10,7 @@ from typing import Any
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.cluster.ray_errors import translated
-from teola_plugin.cluster.wire import EngineFacts, Hello, News, Order, pack, unpack
+from teola_plugin.cluster.wire import EngineFacts, Hello, News, Order, asked, pack, unpack
 
 log = logging.getLogger("teola_plugin")
 PATIENCE = 60.0
@@ -33,12 +33,13 @@ class HostLink:
         hello: Hello,
         *,
         news: Callable[[list[News]], None],
+        refused: Callable[[Order, Exception], None],
         found: Callable[[EngineFacts], None],
         gone: Callable[[BaseException], None],
     ) -> None:
         self.engine = engine
         self._name, self._hello = actor_name(pool, engine), hello
-        self._news, self._found, self._gone = news, found, gone
+        self._news, self._refused, self._found, self._gone = news, refused, found, gone
         self._host: Any = None
         self._orders: list[Order] = []
         self._number = 0
@@ -87,9 +88,21 @@ class HostLink:
 
     def _flush(self) -> None:
         orders, self._orders = self._orders, []
-        if self._host is not None:
-            self._number += 1
-            self._host.orders.remote(self._hello.client, self._number, pack(orders))
+        if self._host is None:
+            return
+        try:
+            self._post(orders)
+        except Exception:  # something in one of them cannot travel: the others must
+            for order in orders:
+                try:
+                    self._post([order])
+                except Exception as error:
+                    self._refused(order, error)
+
+    def _post(self, orders: list[Order]) -> None:
+        parcel = pack(orders)
+        self._number += 1
+        self._host.orders.remote(self._hello.client, self._number, parcel, asked(orders))
 
     # ------------------------------------------------------------ in
 

@@ -8,7 +8,20 @@ from typing import Any
 
 from teola_plugin.cluster.link import HostLink
 from teola_plugin.cluster.shared_engine import SharedEngine
-from teola_plugin.cluster.wire import Began, Cancelled, Depths, Ended, EngineFacts, Hello, News, Queue, Said
+from teola_plugin.cluster.wire import (
+    Began,
+    Cancelled,
+    Depths,
+    Ended,
+    EngineFacts,
+    Hello,
+    News,
+    Order,
+    Queue,
+    Said,
+    asked,
+    cannot_travel,
+)
 from teola_plugin.engines.base import Piece
 from teola_plugin.engines.payloads import IngestRow
 from teola_plugin.errors import EngineError, EngineUnavailable
@@ -46,7 +59,9 @@ class SharedPort(ForwardingPort):
         self._adopted: set[str] = set()
         """Requests that another host was to send to this engine's."""
         self._down: BaseException | None = None
-        self._link = HostLink(pool, engine.name, hello, news=self._hear, found=self._found, gone=self._gone)
+        self._link = HostLink(
+            pool, engine.name, hello, news=self._hear, refused=self._refused, found=self._found, gone=self._gone
+        )
 
     async def open(self) -> EngineFacts:
         """Raises `EngineUnavailable`."""
@@ -136,6 +151,12 @@ class SharedPort(ForwardingPort):
         if isinstance(payload, IngestRow):
             self.writes[payload.collection] = self.writes.get(payload.collection, 0) + 1
         self._listener.ended(entry, value, error)
+
+    def _refused(self, order: Order, error: Exception) -> None:
+        """It cannot be pickled."""
+        for name in asked([order]):
+            if held := self._entries.get(name):
+                self._end(held[0], None, cannot_travel(self.name, error))
 
     # ------------------------------------------------------------ a host that comes and goes
 

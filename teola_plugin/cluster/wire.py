@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from teola_plugin.engines.base import Request
+from teola_plugin.errors import EngineError
 from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind
 from teola_plugin.runtime.prescheduling import Follow
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
@@ -106,9 +107,22 @@ class Hello:
     package: str
 
 
+def cannot_travel(engine: str, error: Exception) -> EngineError:
+    return EngineError(
+        f"a request cannot be sent to engine {engine!r} of the shared pool: {type(error).__name__}: {error}.",
+        engine=engine,
+        hint="metadata and payloads must be plain data, or of classes that can be imported in the cluster",
+    )
+
+
 def pack(messages: Sequence[Any]) -> bytes:
     """One parcel. Raises what `pickle` raises for values that cannot travel."""
     return pickle.dumps(list(messages), protocol=5)
+
+
+def asked(orders: Sequence[Order]) -> tuple[str, ...]:
+    """The requests that the orders bring, so that a host can say of which it could not read the parcel."""
+    return tuple(request.id for order in orders if isinstance(order, Queue) for request in order.requests)
 
 
 def unpack(parcel: bytes) -> list[Any]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from support.apps import advanced_rag
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.engines.fake import fake_engines
-from teola_plugin.engines.payloads import EmbedText, Generate, Message, Prompt, Sampling
+from teola_plugin.engines.payloads import Chunk, EmbedText, Generate, IngestRow, Message, Prompt, Sampling
 from teola_plugin.errors import ConfigError, EngineError, EngineOverloaded, RegistrationError
 from teola_plugin.graph import PrimitiveKind, Query
 from teola_plugin.passes import DEFAULT_PASSES
@@ -133,6 +134,23 @@ def test_errors_of_the_engine_come_through(shared: EnginePool) -> None:
     ask = Generate(Prompt((Message("user", "hello"),)), Sampling(max_tokens=4))
     with pytest.raises(EngineError):
         shared.call(K.PREFILLING, "embedder", [ask]).result(30)
+
+
+class OnlyHere:
+    """Of a module that the cluster cannot import under this name."""
+
+    __module__ = "__main__"
+
+
+@pytest.mark.parametrize("metadata", [{"lock": threading.Lock()}, {"own": OnlyHere()}])
+def test_what_cannot_travel_fails_alone(shared: EnginePool, metadata: dict[str, Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "OnlyHere", OnlyHere, raising=False)
+    rows = [IngestRow("odd", Chunk("a", "x", data), [1.0]) for data in (metadata, {})]
+    bad, good = (shared.call(K.INGESTION, "store", [row]) for row in rows)
+    assert good.result(30)
+    with pytest.raises(EngineError, match="plain data"):
+        bad.result(30)
+    shared.admin("store", "delete_collection", "odd").result(30)
 
 
 def test_more_and_fewer_instances_while_queries_run(shared: EnginePool) -> None:
