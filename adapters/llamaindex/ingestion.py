@@ -45,7 +45,7 @@ class _Ingests:
         own: Any = self
         elsewhere = (kwargs.get("num_workers") or 0) > 1 or len(args) > 6
         last = own.transformations[-1] if own.transformations else None
-        if elsewhere or type(own.vector_store) is not TeolaVectorStore or not isinstance(last, BatchesAhead):
+        if elsewhere or not _overlaps(last, own.vector_store):
             return None
         return EarlyRows(own.vector_store)
 
@@ -70,7 +70,7 @@ class _Builds:
     ) -> None:
         own: Any = self
         add = super()._add_nodes_to_index  # type: ignore[misc]
-        if not _overlaps(own):
+        if not _overlaps(own._embed_model, own._vector_store):
             return add(index_struct, nodes, show_progress, **insert_kwargs)  # type: ignore[no-any-return]
         for batch in iter_batch(nodes, own._insert_batch_size):
             with writing_early(EarlyRows(own._vector_store, batch)):
@@ -81,15 +81,21 @@ class _Builds:
     ) -> None:
         own: Any = self
         add = super()._async_add_nodes_to_index  # type: ignore[misc]
-        if not _overlaps(own):
+        if not _overlaps(own._embed_model, own._vector_store):
             return await add(index_struct, nodes, show_progress, **insert_kwargs)  # type: ignore[no-any-return]
         for batch in iter_batch(nodes, own._insert_batch_size):
             async with awriting_early(EarlyRows(own._vector_store, batch)):
                 await add(index_struct, batch, show_progress, **insert_kwargs)
 
 
-def _overlaps(index: Any) -> bool:
-    return type(index._vector_store) is TeolaVectorStore and isinstance(index._embed_model, BatchesAhead)
+def _overlaps(model: Any, store: Any) -> bool:
+    """Whether storing beside embedding is understood, and gains: on the same cores the two would take turns."""
+    if type(store) is not TeolaVectorStore or not isinstance(model, BatchesAhead):
+        return False
+    embedder: Any = model.pool.engine(model.engine)  # type: ignore[attr-defined]
+    database: Any = store.pool.engine(store.engine)
+    on_all_cores = getattr(embedder, "device", "") == "cpu" and not getattr(embedder, "cores", ())
+    return not (on_all_cores and getattr(database, "embedded", False))
 
 
 class TeolaVectorStoreIndex(_Builds, VectorStoreIndex):

@@ -70,6 +70,8 @@ class PgVectorEngine:
     ) -> None:
         self.name, self.dimension, self.index, self.pool_size = name, dimension, index, pool_size
         self._server = EmbeddedPostgres(data_dir, cores=cores) if dsn is None else None
+        self.embedded = self._server is not None
+        """Whether its server runs on this machine, as part of it."""
         self._dsn = dsn or ""
         self._pool: AsyncConnectionPool | None = None
         self._profile = _PROFILE

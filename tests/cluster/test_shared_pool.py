@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 import ray
 from support.apps import advanced_rag
 
+from teola_plugin.cluster import deploy
+from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.engines.fake import fake_engines
@@ -165,10 +168,33 @@ def test_more_and_fewer_instances_while_queries_run(shared: EnginePool) -> None:
         ray.get(slow.scale.remote(0))
 
 
-def test_too_many_requests_are_refused_with_a_hint(ray_address: str) -> None:
-    from teola_plugin.cluster import deploy
-    from teola_plugin.cluster.config import PoolConfig
+def test_the_autoscaler_follows_the_queue(ray_address: str) -> None:
+    rule = {"most": 2, "queued_per_instance": 2, "up_after": 0, "down_after": 1}
+    options = {"like": "llm", "machine": "rtx3090"}
+    engine = {"kind": "fake", "autoscale": rule, "options": options}
 
+    def count() -> int:
+        return len(ray.get(host("scaled", "e").status.remote())["instances"])
+
+    def until(wanted: int) -> bool:
+        ends = time.monotonic() + 60
+        while count() != wanted and time.monotonic() < ends:
+            time.sleep(0.1)
+        return count() == wanted
+
+    deploy.up(PoolConfig.model_validate({"name": "scaled", "engines": {"e": engine}}), ray_address)
+    try:
+        with EnginePool.connect(ray_address, pool="scaled") as pool:
+            ask = Generate(Prompt((Message("user", "hello"),)), Sampling(max_tokens=100))
+            handles = [pool.call(K.PREFILLING, "e", [ask]) for _ in range(200)]
+            assert until(2)
+            assert len({handle.result(120)[0].text for handle in handles}) == 1
+            assert until(1)
+    finally:
+        deploy._kill(ray, "scaled")
+
+
+def test_too_many_requests_are_refused_with_a_hint(ray_address: str) -> None:
     engine = {"kind": "fake", "max_queued": 8, "options": {"like": "embedder", "seconds": 0.2}}
     deploy.up(PoolConfig.model_validate({"name": "small", "engines": {"e": engine}}), ray_address)
     try:
