@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -159,18 +160,18 @@ class EngineHost:
                 log.warning("engine %s: client %s has gone silent", self.name, client.id)
                 await self.leave(client.id)
 
-    async def orders(self, client: str, number: int, parcel: bytes, requests: tuple[str, ...]) -> None:
+    async def orders(self, client: str, number: int, parcel: bytes) -> None:
         """Messages of a client, numbered from 1: large parcels may overtake small ones on the way."""
         sender = self.clients.add(client)
-        for ready, names in sender.in_order(number, (parcel, requests)):
-            try:
-                orders = unpack(ready)
-            except Exception as error:  # e.g. of a class that only the client's script has
-                for name in names:
-                    sender.tell(Ended(name, None, cannot_travel(self.name, error)))
-                continue
-            for order in orders:
-                self._obey(sender, order)
+        for ready in sender.in_order(number, parcel):
+            for names, wrapped in unpack(ready):
+                try:
+                    order = pickle.loads(wrapped)
+                except Exception as error:  # e.g. of a class that only the client's script has
+                    for name in names:
+                        sender.tell(Ended(name, None, cannot_travel(self.name, error)))
+                else:
+                    self._obey(sender, order)
 
     async def forwarded(self, client: str, parcel: bytes) -> None:
         """What follows a primitive of another engine."""

@@ -10,7 +10,7 @@ from typing import Any
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.cluster.ray_errors import translated
-from teola_plugin.cluster.wire import EngineFacts, Hello, News, Order, asked, pack, unpack
+from teola_plugin.cluster.wire import EngineFacts, Hello, News, Order, pack, unpack, wrap
 
 log = logging.getLogger("teola_plugin")
 PATIENCE = 60.0
@@ -90,19 +90,15 @@ class HostLink:
         orders, self._orders = self._orders, []
         if self._host is None:
             return
-        try:
-            self._post(orders)
-        except Exception:  # something in one of them cannot travel: the others must
-            for order in orders:
-                try:
-                    self._post([order])
-                except Exception as error:
-                    self._refused(order, error)
-
-    def _post(self, orders: list[Order]) -> None:
-        parcel = pack(orders)
-        self._number += 1
-        self._host.orders.remote(self._hello.client, self._number, parcel, asked(orders))
+        wrapped = []
+        for order in orders:
+            try:
+                wrapped.append(wrap(order))
+            except Exception as error:  # something in it cannot travel: the others must
+                self._refused(order, error)
+        if wrapped:
+            self._number += 1
+            self._host.orders.remote(self._hello.client, self._number, pack(wrapped))
 
     # ------------------------------------------------------------ in
 

@@ -154,7 +154,7 @@ class SharedPort(ForwardingPort):
 
     def _refused(self, order: Order, error: Exception) -> None:
         """It cannot be pickled."""
-        for name in asked([order]):
+        for name in asked(order):
             if held := self._entries.get(name):
                 self._end(held[0], None, cannot_travel(self.name, error))
 

@@ -120,9 +120,14 @@ def pack(messages: Sequence[Any]) -> bytes:
     return pickle.dumps(list(messages), protocol=5)
 
 
-def asked(orders: Sequence[Order]) -> tuple[str, ...]:
-    """The requests that the orders bring, so that a host can say of which it could not read the parcel."""
-    return tuple(request.id for order in orders if isinstance(order, Queue) for request in order.requests)
+def asked(order: Order) -> tuple[str, ...]:
+    """The requests that an order brings."""
+    return tuple(request.id for request in order.requests) if isinstance(order, Queue) else ()
+
+
+def wrap(order: Order) -> tuple[tuple[str, ...], bytes]:
+    """Pickled by itself, with the names of its requests: one that cannot be read over there fails alone."""
+    return asked(order), pickle.dumps(order, protocol=5)
 
 
 def unpack(parcel: bytes) -> list[Any]:

@@ -17,7 +17,19 @@ from teola_plugin.graph.kinds import (
 from teola_plugin.graph.primitive import STREAM_ITEMS, Primitive, read_path
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
 from teola_plugin.graph.query import Query
-from teola_plugin.graph.refs import CARRY, INPUT, ITEM, UNKNOWN_EFFECT, Effect, Path, PromptPart, Ref, Slice, named
+from teola_plugin.graph.refs import (
+    CARRY,
+    INPUT,
+    ITEM,
+    UNKNOWN_EFFECT,
+    Effect,
+    Path,
+    PromptPart,
+    Ref,
+    Slice,
+    conflict,
+    named,
+)
 from teola_plugin.graph.template import LOOKAHEAD, Component, Role, WorkflowTemplate
 
 __all__ = [
@@ -55,6 +67,7 @@ __all__ = [
     "Slice",
     "WorkflowTemplate",
     "build_pgraph",
+    "conflict",
     "growth",
     "growths",
     "named",

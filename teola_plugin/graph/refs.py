@@ -100,3 +100,8 @@ class PromptPart:
 
     def __str__(self) -> str:
         return "{" + self.variable + "}" if self.variable else f"<{self.tokens} tokens>"
+
+
+def conflict(mine: tuple[Effect, ...], others: tuple[Effect, ...]) -> bool:
+    """Whether any two of the effects must keep their order."""
+    return any(a.conflicts(b) for a in mine for b in others)

@@ -21,10 +21,10 @@ from teola_plugin.graph import (
     PrimitiveKind,
     Ref,
     Slice,
+    conflict,
 )
 from teola_plugin.graph.build import captures
 from teola_plugin.passes.base import PassContext
-from teola_plugin.passes.prune_dependencies import conflict
 from teola_plugin.passes.stage_decomposition import list_inputs
 
 _K = PrimitiveKind

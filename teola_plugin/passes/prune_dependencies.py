@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from teola_plugin.graph import IMPURE_KINDS, Effect, Graph, GraphEdit, Primitive, PrimitiveKind
+from teola_plugin.graph import IMPURE_KINDS, Effect, Graph, GraphEdit, Primitive, PrimitiveKind, conflict
 from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.stage_decomposition import CONCAT
 
@@ -110,11 +110,6 @@ class _Pruning:
                 waits |= self.walked[self.order[latest].id][1]
                 missing &= ~waits
         return needed, waits
-
-
-def conflict(mine: tuple[Effect, ...], others: tuple[Effect, ...]) -> bool:
-    """Whether any two of the effects must keep their order."""
-    return any(a.conflicts(b) for a in mine for b in others)
 
 
 def is_impure(p: Primitive) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from teola_plugin.graph import Graph, GraphEdit, Primitive, PrimitiveKind, Ref, Slice
+from teola_plugin.graph import Graph, GraphEdit, Primitive, PrimitiveKind, Ref, Slice, conflict
 from teola_plugin.passes.base import PassContext
 
 _K = PrimitiveKind
@@ -39,11 +39,20 @@ class StageDecomposition:
     def run(self, graph: Graph, context: PassContext) -> Graph:
         plan: dict[str, _Cuts] = {}
         for p in graph:
-            if p.batchable and p.kind in STAGED_KINDS:
+            if p.batchable and p.kind in STAGED_KINDS and not _follows_as_a_whole(p, plan, graph):
                 cuts = _inherited(p, plan, graph, context) or _own(p, graph, context)
                 if cuts:
                     plan[p.id] = cuts
         return _staged(graph, plan) if plan else graph
+
+
+def _follows_as_a_whole(p: Primitive, plan: dict[str, _Cuts], graph: Graph) -> bool:
+    """Whether all of a cut primitive has to come before any of `p`: both touch one thing, and a way leads from one to
+    the other. Stage by stage, the first of `p` would overtake the last of the other."""
+    if not plan or not p.effects:
+        return False
+    above = graph.above[p.id]
+    return any(above & graph.bits[q] and conflict(p.effects, graph[q].effects) for q in plan)
 
 
 def list_inputs(p: Primitive) -> tuple[str, ...]:

@@ -104,3 +104,12 @@ def test_done_once() -> None:
     once = STAGES.run(graph, CONTEXT)
     assert once is not graph
     assert STAGES.run(once, CONTEXT) is once
+
+
+def test_stages_do_not_overtake_what_has_to_come_before_as_a_whole() -> None:
+    """A second writing that is made of the first (hypothesis found it): its first stage waits for the other's last."""
+    again = Primitive("again", K.EMBEDDING, "embedder", named(texts=Ref("ingest")), batchable=True)
+    second = ingestion().with_(id="second", inputs=named(chunks=Ref("chunks"), vectors=Ref("again")))
+    after = STAGES.run(Graph([CHUNKS, embedding(300), ingestion(), again, second], Ref("second")), CONTEXT)
+    assert "second" in after and "second#0" not in after
+    assert {f"ingest#{i}" for i in range(3)} <= set(after.ancestors["second"])

@@ -154,9 +154,11 @@ def test_reasons_of_retrievers(stock: Library) -> None:
 
     several = MetadataFilters(filters=[MetadataFilter(key="a", value=1, operator=FilterOperator.GT)])
     equal = MetadataFilters(filters=[MetadataFilter(key="file", value="f1")])
-    assert "more than one search" in reason(stock.index.as_retriever(filters=several), "retrieve")
-    assert reason(stock.index.as_retriever(filters=equal), "retrieve") == ""
-    assert "mode" in reason(stock.index.as_retriever(vector_store_query_mode="hybrid"), "retrieve")
+    for filters in (several, equal):  # where the store has to search by itself, the embedding is ahead of it
+        assert reason(stock.index.as_retriever(filters=filters), "retrieve") == ""
+    assert (
+        reason(stock.index.as_retriever(vector_store_query_mode="hybrid"), "retrieve") == ""
+    )  # its embedding is ahead
 
 
 def test_a_node_that_stands_for_an_object_is_left_to_the_plain_code(stock: Library) -> None:
