@@ -6,11 +6,9 @@ Starts a Ray cluster of its own on this machine, a pool of fake engines in it, a
 
 prints::
 
-    embedder: 1 instance
-    llm: 2 instances
-    store: 1 instance
-    8 answers, as of one process: yes
-    batches with queries of both apps: yes
+    engines: embedder, llm, store
+    answers as of one process: True
+    batches with queries of both apps: True
     the pool is down
 """
 
@@ -18,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -39,11 +36,11 @@ engines:
   llm: {kind: fake, instances: 2}
   store: {kind: fake}
 """
-QUESTIONS = ("What do lambs eat?", "Where do hens sleep?", "Who feeds the pigs?", "When do cows come home?")
+QUESTIONS = ["What do lambs eat?", "Where do hens sleep?", "Who feeds the pigs?", "When do cows come home?"]
 TEXTS = ["Lambs eat oats.", "Hens sleep on perches.", "The farmer feeds the pigs.", "Cows come home at six."]
 
 
-def app(pool: EnginePool) -> Runnable[Any, str]:
+def app(pool: EnginePool) -> Runnable[str, str]:
     """Retrieve, prompt, answer."""
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="farm")
     store.add_texts(TEXTS, ids=[str(number) for number in range(len(TEXTS))])
@@ -55,31 +52,25 @@ def app(pool: EnginePool) -> Runnable[Any, str]:
 def expected() -> list[str]:
     """The same app, plain, in one process."""
     with EnginePool.local(fake_engines()) as pool:
-        return app(pool).batch(list(QUESTIONS))
+        return app(pool).batch(QUESTIONS)
 
 
-async def both(one: EnginePool, other: EnginePool) -> list[list[str]]:
-    """All questions to both apps at once."""
-    apps = [accelerate(app(pool), pool=pool, app=name) for name, pool in (("one", one), ("two", other))]
-    return list(await asyncio.gather(*(fast.abatch(list(QUESTIONS)) for fast in apps)))
+async def ask(**pools: EnginePool) -> list[list[str]]:
+    """All questions to all apps at once."""
+    apps = [accelerate(app(pool), pool=pool, app=name) for name, pool in pools.items()]
+    return list(await asyncio.gather(*(fast.abatch(QUESTIONS) for fast in apps)))
 
 
 def main() -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # the cluster is on the loopback, and ends with this script
-    config = PoolConfig.parse(YAML)
-    counts: dict[str, int] = {}
-    address = deploy.up(config, told=lambda facts: counts.update({facts.name: len(facts.instances)}))
+    address = deploy.up(PoolConfig.parse(YAML))
     try:
-        for name, count in sorted(counts.items()):
-            print(f"{name}: {count} instance{'s' if count > 1 else ''}")
-        with EnginePool.connect(address, pool="example") as one, EnginePool.connect(address, pool="example") as other:
-            answers = asyncio.run(both(one, other))
-            same = answers == [expected()] * 2
-            print(f"{sum(map(len, answers))} answers, as of one process: {'yes' if same else 'no'}")
-            shared = any(
-                {"one", "two"} <= set(batch["apps"]) for batch in deploy.batches("example", "embedder", address)
-            )
-            print(f"batches with queries of both apps: {'yes' if shared else 'no'}")
+        with EnginePool.connect(address, pool="example") as one, EnginePool.connect(address, pool="example") as two:
+            print("engines:", ", ".join(one.engine_names))
+            answers = asyncio.run(ask(one=one, two=two))
+            print("answers as of one process:", answers == [expected()] * 2)
+            batches = deploy.batches("example", "embedder", address)
+            print("batches with queries of both apps:", any(len(batch["apps"]) == 2 for batch in batches))
     finally:
         deploy.down("example")
     print("the pool is down")
