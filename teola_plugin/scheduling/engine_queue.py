@@ -84,12 +84,16 @@ class Slots:
     alone: bool
     """Nothing runs there: one request may exceed `units`."""
     in_order: bool = True
+    bulk: int = 0
+    """Of primitives with more requests than this, small ones share a slot; the requests of others, which somebody may
+    be waiting for, take one each, so that batches stay short."""
 
     def take(self, queued: QueuedPrimitive, request: QueuedRequest) -> bool:
-        if self.requests < 1 or (request.size > self.units and not self.alone):
+        size = request.size if len(queued.requests) > self.bulk else max(1.0, request.size)
+        if self.requests < 1 or (size > self.units and not self.alone):
             return False
         self.requests -= 1
-        self.units -= request.size
+        self.units -= size
         self.alone = False
         return True
 
@@ -172,6 +176,6 @@ class Running:
             if here.requests:
                 return Slots(0, 0, alone=False)
             efficient = max(1, profile.max_efficient_batch)
-            return Slots(max(efficient, profile.max_batch), efficient, alone=True)
+            return Slots(max(efficient, profile.max_batch), efficient, alone=True, bulk=efficient)
         units = profile.max_batch - here.units
         return Slots(profile.max_requests - len(here.requests), units, alone=not here.prefilling)

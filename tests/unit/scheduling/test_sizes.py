@@ -1,0 +1,36 @@
+"""Small requests share slots of a static engine, but only those of a primitive that has many."""
+
+from __future__ import annotations
+
+import pytest
+
+from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.scheduling import EngineScheduler
+from teola_plugin.scheduling.events import Enqueue, QueuedRequest, RunBatch
+
+PROFILE = EngineProfile(max_efficient_batch=4)
+
+
+def batch(*primitives: tuple[int, float]) -> list[str]:
+    """The first batch after an instance comes up and these primitives (requests, size of each) wait."""
+    scheduler = EngineScheduler(PROFILE, ())
+    for number, (count, size) in enumerate(primitives):
+        requests = tuple(QueuedRequest(f"{number}.{i}", size) for i in range(count))
+        scheduler.handle(Enqueue(0.0, "q", f"p{number}", PrimitiveKind.EMBEDDING, requests))
+    scheduler.instances.append("0")
+    found = scheduler._offer_in_turn()
+    assert all(isinstance(one, RunBatch) for one in found)
+    return list(found[0].requests)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("primitives", "taken"),
+    [
+        ([(10, 1.0)], 4),
+        ([(40, 0.25)], 16),
+        ([(4, 0.25), (4, 0.25)], 4),  # stages of a list are not put together
+        ([(10, 0.25), (4, 0.25)], 11),  # 2.5 slots, and one of the next
+    ],
+)
+def test_a_batch_holds(primitives: list[tuple[int, float]], taken: int) -> None:
+    assert len(batch(*primitives)) == taken
