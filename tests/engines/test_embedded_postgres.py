@@ -175,7 +175,8 @@ def test_runs_on_the_given_cores() -> None:
 # ------------------------------------------------------------ the end of the parent
 
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started without
 from teola_plugin.engines.embedded_postgres import EmbeddedPostgres
 server = EmbeddedPostgres(sys.argv[1] or None, fsync=False)
 server.start()
