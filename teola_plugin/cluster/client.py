@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from teola_plugin.cluster import connection
-from teola_plugin.cluster.names import directory_name
+from teola_plugin.cluster.names import actor_name, directory_name
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.shared_engine import SharedEngine
 from teola_plugin.cluster.shared_port import SharedPort
@@ -88,8 +88,6 @@ class ClusterRuntime(LocalRuntime):
             raise translated(error, port.name) from error
 
     def _host(self, engine: str) -> Any:
-        from teola_plugin.cluster.names import actor_name
-
         try:
             return connection.actor(actor_name(self._pool, engine))
         except ValueError:

@@ -17,6 +17,7 @@ from typing import Any
 
 from teola_plugin.cluster.clients import Client, Clients
 from teola_plugin.cluster.config import EngineConfig
+from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.followers import Followers
 from teola_plugin.cluster.health import Health
 from teola_plugin.cluster.names import actor_name, engine_spec, instance_options
@@ -82,7 +83,7 @@ class EngineHost:
         return self.facts
 
     def make_instance(self, number: str) -> RemoteInstance:
-        options = instance_options(self.pool, self.name, number, self.config)
+        options = instance_options(self.config)
         return RemoteInstance(self.name, number, engine_spec(self.name, self.config), options)
 
     def _open(self) -> None:
@@ -110,12 +111,7 @@ class EngineHost:
     @property
     def port(self) -> EnginePort:
         if self._port is None:
-            raise EngineUnavailable(
-                f"engine {self.name!r} of pool {self.pool!r} is not running.",
-                engine=self.name,
-                retryable=True,
-                hint="`teola status` shows whether it is starting",
-            )
+            raise self._unavailable()
         return self._port
 
     # ------------------------------------------------------------ clients
@@ -216,7 +212,10 @@ class EngineHost:
 
     def _unavailable(self) -> EngineUnavailable:
         return EngineUnavailable(
-            f"engine {self.name!r} is not running.", engine=self.name, retryable=True, hint="try again in a moment"
+            f"engine {self.name!r} of pool {self.pool!r} is not running.",
+            engine=self.name,
+            retryable=True,
+            hint="`teola status` shows whether it is starting",
         )
 
     @staticmethod
@@ -230,9 +229,7 @@ class EngineHost:
     def _forward(self, client: str, engine: str, order: Queue) -> None:
         host = self._hosts.get(engine)
         if host is None:
-            import ray
-
-            host = self._hosts[engine] = ray.get_actor(actor_name(self.pool, engine))
+            host = self._hosts[engine] = actor(actor_name(self.pool, engine))
         host.forwarded.remote(client, pack([order]))
 
     # ------------------------------------------------------------ what the port tells

@@ -37,9 +37,9 @@ def directory_options(pool: str) -> dict[str, Any]:
     return {**host_options(pool, ""), "name": directory_name(pool)}
 
 
-def instance_options(pool: str, engine: str, instance: str, config: EngineConfig) -> dict[str, Any]:
+def instance_options(config: EngineConfig) -> dict[str, Any]:
     """Instances belong to their host, which makes a new one when one dies; Ray spreads them over the nodes."""
-    made: dict[str, Any] = {
+    return {
         "max_concurrency": THREADS,
         "num_cpus": config.cpus,
         "num_gpus": config.gpus,
@@ -47,7 +47,6 @@ def instance_options(pool: str, engine: str, instance: str, config: EngineConfig
         "scheduling_strategy": "SPREAD",
         "max_restarts": 0,
     }
-    return made
 
 
 def engine_spec(name: str, config: EngineConfig) -> Mapping[str, Any]:

@@ -70,7 +70,7 @@ class GraphDriver:
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ahead = PreScheduling(self._forwarding, self._ticket)
+        self._ahead = PreScheduling(lambda: self.ports, self._ticket)
         self._prefixes = GrowingPrefixes(self._live, self._computed, self._start_early, self._stop_early)
         self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
             Dispatch: self._dispatch,
@@ -202,23 +202,7 @@ class GraphDriver:
     def withdraw_all(self) -> None:
         """Followers that were sent along may never come: what the graph comes to is sent anew."""
         for run in self.runs.values():
-            self._withdraw(run)
-
-    def _withdraw(self, run: QueryRun) -> None:
-        """Followers that the graph has not come to."""
-        ahead, run.sent_ahead = run.sent_ahead, {}
-        for port in self.ports.values() if ahead else ():
-            if isinstance(port, ForwardingPort):
-                for name in ahead.values():
-                    port.disown(name)
-
-    def _forwarding(self, engine: str, name: str) -> bool:
-        """Announce a follower to its port, if that takes any."""
-        port = self.ports.get(engine)
-        if not isinstance(port, ForwardingPort):
-            return False
-        port.expect(name)
-        return True
+            self._ahead.withdraw(run)
 
     def _ticket(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
         session = f"{run.id}/{p.call}" if p.prompt else ""
@@ -493,7 +477,7 @@ class GraphDriver:
                 self.give_up(entry)
                 if run.ahead and order.outcome == "closed" and not entry.cancelled:
                     self.recorder.settle(run.id, entry.primitive, fate(run, entry))
-        self._withdraw(run)
+        self._ahead.withdraw(run)
         trace = self.recorder.finish(run.id, self.now(), outcome=order.outcome)
         if not run.output.done():
             if order.outcome == "done" and order.output is not None:

@@ -1,7 +1,7 @@
 """Pre-scheduling: what follows a primitive and needs no code of the client is sent along with it (DESIGN, section 5).
 
 Its engine begins when the value before it is there; the graph scheduler dispatches it later, as ever, and the requests
-that run by then are adopted. Only ports that say `forwards` take part: in one process there is no way to be saved.
+that run by then are adopted. Only `ForwardingPort`s take part: in one process there is no way to be saved.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.graph import Primitive, PrimitiveKind
+from teola_plugin.runtime.engine_port import ForwardingPort, Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.events import Enqueue
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
@@ -40,13 +41,20 @@ class Follow:
 
 
 class PreScheduling:
-    """Chooses what follows. `announce(engine, name)` tells the follower's port of it, if that takes followers; `ticket`
-    makes the event with which a primitive is queued."""
+    """Chooses what follows. `ticket` makes the event with which a primitive is queued."""
 
     def __init__(
-        self, announce: Callable[[str, str], bool], ticket: Callable[[QueryRun, Primitive, int], Enqueue]
+        self, ports: Callable[[], Mapping[str, Port]], ticket: Callable[[QueryRun, Primitive, int], Enqueue]
     ) -> None:
-        self._announce, self._ticket = announce, ticket
+        self._ports, self._ticket = ports, ticket
+
+    def withdraw(self, run: QueryRun) -> None:
+        """Followers that the graph has not come to are not wanted any more."""
+        ahead, run.sent_ahead = run.sent_ahead, {}
+        for port in self._ports().values() if ahead else ():
+            if isinstance(port, ForwardingPort):
+                for name in ahead.values():
+                    port.disown(name)
 
     def followers(self, run: QueryRun, query: LiveQuery, before: Primitive, room: int = LONGEST) -> tuple[Follow, ...]:
         """What waits for `before` alone; each with what waits for it alone."""
@@ -69,9 +77,11 @@ class PreScheduling:
         self, run: QueryRun, query: LiveQuery, live: LivePrimitive, before: Primitive, room: int
     ) -> Follow | None:
         p = live.primitive
-        name = f"{run.id}-ahead{next(_numbers)}"
-        if not self._announce(p.engine, name):
+        port = self._ports().get(p.engine)
+        if not isinstance(port, ForwardingPort):
             return None
+        name = f"{run.id}-ahead{next(_numbers)}"
+        port.expect(name)
         run.sent_ahead[p.id] = name
         known = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer != before.id}
         pending = tuple((key, ref.path) for key, ref in p.inputs if ref.producer == before.id)
