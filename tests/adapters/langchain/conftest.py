@@ -35,3 +35,12 @@ def pool() -> Iterator[EnginePool]:
 
     with EnginePool.local(embedder=FakeEmbedder(), reranker=FakeReranker(), store=FakeStore()) as pool:
         yield pool
+
+
+@pytest.fixture(scope="module")
+def fakes() -> Iterator[EnginePool]:
+    """Every fake engine."""
+    from teola_plugin.engines.fake import fake_engines
+
+    with EnginePool.local(fake_engines()) as pool:
+        yield pool

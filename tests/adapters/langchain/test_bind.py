@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,18 +21,12 @@ from support.own_leaves import Chat, Ledger, Notes, Text
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.llm import TeolaLLM
-from teola_plugin.engines.fake import embed_words, fake_engines
+from teola_plugin.engines.fake import embed_words
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
 Chain = Runnable[Any, Any]
 QUESTION = {"question": "what is a primitive?"}
-
-
-@pytest.fixture(scope="module")
-def fakes() -> Iterator[EnginePool]:
-    with EnginePool.local(fake_engines()) as pool:
-        yield pool
 
 
 class Provider(Chat):

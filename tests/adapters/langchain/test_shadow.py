@@ -8,12 +8,9 @@ import copy
 import logging
 import pickle
 import threading
-import time
-from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from differential.recording import Recorder
@@ -24,62 +21,18 @@ from langchain_core.language_models import FakeListChatModel, GenericFakeChatMod
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from support.own_leaves import Chat, Ledger
+from support.small_chains import QUESTION, WAYS, ask, call, counted, two_steps
 
-from teola_plugin import EnginePool, PassError, QueryTimeout, RegistrationError, accelerate
-from teola_plugin.adapters.langchain import accelerate as entry
-from teola_plugin.adapters.langchain import runnable as held
+from teola_plugin import EnginePool, QueryTimeout, RegistrationError, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.sameness import difference, snapshot
 from teola_plugin.adapters.langchain.shadow import Shadow, ShadowReport
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.engines.fake import fake_engines
-from teola_plugin.graph import Graph
-from teola_plugin.passes import PassContext
-
-QUESTION = {"question": "what is a lambda?"}
-WAYS = ("invoke", "ainvoke")
-
-
-def ask(text: str, model: Runnable[Any, Any]) -> Runnable[Any, str]:
-    return ChatPromptTemplate.from_template(text) | model | StrOutputParser()
-
-
-def two_steps(model: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """Independent, so the second starts ahead of its place."""
-    return RunnablePassthrough.assign(a=ask("Rewrite {question}", model)).assign(b=ask("Shorten {question}", model))
-
-
-def call(fast: Any, way: str, given: Any = QUESTION, expected: int = 1, **config: Any) -> tuple[Any, ShadowReport]:
-    """The answer, and the report once `expected` calls have been counted."""
-
-    async def in_a_loop() -> Any:
-        value = await fast.ainvoke(given, config)
-        await asyncio.to_thread(counted, fast, expected)
-        return value
-
-    value = fast.invoke(given, config) if way == "invoke" else asyncio.run(in_a_loop())
-    return value, counted(fast, expected)
-
-
-def counted(fast: Any, expected: int) -> ShadowReport:
-    for _ in range(500):
-        report: ShadowReport = fast.shadow
-        if report.compared + report.failed + report.skipped >= expected:
-            break
-        time.sleep(0.01)
-    return report
-
-
-@pytest.fixture(scope="module")
-def fakes() -> Any:
-    with EnginePool.local(fake_engines()) as pool:
-        yield pool
-
 
 # ------------------------------------------------------------ comparing
 
@@ -382,134 +335,3 @@ def test_values_that_hold_themselves_are_no_trap() -> None:
     thing = Opaque(None)
     thing.inside = [thing, thing, {"more": thing}]
     assert difference(snapshot(loop), snapshot(loop)) == difference(snapshot(thing), snapshot(thing)) == ""
-
-
-# ------------------------------------------------------------ a failure of ours runs the original
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A pass that fails."""
-
-    error: type[BaseException]
-    name: ClassVar[str] = "broken"
-
-    def run(self, graph: Graph, context: PassContext) -> Graph:
-        raise self.error("in a pass")
-
-
-def plain_and_fast(chain: Runnable[Any, Any], **given: Any) -> tuple[Any, Any]:
-    return chain.invoke(QUESTION), accelerate(chain, **given)
-
-
-def broken(error: BaseException) -> Callable[..., Any]:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return fail
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_failing_pass_runs_the_original(fakes: EnginePool, way: str, caplog: pytest.LogCaptureFixture) -> None:
-    plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)), passes=[Broken(KeyError)])
-    assert call(fast, way, expected=0)[0] == plain
-    assert "planning failed; the original runs" in caplog.text and "'broken'" in caplog.text
-    assert not fast.gains
-    with pytest.raises(PassError):
-        fast.explain()
-
-
-def test_a_failing_pass_in_a_part_that_is_chosen_at_run_time(fakes: EnginePool) -> None:
-    steps = two_steps(ChatTeola(pool=fakes))
-    chains = [
-        RunnableBranch((lambda x: "question" in x, steps), RunnablePassthrough()),
-        RunnableLambda(lambda x: steps),
-        steps.with_fallbacks([steps]),
-    ]
-    for chain in chains:
-        plain, fast = plain_and_fast(chain, passes=[Broken(ValueError)])
-        assert fast.invoke(QUESTION) == plain
-
-
-@pytest.mark.parametrize("where", ["_submit", "_plan", "_query"])
-@pytest.mark.parametrize("way", WAYS)
-def test_any_bug_while_a_call_begins_runs_the_original(
-    fakes: EnginePool, way: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)))
-    monkeypatch.setattr(held.AcceleratedRunnable, where, broken(ZeroDivisionError("ours")))
-    assert call(fast, way, expected=0)[0] == plain
-    assert "the original runs" in caplog.text and "please report it" in caplog.text
-    assert "ZeroDivisionError: ours" in caplog.text
-
-
-def test_a_bug_after_the_query_was_submitted_leaves_no_query(fakes: EnginePool, monkeypatch: Any) -> None:
-    plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)))
-    monkeypatch.setattr(held, "SessionHandler", broken(TypeError("ours")))
-    assert fast.invoke(QUESTION) == plain
-
-    async def live() -> list[str]:
-        return list(fakes.runtime._driver.runs)
-
-    for _ in range(300):
-        if not fakes.runtime.loop.run(live()).result(5):
-            return
-        time.sleep(0.01)
-    pytest.fail("the query is still live")
-
-
-@pytest.mark.parametrize("where", ["place", "_submit"])
-@pytest.mark.parametrize("way", WAYS)
-def test_any_bug_with_ones_own_models(
-    way: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ledger = Ledger()
-    plain, fast = plain_and_fast(two_steps(Chat(ledger=ledger)))
-    ledger.calls.clear()
-    target = type(fast._routed) if where == "place" else held.AcceleratedRunnable
-    monkeypatch.setattr(target, where, broken(AttributeError("ours")))
-    assert call(fast, way, expected=0)[0] == plain
-    assert ledger.calls.total() == 2, "a call was made twice"
-    assert "please report it" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["trace", "with_parts", "routed"])
-def test_a_tracer_that_fails_leaves_the_original(
-    fakes: EnginePool, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(entry, name, broken(RecursionError("ours")))
-    plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)), shadow=1.0)
-    assert fast.invoke(QUESTION) == plain and fast.plan(QUESTION) is None
-    assert "please report it" in caplog.text
-    assert "original" in fast.explain() and "RecursionError" in fast.explain()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, SystemExit])
-def test_what_is_no_failure_passes(fakes: EnginePool, error: type[BaseException], monkeypatch: Any) -> None:
-    _, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)), passes=[Broken(error)])
-    with pytest.raises(error):
-        fast.invoke(QUESTION)
-    monkeypatch.setattr(entry, "trace", broken(error()))
-    with pytest.raises(error):
-        accelerate(two_steps(ChatTeola(pool=fakes)))
-
-
-def test_mistakes_of_the_caller_are_still_told(fakes: EnginePool) -> None:
-    with pytest.raises(RegistrationError):
-        accelerate(two_steps(ChatTeola(pool=fakes)), passes=["no-such-pass"])
-
-
-@pytest.mark.parametrize("method", ["admit", "claim", "post", "observe", "begin_part"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_bug_on_the_pools_own_thread_hangs_nobody(
-    way: str, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with EnginePool.local(fake_engines()) as pool:
-        steps = two_steps(ChatTeola(pool=pool))
-        plain, fast = plain_and_fast(steps | RunnableBranch((lambda x: "a" in x, steps), RunnablePassthrough()))
-        monkeypatch.setattr(pool.runtime._driver, method, broken(ZeroDivisionError("ours")))
-        assert call(fast, way, expected=0)[0] == plain
-        if method == "claim":
-            assert "a call cannot join its query" in caplog.text and "please report it" in caplog.text
-        monkeypatch.undo()
-        assert fast.invoke(QUESTION) == plain, "the pool serves the next query"

@@ -1,0 +1,46 @@
+"""Chains of one or two steps, and how to call them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnablePassthrough
+
+from teola_plugin.adapters.langchain.shadow import ShadowReport
+
+QUESTION = {"question": "what is a lambda?"}
+WAYS = ("invoke", "ainvoke")
+
+
+def ask(text: str, model: Runnable[Any, Any]) -> Runnable[Any, str]:
+    return ChatPromptTemplate.from_template(text) | model | StrOutputParser()
+
+
+def two_steps(model: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """Independent, so the second starts ahead of its place."""
+    return RunnablePassthrough.assign(a=ask("Rewrite {question}", model)).assign(b=ask("Shorten {question}", model))
+
+
+def call(fast: Any, way: str, given: Any = QUESTION, expected: int = 1, **config: Any) -> tuple[Any, ShadowReport]:
+    """The answer, and the report once `expected` calls have been counted."""
+
+    async def in_a_loop() -> Any:
+        value = await fast.ainvoke(given, config)
+        await asyncio.to_thread(counted, fast, expected)
+        return value
+
+    value = fast.invoke(given, config) if way == "invoke" else asyncio.run(in_a_loop())
+    return value, counted(fast, expected)
+
+
+def counted(fast: Any, expected: int) -> ShadowReport:
+    for _ in range(500):
+        report: ShadowReport = fast.shadow
+        if report.compared + report.failed + report.skipped >= expected:
+            break
+        time.sleep(0.01)
+    return report
