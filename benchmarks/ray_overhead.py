@@ -12,32 +12,15 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import arguments, environment, report, summary
+from benchmarks.overhead import QUERIES, SIZE, fan_out
 from benchmarks.ray_cluster import shared_pool
 from teola_plugin import EnginePool
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.graph import Graph, Query
 from teola_plugin.observe import progress
+from teola_plugin.runtime.conformance import chain
 
-K = PrimitiveKind
-SIZE, QUERIES, STREAMS = 20, 16, 64
+STREAMS = 64
 ENGINES = {"embedder": {"kind": "fake"}, "other": {"kind": "fake", "options": {"like": "embedder"}}}
-
-
-def embedding(number: int, engine: str, *after: str) -> Primitive:
-    """A request of its own: equal texts would be embedded once."""
-    return Primitive(f"e{number}", K.EMBEDDING, engine, named(texts=Ref("$input", (number,))), after=after)
-
-
-def chain(*engines: str) -> Graph:
-    """20 embeddings, each after the one before; the engines take turns."""
-    made = [embedding(i, engines[i % len(engines)], *([f"e{i - 1}"] if i else [])) for i in range(SIZE)]
-    return Graph(made, Ref(f"e{SIZE - 1}"))
-
-
-def fan_out() -> Graph:
-    """20 embeddings side by side, and what puts them together."""
-    leaves = [embedding(i, "embedder") for i in range(SIZE)]
-    parts = tuple((f"part{i}", Ref(leaf.id)) for i, leaf in enumerate(leaves))
-    return Graph([*leaves, Primitive("all", K.AGGREGATE, inputs=parts, call="concat")], Ref("all"))
 
 
 def executed(pool: EnginePool, graph: Graph, queries: int = 1) -> float:
@@ -77,12 +60,12 @@ def bare_round_trips(calls: int) -> list[float]:
 
 def main(options: argparse.Namespace) -> dict[str, Any]:
     cases: dict[str, tuple[Graph, int]] = {
-        "chain": (chain("embedder"), 1),
-        "alternating": (chain("embedder", "other"), 1),
+        "chain": (chain(SIZE, "embedder"), 1),
+        "alternating": (chain(SIZE, "embedder", "other"), 1),
         "fan_out": (fan_out(), 1),
-        "queries": (chain("embedder"), QUERIES),
-        "alternating_queries": (chain("embedder", "other"), QUERIES),
-        "load": (chain("embedder"), STREAMS),
+        "queries": (chain(SIZE, "embedder"), QUERIES),
+        "alternating_queries": (chain(SIZE, "embedder", "other"), QUERIES),
+        "load": (chain(SIZE, "embedder"), STREAMS),
     }
     times: dict[str, list[float]] = {name: [] for name in cases}
     bare: list[float] = []
