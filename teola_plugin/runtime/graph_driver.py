@@ -53,6 +53,7 @@ from teola_plugin.scheduling.events import (
     WakeAt,
 )
 from teola_plugin.scheduling.live_query import LivePrimitive
+from teola_plugin.scheduling.objectives import WARM_UP
 
 _K = PrimitiveKind
 log = logging.getLogger("teola_plugin")
@@ -208,9 +209,11 @@ class GraphDriver:
         session = f"{run.id}/{p.call}" if p.prompt else ""
         query = run.query
         idle = p.option("when") == "idle"
-        holder, instance, _ = p.id.partition("[")
-        gang = f"{run.id}/{holder}" if instance else ""  # instances of one fragment: their values are put together
-        return Enqueue(self.now(), run.id, p.id, p.kind, (), depth, query.app, query.weight, session, idle, gang)
+        live = self._live(run, p.id)
+        wanted = live.wanted if live is not None else WARM_UP  # only a prefix that has grown is not in the graph
+        gang = f"{run.id}/{wanted.gang}" if wanted.gang else ""
+        terms = query.app, query.weight, session, idle, gang, wanted.objective
+        return Enqueue(self.now(), run.id, p.id, p.kind, (), depth, *terms)
 
     def new_entry(
         self, run: QueryRun, name: str, kind: PrimitiveKind, port: Port, payload: Any, request: str = ""

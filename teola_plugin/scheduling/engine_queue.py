@@ -9,6 +9,7 @@ from typing import Protocol
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.events import Enqueue, QueuedRequest
 from teola_plugin.scheduling.fairness import Served
+from teola_plugin.scheduling.objectives import Objective
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class QueuedPrimitive:
     session: str = ""
     when_idle: bool = False
     gang: str = ""
+    objective: Objective = Objective.LATENCY
     overtaken: int = 0
     """Batches that left since its FIFO turn."""
 
@@ -44,6 +46,7 @@ class QueuedPrimitive:
             event.session,
             event.when_idle,
             event.gang,
+            event.objective,
         )
 
 

@@ -31,9 +31,14 @@ from teola_plugin.scheduling.events import (
     RunBatch,
     Tick,
 )
+from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.placement import E2, LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware
 from teola_plugin.scheduling.room import SharedRoom
+
+LAG = {Objective.THROUGHPUT: 20}
+"""Admissions by which the engine may let others pass a request, where it cannot do all at once: nobody waits for it
+alone. Bounded, like the policy's patience; warm-ups are told apart by `Request.background`."""
 
 
 class EngineScheduler:
@@ -265,4 +270,5 @@ class EngineScheduler:
         for queued in self.queue:
             queued.overtaken += queued.arrived < last
         requests = tuple(request.id for _, request in picked)
-        return RunBatch(instance, next(self._batches), requests, tuple(next(self._admissions) for _ in picked))
+        priorities = tuple(next(self._admissions) + LAG.get(queued.objective, 0) for queued, _ in picked)
+        return RunBatch(instance, next(self._batches), requests, priorities)

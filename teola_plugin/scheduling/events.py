@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
+from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.prefix_blocks import PrefixBlocks
 
 
@@ -235,6 +236,7 @@ class Enqueue(Event):
     """A warm-up for which its engine will have time: it waits until nothing deeper runs."""
     gang: str = ""
     """Primitives whose values are put together: apart, where they share no prefix, they are done sooner."""
+    objective: Objective = Objective.LATENCY
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,10 @@ class CacheUse(CacheEvent):
 
 @dataclass(frozen=True, slots=True)
 class RunBatch(Instruction):
-    """Execute these requests together on one instance. `priorities` are admission sequence numbers."""
+    """Execute these requests together on one instance. Of `priorities`, lower ones are more urgent.
+
+    They are admission sequence numbers, later by a lag for members of a gang.
+    """
 
     instance: str
     batch: int

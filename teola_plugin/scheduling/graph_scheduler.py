@@ -41,6 +41,7 @@ from teola_plugin.scheduling.events import (
     WakeAt,
 )
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status, optional_edge
+from teola_plugin.scheduling.objectives import SINK, gathered
 
 _K = PrimitiveKind
 
@@ -225,7 +226,7 @@ class GraphScheduler:
     def _part_begun(self, query: LiveQuery, event: PartBegun) -> None:
         whole = Fragment(event.graph, event.graph.output)
         made, _ = whole.instantiate(event.name, {INPUT: Ref(event.value)})
-        self._spliced += query.splice(made)
+        self._spliced += query.splice(made, event.graph, event.name, SINK)
         self._begin_spliced(query)
 
     def _part_ended(self, query: LiveQuery, event: PartEnded) -> None:
@@ -268,7 +269,8 @@ class GraphScheduler:
             else:
                 taken = any(x.id.startswith(f"{p.id}[{index}]/") for x in query)
                 name = f"{p.id}[{index}']" if taken else f"{p.id}[{index}]"
-                outputs.append(self._instance(query, live, p.fragment, name, {"$item": items.at(index)}))
+                bind = {"$item": items.at(index)}
+                outputs.append(self._instance(query, live, p.fragment, name, bind, together=event.count))
         self._await_outputs(query, live, outputs)
         for index in range(len(live.early)):
             if index not in used:
@@ -318,14 +320,17 @@ class GraphScheduler:
         bind: dict[str, Ref],
         *,
         tentative: bool = False,
+        together: int = 1,
     ) -> Ref:
+        """`together`: instances whose outputs are put together, this one among them."""
         assert body is not None, f"{live.id} holds no fragment"
         outer = {ref: Ref(ref) for ref in body.externals if ref not in bind}
         captured = captures(live.primitive.inputs, "items")
         made, output = body.instantiate(name, {**outer, **captured, **bind}, tentative=tentative)
         if tentative:  # not yet its holder's turn: what the holder waits for by order, its effects wait for too
             made = [p.with_(after=p.after + live.primitive.after) if p.effects else p for p in made]
-        self._spliced += query.splice(made)
+        sink = gathered(live.id, together, live.wanted)
+        self._spliced += query.splice(made, body.graph, name, sink)
         return output
 
     def _begin_spliced(self, query: LiveQuery) -> None:
@@ -378,7 +383,8 @@ class GraphScheduler:
     def _grow(self, query: LiveQuery, holder: LivePrimitive, item: Ref) -> None:
         name = f"{holder.id}[{len(holder.predicted)}]"
         holder.predicted.append(item)
-        output = self._instance(query, holder, holder.primitive.fragment, name, {"$item": item}, tentative=True)
+        bind = {"$item": item}
+        output = self._instance(query, holder, holder.primitive.fragment, name, bind, tentative=True, together=2)
         holder.early.append(output)
         query.keep(holder.id, [item])
         query.hold(holder.id, [output])

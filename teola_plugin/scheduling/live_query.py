@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
+from teola_plugin.scheduling.objectives import SINK, Wanted, deduce
 
 
 class Status(Enum):
@@ -45,6 +46,7 @@ class LivePrimitive:
     """MAP: the items its early instances work on; kept until they have been compared with the real ones."""
     early: list[Ref] = field(default_factory=list)
     """MAP: outputs of the instances made before the items were known, planned and grown."""
+    wanted: Wanted = SINK
 
     @property
     def id(self) -> str:
@@ -76,9 +78,10 @@ class LiveQuery:
         self._live: dict[str, LivePrimitive] = {}
         self._children: dict[str, list[str]] = {}
         self._readers: dict[str, set[str]] = {}
+        wanted = deduce(graph)
         for p in graph:
             live = self._insert(p)
-            live.depth = graph.depths[p.id]
+            live.depth, live.wanted = graph.depths[p.id], wanted[p.id]
             if p.early:
                 self._keep_predictions(live)
 
@@ -126,9 +129,13 @@ class LiveQuery:
         for ref in refs:
             self._readers.setdefault(ref.producer, set()).add(holder)
 
-    def splice(self, primitives: Iterable[Primitive]) -> list[LivePrimitive]:
-        """Add the primitives of an instance. They may read one another in any order."""
+    def splice(self, primitives: Iterable[Primitive], body: Graph, name: str, sink: Wanted) -> list[LivePrimitive]:
+        """Add the primitives of an instance of `body`; `sink` is what is wanted of its output. They may read one
+        another in any order."""
         made = [self._insert(p) for p in primitives]
+        wanted = deduce(body)
+        for live in made:
+            live.wanted = wanted[live.id.removeprefix(f"{name}/")].inside(name, sink)
         own = {live.id for live in made}
         for live in made:  # an edge to a later one of the same instance was not ended either
             live.waits |= {x for x in Graph.edges_into(live.primitive) if x in own}

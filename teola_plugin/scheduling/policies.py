@@ -9,6 +9,7 @@ from typing import Protocol
 from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Room, Running
 from teola_plugin.scheduling.events import QueuedRequest
 from teola_plugin.scheduling.fairness import Turn, in_turn
+from teola_plugin.scheduling.objectives import Objective
 
 Pick = tuple[QueuedPrimitive, QueuedRequest]
 
@@ -50,6 +51,8 @@ class TopologyAware:
     Two things the paper leaves open. The round is repeated while slots remain. And where slots come free one by one
     (continuous batching), a bucket whose deeper primitives are running has had its turn: without this, the literal
     algorithm degenerates to first come, first served among queries, and Figure 7's B would run before H.
+    Third, buckets that somebody waits for go before those whose deepest level are members of a gang, and these before
+    warm-ups (see `objectives`): a gang is done with its last member, which loses a slot, the other query a whole turn.
     `patience` bounds starvation: a primitive that this many batches have overtaken goes first.
     When several apps wait, the next bucket is the earliest of the app that had least for its weight.
     """
@@ -64,6 +67,8 @@ class TopologyAware:
         starved = [q for q in queue if q.overtaken >= self.patience]
         picked, already = _take_all(starved, slots)
         levels = {query: _levels(bucket) for query, bucket in buckets.items()}
+        if len(levels) > 1 and any(q.objective is not Objective.LATENCY for q in queue):
+            levels = dict(sorted(levels.items(), key=lambda item: _urgency(item[1][0])))
         apps = {queued.app for queued in queue}
         had = running.served.had(apps) if len(apps) > 1 else None
         first = True
@@ -85,6 +90,13 @@ def _turns(levels: Mapping[str, list[list[QueuedPrimitive]]]) -> dict[str, Turn]
         for query, left in levels.items()
         if left
     }
+
+
+_URGENCY = {Objective.LATENCY: 0, Objective.THROUGHPUT: 1, Objective.SPARE: 2}
+
+
+def _urgency(level: Sequence[QueuedPrimitive]) -> int:
+    return min(_URGENCY[q.objective] for q in level)
 
 
 def _deepest(bucket: Sequence[QueuedPrimitive]) -> int:
