@@ -27,7 +27,8 @@ def _cores(spec: Mapping[str, Any], number: int) -> str:
 def _vllm(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     from teola_plugin.engines.llm_vllm import VllmEngine
 
-    return VllmEngine(name, spec["model"], engine_args=spec["engine_args"], cores=cores or None, **spec["options"])
+    options = {"tell_cache": True, **spec["options"]}  # one instance may become several
+    return VllmEngine(name, spec["model"], engine_args=spec["engine_args"], cores=cores or None, **options)
 
 
 def _embedding(name: str, spec: Mapping[str, Any], cores: str) -> Engine:

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from teola_plugin.cluster.cache_reports import CacheReport, CacheReports
 from teola_plugin.cluster.chunked import by_time
 from teola_plugin.cluster.engine_factory import build_engine
 from teola_plugin.cluster.wire import EngineFacts, pack, unpack
@@ -25,6 +26,7 @@ class InstanceHost:
     def __init__(self, spec: Mapping[str, Any], instance: str) -> None:
         self.instance = instance
         self.engine: Engine = build_engine(spec, int(instance))
+        self._reports = CacheReports(self.engine)
 
     async def start(self) -> EngineFacts:
         """Start and calibrate the engine. Idempotent. Raises `EngineUnavailable`."""
@@ -56,19 +58,20 @@ class InstanceHost:
 
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
-    def ping(self) -> tuple[int, float]:
-        """Requests in flight, and the share of the KV cache in use."""
+    def ping(self) -> tuple[int, float, list[CacheReport]]:
+        """Requests in flight, the share of the KV cache in use, and what has become of its prefixes."""
         load = self.engine.load()
-        return load.requests, load.kv_used
+        return load.requests, load.kv_used, self._reports.take()
 
     async def run(self, parcel: bytes) -> bytes:
         """A whole batch at once: all results, in the order they ended."""
-        return pack([result async for result in self._results(unpack(parcel))])
+        results = [result async for result in self._results(unpack(parcel))]
+        return pack([*results, *self._reports.take()])
 
     async def stream(self, parcel: bytes) -> AsyncIterator[bytes]:
         """Results as they come, in parcels by time."""
         async for results in by_time(self._results(unpack(parcel)), CHUNK_SECONDS):
-            yield pack(results)
+            yield pack([*results, *self._reports.take()])
 
     async def _results(self, batch: list[Request]) -> AsyncIterator[Result]:
         limit = self.engine.profile.max_request_size

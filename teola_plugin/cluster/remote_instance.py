@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from teola_plugin.cluster.cache_reports import without_reports
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts, pack, unpack
 from teola_plugin.engines.base import EngineLoad, Request, Result
+from teola_plugin.engines.cache_news import CacheNews
 from teola_plugin.engines.payloads import Generate, Warmup
 from teola_plugin.engines.static import text_size
 from teola_plugin.errors import EngineUnavailable
@@ -34,6 +36,7 @@ class RemoteInstance:
         self.node, self.pid = "", 0
         self._spec, self._options = spec, actor_options
         self._actor: Any = None
+        self.on_cache_news: Callable[[CacheNews], None] | None = None
         self._load = EngineLoad()
         self._profile = EngineProfile()
 
@@ -99,10 +102,11 @@ class RemoteInstance:
         if self._actor is None:
             return False
         try:
-            requests, kv_used = await asyncio.wait_for(self._actor.ping.remote(), seconds)
+            requests, kv_used, reports = await asyncio.wait_for(self._actor.ping.remote(), seconds)
         except Exception:
             return False
         self._load = EngineLoad(requests, kv_used)
+        list(without_reports(reports, self.on_cache_news))
         return True
 
     # ------------------------------------------------------------ requests
@@ -114,14 +118,17 @@ class RemoteInstance:
         parcel = pack(batch)
         try:
             if self._profile.batching is Batching.STATIC or not any(r.stream for r in batch):
-                for result in unpack(await self._actor.run.remote(parcel)):
+                for result in self._results(await self._actor.run.remote(parcel)):
                     yield result
                 return
             async for ref in self._actor.stream.options(num_returns="streaming").remote(parcel):
-                for result in unpack(await ref):
+                for result in self._results(await ref):
                     yield result
         except Exception as error:
             raise translated(error, self.name, self.instance) from None
+
+    def _results(self, parcel: bytes) -> Iterator[Result]:
+        return without_reports(unpack(parcel), self.on_cache_news)
 
     async def cancel(self, request_id: str) -> None:
         if self._actor is not None:

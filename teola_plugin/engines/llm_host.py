@@ -19,7 +19,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines import llm_args, llm_cores
+from teola_plugin.engines import llm_args, llm_cores, llm_events
+from teola_plugin.engines.llm_cache import HeldPrefixes
 from teola_plugin.engines.llm_link import (
     Abort,
     Answer,
@@ -46,9 +47,9 @@ _WATCH_EVERY = 0.2
 class Host:
     """Carries frames from the link to vLLM and what comes back to the link."""
 
-    def __init__(self, llm: AsyncLLM, link: Link, gauge: Gauge) -> None:
-        self._llm, self._link, self._gauge = llm, link, gauge
-        self._work = LlmWork(llm, self._say)
+    def __init__(self, llm: AsyncLLM, link: Link, gauge: Gauge, held: HeldPrefixes | None = None) -> None:
+        self._llm, self._link, self._gauge, self._held = llm, link, gauge, held
+        self._work = LlmWork(llm, self._say, held)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._outbox: list[Delta | Answer | Refusal] = []
         self._kv_said = 0.0
@@ -96,13 +97,14 @@ class Host:
     def _flush(self) -> None:
         items, self._outbox = tuple(self._outbox), []
         self._kv_said = self._gauge.kv_used
-        self._link.send(News(items, self._kv_said))
+        self._link.send(News(items, self._kv_said, self._held.take() if self._held is not None else ()))
 
     async def _watch(self) -> None:
-        """Ends the host when vLLM is dead, also when no request is there to notice; keeps the KV figure fresh."""
+        """Ends the host when vLLM is dead, also when no request is there to notice; keeps what is known of the cache
+        fresh."""
         while not self._llm.errored:
             await asyncio.sleep(_WATCH_EVERY)
-            if abs(self._gauge.kv_used - self._kv_said) > 0.001:
+            if abs(self._gauge.kv_used - self._kv_said) > 0.001 or (self._held is not None and self._held.changed):
                 self._flush()
         await self._die()
 
@@ -146,6 +148,8 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLM, Ready]:
 
     cpu = current_platform.is_cpu()
     args = llm_args.engine_args(setup.model, setup.engine_args, cpu=cpu)
+    if llm_events.wanted(setup.tell_cache, args):
+        args["kv_events_config"] = llm_events.publishing()
     if isinstance(args["structured_outputs_config"], dict):  # the one config that vLLM does not convert by itself
         args["structured_outputs_config"] = StructuredOutputsConfig(**args["structured_outputs_config"])
     with llm_cores.starting(setup.engine_args) if cpu else nullcontext(False) as in_one:
@@ -159,6 +163,7 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLM, Ready]:
         max_num_seqs=config.scheduler_config.max_num_seqs,
         max_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         block_size=config.cache_config.block_size,
+        cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
         device=current_platform.device_type + (f":{cores}" if cores else ""),
         versions={
             "vllm": vllm.__version__,
@@ -200,8 +205,9 @@ async def _main(fd: int) -> None:
         link.send(NotReady(f"{type(failed).__name__}: {failed}"))
         await link.flushed()
         return
+    events = llm_events.CacheEvents(llm.vllm_config) if llm_events.wanted(setup.tell_cache, setup.engine_args) else None
     link.send(ready)
-    await Host(llm, link, gauge).serve()
+    await Host(llm, link, gauge, events.held if events is not None else None).serve()
 
 
 def _end_with_parent(parent: int, folder: Path) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from teola_plugin.engines.cache_news import CacheNews
+
 _LENGTH = struct.Struct("!I")
 
 
@@ -23,6 +25,8 @@ class Setup:
     name: str
     model: str
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    tell_cache: bool = False
+    """Whether somebody wants to know what the prefix cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Ready:
     max_num_seqs: int
     max_batched_tokens: int
     block_size: int
+    cache_tokens: int
     device: str
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -117,6 +122,7 @@ class News:
 
     items: tuple[Delta | Answer | Refusal, ...]
     kv_used: float = 0.0
+    cache: CacheNews = ()
 
 
 class Link:

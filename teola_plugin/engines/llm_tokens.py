@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from teola_plugin.engines.llm_positions import block_ends
 from teola_plugin.engines.payloads import UNKNOWN, Prompt
 
 _LONG = 20_000
 """Characters from which tokenising goes to a thread: about 5 ms of work, more than a token stream should wait."""
 _UNSTABLE = 8
 """At most this many tokens at the end of a prefix are taken for unstable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The ids of a prompt, or of its beginning."""
+
+    prompt: Prompt
+    text: str
+    """As the chat template renders it."""
+    ids: list[int]
+    encoding: Any = None
+    """Of a fast tokenizer: it knows where in the text a token stands."""
+
+    def ends(self, block: int) -> list[int] | None:
+        """Characters of `prompt.flat()` before the end of each block of so many tokens; None if nobody can tell."""
+        if self.encoding is None:
+            return None
+        return block_ends(self.prompt, self.text, self.encoding, len(self.ids), block)
 
 
 class PromptTokens:
@@ -27,24 +47,22 @@ class PromptTokens:
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
 
-    async def whole(self, prompt: Prompt) -> list[int]:
-        """Ids of a complete prompt. Raises `ValueError` when a slot is unknown or the template refuses it."""
+    async def whole(self, prompt: Prompt) -> Encoded:
+        """A complete prompt. Raises `ValueError` when a slot is unknown or the template refuses it."""
         if not prompt.complete:
             raise ValueError("the prompt has an unknown slot")
         text, special = self.render(prompt)
-        return await _run(len(text), self._encode, text, special)
+        return await _run(len(text), lambda: self._encode(prompt, text, text, special))
 
-    async def prefix(self, prompt: Prompt) -> list[int]:
-        """Ids of what precedes the first unknown slot, without the last ones that more text could change.
+    async def prefix(self, prompt: Prompt) -> Encoded:
+        """What precedes the first unknown slot, without the last tokens that more text could change.
 
         Never wrong, only more or less useful: a full prefill always sends the ids of the whole prompt, and finds as
         many blocks cached as agree.
         """
         text, special = self.render(prompt)
         known, unknown, _ = text.partition(UNKNOWN)
-        if not unknown:
-            return await _run(len(text), self._encode, text, special)
-        return await _run(len(known), self._stable, known, special)
+        return await _run(len(known), lambda: self._encode(prompt, text, known, special, stable=bool(unknown)))
 
     def render(self, prompt: Prompt) -> tuple[str, bool]:
         """The prompt's text, and whether special tokens are still to be added (a chat template writes its own)."""
@@ -58,17 +76,14 @@ class PromptTokens:
             raise ValueError(f"the model's chat template refuses the messages: {refused}") from refused
         return str(text), False
 
-    def _encode(self, text: str, special: bool) -> list[int]:
-        if self._fast is not None:  # stateless, unlike the wrapper: safe from several threads
-            return list(self._fast.encode(text, add_special_tokens=special).ids)
-        return list(self._tokenizer.encode(text, add_special_tokens=special))
-
-    def _stable(self, text: str, special: bool) -> list[int]:
-        """Ids of `text` without its last word: tokenizers never look across words, but more text may extend one."""
+    def _encode(self, prompt: Prompt, text: str, known: str, special: bool, *, stable: bool = False) -> Encoded:
+        """`stable`: without its last word. Tokenizers never look across words, but more text may extend one."""
         if self._fast is None:
-            return self._encode(text, special)[:-_UNSTABLE]
-        encoding = self._fast.encode(text, add_special_tokens=special)
-        return list(encoding.ids[: _stable_length(encoding.word_ids)])
+            ids = list(self._tokenizer.encode(known, add_special_tokens=special))
+            return Encoded(prompt, text, ids[:-_UNSTABLE] if stable else ids)
+        encoding = self._fast.encode(known, add_special_tokens=special)  # stateless: safe from several threads
+        ids = list(encoding.ids)
+        return Encoded(prompt, text, ids[: _stable_length(encoding.word_ids)] if stable else ids, encoding)
 
 
 def _stable_length(words: Sequence[int | None]) -> int:
@@ -81,7 +96,5 @@ def _stable_length(words: Sequence[int | None]) -> int:
     return keep
 
 
-async def _run(characters: int, encode: Any, text: str, special: bool) -> list[int]:
-    if characters < _LONG:
-        return list(encode(text, special))
-    return list(await asyncio.to_thread(encode, text, special))
+async def _run(characters: int, encode: Callable[[], Encoded]) -> Encoded:
+    return encode() if characters < _LONG else await asyncio.to_thread(encode)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from teola_plugin.engines import llm_args
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Piece, Request, Result
+from teola_plugin.engines.cache_news import CacheNews
 from teola_plugin.engines.llm_link import (
     Abort,
     Answer,
@@ -46,7 +47,8 @@ class VllmEngine:
 
     `model` is a folder or a hub name. `engine_args` go to vLLM's `AsyncEngineArgs` as they are and win over the
     defaults of `llm_args`. `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `llm_cores`). `log` is the file that
-    takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes.
+    takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes. With `tell_cache`
+    vLLM's KV events are followed, for placement; by default if there are several instances (see `cache_news`).
 
     Generation that would pass `max_model_len` ends there with finish reason `length`; a prompt that leaves no room
     for output fails with `RequestTooLarge`. When vLLM dies, every request in flight and every later one fails with
@@ -64,8 +66,11 @@ class VllmEngine:
         cores: str | None = None,
         log: Path | None = None,
         start_timeout: float = 600.0,
+        tell_cache: bool | None = None,
     ) -> None:
         self.name = name
+        self.tell_cache = tell_cache
+        self.on_cache_news: Callable[[CacheNews], None] | None = None
         self._setup = Setup(name, str(model), dict(engine_args or {}))
         self._cores, self._start_timeout = cores, start_timeout
         self._own_log = log is None
@@ -105,7 +110,7 @@ class VllmEngine:
 
     async def _greet(self, host: HostProcess) -> Link:
         link = await Link.over(host.socket)
-        link.send(self._setup)
+        link.send(replace(self._setup, tell_cache=bool(self.tell_cache)))
         try:
             frame = await link.receive()
         except EOFError:
@@ -121,6 +126,7 @@ class VllmEngine:
             max_requests=frame.max_num_seqs,
             max_request_size=frame.max_model_len,
             min_split_tokens=max(self._profile.min_split_tokens, frame.block_size),
+            cache_tokens=frame.cache_tokens,
             device=frame.device,
             # A CPU's step lasts as long as all of its tokens; a GPU's decoding leaves it time to prefill beside.
             interference=1.0 if frame.device.startswith("cpu") else 0.3,
@@ -226,6 +232,8 @@ class VllmEngine:
                 self._kv_used = news.kv_used
                 for item in news.items:
                     self._hear(item)
+                if news.cache and self.on_cache_news is not None:
+                    self.on_cache_news(news.cache)
         except EOFError:
             self._link = None
             await link.close()

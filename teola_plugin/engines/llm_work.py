@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.engines.llm_cache import HeldPrefixes
 from teola_plugin.engines.llm_link import Answer, Delta, Reset, Submit
-from teola_plugin.engines.llm_tokens import PromptTokens
+from teola_plugin.engines.llm_tokens import Encoded, PromptTokens
 from teola_plugin.engines.payloads import Generate, Generation, Sampling, Warmed, Warmup
+from teola_plugin.graph.prefix_blocks import block_hashes
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -28,10 +30,10 @@ class TooLarge(Exception):
 
 
 class LlmWork:
-    """Does requests. `say` takes what must reach the caller before a request's answer."""
+    """Does requests. `say` takes what must reach the caller before a request's answer; `held` is told of prompts."""
 
-    def __init__(self, llm: AsyncLLM, say: Callable[[Delta], None]) -> None:
-        self._llm, self._say = llm, say
+    def __init__(self, llm: AsyncLLM, say: Callable[[Delta], None], held: HeldPrefixes | None = None) -> None:
+        self._llm, self._say, self._held = llm, say, held
         self._tokens = PromptTokens(llm.get_tokenizer())
         self._limit = int(llm.vllm_config.model_config.max_model_len)
         self._block = int(llm.vllm_config.cache_config.block_size)
@@ -61,7 +63,7 @@ class LlmWork:
     async def _generate(self, submit: Submit, payload: Generate) -> Answer:
         """Output that would pass `max_model_len` ends there with finish reason `length`, as in vLLM itself."""
         begun = time.perf_counter()
-        ids = self._checked(await self._tokens.whole(payload.prompt))
+        ids = self._checked(await self._tokens.whole(payload.prompt), submit)
         params = sampling_params(payload.sampling)
         text, tokens, cached, first, reason = "", 0, 0, 0.0, None
         self._enter()
@@ -86,7 +88,7 @@ class LlmWork:
     async def _warm_up(self, submit: Submit, payload: Warmup) -> Answer:
         """Prefills whole blocks of the prefix; beside others in growing prefixes, so that they go on in between."""
         begun = time.perf_counter()
-        ids = self._checked(await self._tokens.prefix(payload.prompt))
+        ids = self._checked(await self._tokens.prefix(payload.prompt), submit)
         total = len(ids) // self._block * self._block
         chunk = max(self._block, submit.chunk // self._block * self._block)
         done = 0
@@ -113,9 +115,13 @@ class LlmWork:
         priority = submit.priority + (_LAST if submit.background else 0)
         return self._llm.generate(prompt, params, name, priority=priority)  # type: ignore[no-any-return]
 
-    def _checked(self, ids: list[int]) -> list[int]:
+    def _checked(self, encoded: Encoded, submit: Submit) -> list[int]:
+        ids = encoded.ids
         if len(ids) >= self._limit:
             raise TooLarge(len(ids), self._limit)
+        if self._held is not None and (ends := encoded.ends(self._block)) is not None:
+            names = block_hashes(encoded.prompt.known(), tenant=submit.tenant)
+            self._held.expect(ids, ends, names, submit.tenant)
         return ids
 
     def _enter(self) -> None:

@@ -63,6 +63,8 @@ class EngineProfile:
     """Engines with the same non-empty device do not overlap."""
     prefix_caching: bool = False
     """Whether a prefix that was prefilled once makes a later prompt cheaper."""
+    cache_tokens: int = 0
+    """Tokens that the prefix cache of an instance holds; 0 where nobody says."""
     min_split_tokens: int = 48
     """Below this many tokens a partial prefilling costs more than it saves."""
     warmup_chunk: int = 256

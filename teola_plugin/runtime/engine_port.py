@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from teola_plugin.engines.base import Done, Engine, Failed, Piece, Result
+from teola_plugin.engines.cache_news import CacheNews
 from teola_plugin.engines.payloads import Generate, IngestRow, Warmup
 from teola_plugin.errors import EngineError, EngineOverloaded, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import Primitive, PrimitiveKind
+from teola_plugin.graph.prefix_blocks import block_hashes
+from teola_plugin.runtime.cache_events import cache_events
 from teola_plugin.runtime.request_table import RequestEntry
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
 from teola_plugin.scheduling.events import (
@@ -31,7 +34,6 @@ from teola_plugin.scheduling.events import (
     RequestsEnded,
     RunBatch,
 )
-from teola_plugin.scheduling.prefix_blocks import block_hashes
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.prescheduling import Follow
@@ -155,6 +157,8 @@ class EnginePort:
         self._given_up = ""
         first = next(iter(self.instances.values()))
         self.scheduler = EngineScheduler(first.profile, tuple(self.instances), policy)
+        for number, engine in self.instances.items():
+            self._follow(number, engine)
 
     @property
     def engine(self) -> Engine:
@@ -181,6 +185,15 @@ class EnginePort:
     def tell(self, event: EngineEvent) -> None:
         """News of an instance, for its scheduler (e.g. `CacheUse`)."""
         self._handle(event)
+
+    def _follow(self, instance: str, engine: Engine) -> None:
+        """Pass on what the instance says of its cache, if it does (see `engines.cache_news`)."""
+        if hasattr(engine, "on_cache_news"):
+            engine.on_cache_news = lambda news: self._cache_news(instance, engine, news)
+
+    def _cache_news(self, instance: str, engine: Engine, news: CacheNews) -> None:
+        for event in cache_events(self._now(), instance, news, engine.load().kv_used):
+            self._handle(event)
 
     def _refusal(self, more: int) -> EngineError | None:
         if self._given_up:
@@ -222,6 +235,7 @@ class EnginePort:
     def add(self, instance: str, engine: Engine) -> None:
         """One more started instance."""
         self.instances[instance] = engine
+        self._follow(instance, engine)
         self._handle(InstanceUp(self._now(), instance))
 
     async def retire(self, instance: str) -> Engine:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from teola_plugin.engines.base import Engine
+from teola_plugin.engines.cache_news import ask_for_news
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.errors import EngineUnavailable, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref
@@ -88,6 +89,8 @@ class LocalRuntime:
 
     async def astart(self) -> None:
         """`start` for a runtime on the caller's loop."""
+        for instances in self._engines.values():
+            ask_for_news(instances)
         engines = [e for instances in self._engines.values() for e in instances]
         await asyncio.gather(*(e.start() for e in engines))
         for engine in engines:  # one after the other: engines that share cores would disturb each other's figures

@@ -1,5 +1,6 @@
 """The two schedulers as pure state machines: events in, instructions out; no clock, no I/O."""
 
+from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
 from teola_plugin.scheduling.engine_scheduler import EngineScheduler
 from teola_plugin.scheduling.graph_scheduler import GraphScheduler
 from teola_plugin.scheduling.live_query import LiveQuery, Status
@@ -11,7 +12,6 @@ from teola_plugin.scheduling.policies import (
     ThroughputOriented,
     TopologyAware,
 )
-from teola_plugin.scheduling.prefix_blocks import PrefixBlocks, block_hashes
 
 __all__ = [
     "E2",

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
+from teola_plugin.graph.prefix_blocks import PrefixBlocks
 from teola_plugin.scheduling.objectives import Objective
-from teola_plugin.scheduling.prefix_blocks import PrefixBlocks
 
 
 @dataclass(frozen=True, slots=True)

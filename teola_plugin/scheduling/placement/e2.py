@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.graph.prefix_blocks import BLOCK_TOKENS
 from teola_plugin.scheduling.events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
 from teola_plugin.scheduling.placement.base import Asked, Fits, Placed, Why
 from teola_plugin.scheduling.placement.least_outstanding import Homes
 from teola_plugin.scheduling.placement.load_model import LoadModel, prefill_cost
-from teola_plugin.scheduling.placement.options import PREBLE, E2Options
+from teola_plugin.scheduling.placement.options import CAPACITY, PREBLE, E2Options
 from teola_plugin.scheduling.placement.prefix_index import NOTHING, Match, PrefixIndex, key_portion
 from teola_plugin.scheduling.placement.rebalance import Balancer
-from teola_plugin.scheduling.prefix_blocks import BLOCK_TOKENS
 
 LOOKS = 8
 """Instances whose eviction cost is computed for one decision; the cheapest without it come first."""
@@ -51,7 +51,8 @@ class E2:
 
     def __init__(self, profile: EngineProfile, options: E2Options = PREBLE) -> None:
         self.options = options
-        self.index = PrefixIndex(options.capacity, options.window / 2)
+        capacity = options.capacity or profile.cache_tokens // BLOCK_TOKENS or CAPACITY
+        self.index = PrefixIndex(capacity, options.window / 2)
         self.loads = LoadModel(profile.seconds(PrimitiveKind.DECODING, EXPECTED_TOKENS), window=options.window)
         self.balancer = Balancer(self.loads, options.window, options.interval, options.least_requests)
         self._cost = prefill_cost(profile)

@@ -14,9 +14,10 @@ DECODING = 0.7
 
 @dataclass(frozen=True, slots=True)
 class E2Options:
-    """Preble's settings. `capacity` in blocks of an instance; times in seconds."""
+    """Preble's settings; times in seconds."""
 
-    capacity: int = CAPACITY
+    capacity: int | None = None
+    """Blocks of an instance's cache; by default what the engine's profile says, else `CAPACITY`."""
     window: float = WINDOW
     decoding: float = DECODING
     interval: float = 10.0

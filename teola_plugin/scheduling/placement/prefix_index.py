@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from teola_plugin.scheduling.prefix_blocks import PrefixBlocks
+from teola_plugin.graph.prefix_blocks import PrefixBlocks
 
 Entry = tuple[int, int, "Run"]
 """(tick of its last use, minus its end, run): the coldest first, and of one prompt the end first."""

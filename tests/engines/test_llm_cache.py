@@ -1,0 +1,163 @@
+"""What vLLM says of its cache, by tokens, becomes what placement knows, by text."""
+
+from __future__ import annotations
+
+import random
+
+import transformers
+from support.placement import anywhere, ask
+
+from teola_plugin.engines import tiny_llama
+from teola_plugin.engines.cache_news import CacheNews, Emptied, Forgot, Holds, ask_for_news
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines.llm_cache import HeldPrefixes
+from teola_plugin.engines.llm_tokens import PromptTokens
+from teola_plugin.engines.llm_vllm import VllmEngine
+from teola_plugin.engines.payloads import UNKNOWN, Message, Prompt
+from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
+from teola_plugin.runtime.engine_port import EnginePort, PortListener
+from teola_plugin.scheduling import E2
+from teola_plugin.scheduling.placement import Why
+
+BLOCK = 4
+
+
+class Cache:
+    """A cache of blocks of 4 tokens, whose hashes are their content; a token is 32 characters of text."""
+
+    def __init__(self) -> None:
+        self.held = HeldPrefixes(BLOCK)
+
+    def names(self, tokens: str, tenant: str = "") -> PrefixBlocks:
+        return block_hashes("".join(token * 32 for token in tokens), tenant=tenant)
+
+    def expect(self, tokens: str, tenant: str = "") -> PrefixBlocks:
+        ids = [ord(token) for token in tokens]
+        ends = [32 * end for end in range(BLOCK, len(ids) + 1, BLOCK)]
+        names = self.names(tokens, tenant)
+        self.held.expect(ids, ends, names, tenant)
+        return names
+
+    def hashes(self, tokens: str, tenant: str = "") -> list[str]:
+        return [tenant + tokens[:end] for end in range(BLOCK, len(tokens) + 1, BLOCK)]
+
+    def store(self, tokens: str, after: str = "", tenant: str = "") -> CacheNews:
+        ids = [ord(token) for token in tokens[len(after) :]]
+        hashes = self.hashes(tokens, tenant)[len(after) // BLOCK :]
+        self.held.stored(hashes, ids, tenant + after if after else None, tenant)
+        return self.held.take()
+
+    def forget(self, *hashes: str) -> CacheNews:
+        for name in hashes:
+            self.held.removed([name])
+        return self.held.take()
+
+
+def test_stored_blocks_are_the_beginning_of_a_known_prompt() -> None:
+    cache = Cache()
+    names = cache.expect("abcdefghijkl")
+    assert cache.store("abcdefgh") == (Holds(names[:4]),)
+    assert cache.store("abcdefghijkl", after="abcdefgh") == (Holds(names),)
+    assert cache.store("abcdefgh") == (Holds(names[:4]),), "found again"
+
+
+def test_blocks_that_go_one_by_one_are_one_piece_of_news() -> None:
+    cache = Cache()
+    names = cache.expect("abcdefghijkl")
+    cache.store("abcdefghijkl")
+    assert cache.forget("abcdefghijkl", "abcdefgh") == (Forgot(names[:3], 2),)
+    assert cache.forget("abcd") == (Forgot(names[:1], 0),)
+    assert cache.forget("abcd", "never seen") == ()
+
+
+def test_text_that_another_prompt_shares_is_not_forgotten_with_one_of_them() -> None:
+    """They part within a block of tokens: each has a block of its own for text that both have."""
+    cache = Cache()
+    one, two = cache.expect("abcdefgh"), cache.expect("abcdefxy")
+    assert one[:3] == two[:3] and one[3] != two[3]
+    cache.store("abcdefgh")
+    cache.store("abcdefxy", after="abcd")
+    assert cache.forget("abcdefgh") == (Forgot(one, 3),)
+    assert cache.forget("abcdefxy") == (Forgot(two[:3], 2),)
+
+
+def test_an_answer_is_named_when_a_later_prompt_contains_it() -> None:
+    cache = Cache()
+    cache.expect("abcd")
+    cache.store("abcd")
+    assert cache.store("abcdefgh", after="abcd") == (), "nobody asked for this"
+    names = cache.expect("abcdefghijkl")
+    assert cache.held.take() == (Holds(names[:4]),)
+    assert cache.forget("abcdefgh") == (Forgot(names[:3], 2),)
+
+
+def test_tenants_and_lost_news() -> None:
+    cache = Cache()
+    mine, yours = cache.expect("abcd", "me"), cache.expect("abcd", "you")
+    assert cache.store("abcd", tenant="you") == (Holds(yours),) and mine != yours
+    assert cache.store("abcdefgh", after="abcd", tenant="me") == (), "its parent was never heard of"
+    cache.held.cleared()
+    assert cache.held.take() == (Emptied(),)
+    assert cache.forget("youabcd") == ()
+
+
+# ---------------------------------------------------------------- where blocks of tokens end in the text
+
+
+def chat(text: str) -> Prompt:
+    return Prompt((Message("system", " Be brief. "), Message("user", text), Message("assistant", "Yes?")), tools="[]")
+
+
+async def test_blocks_end_where_their_text_ends_whatever_follows() -> None:
+    """Two prompts that share tokens agree on the text of these; a template's own words belong to nobody's text."""
+    tokens = PromptTokens(transformers.AutoTokenizer.from_pretrained(tiny_llama.make()))
+    source = random.Random(3)
+    words = ("Paris", "naïve ", "東京", " 🙂", "the\n\n", "x", "3.14 ")
+    for number in range(60):
+        whole = chat if number % 2 else lambda t: Prompt(text=t)
+        shared = "".join(source.choice(words) for _ in range(source.randint(20, 60)))
+        one, two = await tokens.whole(whole(shared + "left and on")), await tokens.whole(whole(shared + "right"))
+        first, second = one.ends(8), two.ends(8)
+        assert first is not None and second is not None and first == sorted(first)
+        same = next(i for i, (a, b) in enumerate(zip(one.ids, two.ids, strict=False)) if a != b) // 8
+        assert same >= 2 and first[:same] == second[:same]
+        text = tokens._tokenizer.decode(one.ids[: 8 * same], skip_special_tokens=True)
+        at = first[same - 1] - text.endswith("\ufffd")  # a block may end within a character
+        assert text.rstrip("\ufffd").endswith(one.prompt.flat()[at - 6 : at])
+
+
+async def test_of_a_prompt_with_an_unknown_slot_only_what_is_known_is_named() -> None:
+    tokens = PromptTokens(transformers.AutoTokenizer.from_pretrained(tiny_llama.make()))
+    known, whole = await tokens.prefix(chat("one two " * 20 + UNKNOWN)), await tokens.whole(chat("one two " * 20 + "x"))
+    ends, all_ends = known.ends(8), whole.ends(8)
+    assert ends and all_ends and ends == all_ends[: len(ends)]
+    assert ends[-1] <= len(known.prompt.known())
+
+
+# ---------------------------------------------------------------- up to placement
+
+
+async def test_news_of_an_instance_reach_its_scheduler() -> None:
+    engines = [next(e for e in fake_engines(rtx3090()) if e.name == "llm") for _ in range(2)]
+    for engine in engines:
+        engine.on_cache_news = None  # type: ignore[attr-defined]
+    port = EnginePort("llm", dict(zip("01", engines, strict=True)), PortListener(*[lambda *_: None] * 3))
+    router = port.scheduler.router
+    assert isinstance(router, E2)
+    asked = ask("r", ("a", 320))
+    engines[1].on_cache_news((Holds(asked.blocks),))  # type: ignore[attr-defined]
+    placed = router.place(asked, anywhere)
+    assert placed is not None and (placed.instance, placed.why) == ("1", Why.EXPLOIT)
+    engines[1].on_cache_news((Forgot(asked.blocks[:11], 10),))  # type: ignore[attr-defined]
+    assert router.index.match(asked.blocks).by_instance() == {"1": 10}
+    engines[1].on_cache_news((Emptied(),))  # type: ignore[attr-defined]
+    assert not list(router.index.runs())
+
+
+def test_only_several_instances_tell_what_they_cache_unless_somebody_decided() -> None:
+    one, two, no = (VllmEngine("llm", "model", tell_cache=said) for said in (None, None, False))
+    ask_for_news([one])
+    assert one.tell_cache is None
+    ask_for_news([one, two, no, object()])
+    assert [engine.tell_cache for engine in (one, two, no)] == [True, True, False]
