@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
 from teola_plugin.scheduling.placement import PrefixIndex, Run
 from teola_plugin.scheduling.placement.prefix_index import key_portion
-from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
 
 INSTANCES = ("a", "b", "c")
 LARGE = 10_000
