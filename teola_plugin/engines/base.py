@@ -22,11 +22,15 @@ class Request:
     query: str = ""
     tenant: str = ""
     priority: int = 0
-    """Admission sequence number of the engine scheduler: lower was admitted earlier."""
+    """Admission sequence number of the engine scheduler, lower is more urgent; later by a lag in a gang."""
     stream: bool = False
     """Whether somebody reads the pieces; without a reader an engine may send only the end."""
     background: bool = False
     """Work that must not delay others on the instance (a warm-up beside deeper decodings)."""
+    depth: int = 0
+    """Of its primitive, when it was admitted: the longest way to the output of its query."""
+    objective: str = "latency"
+    """What is wanted of it: `latency`, `throughput` or `spare`."""
 
 
 @dataclass(frozen=True, slots=True)

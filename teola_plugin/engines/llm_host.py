@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines import llm_args, llm_cores, llm_events
+from teola_plugin.engines import llm_args, llm_cores, llm_events, llm_scheduler
 from teola_plugin.engines.llm_cache import HeldPrefixes
 from teola_plugin.engines.llm_link import (
     Abort,
@@ -148,6 +148,8 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLM, Ready]:
 
     cpu = current_platform.is_cpu()
     args = llm_args.engine_args(setup.model, setup.engine_args, cpu=cpu)
+    if setup.scheduler:
+        args.setdefault("scheduler_cls", llm_scheduler.class_name(cpu=cpu, engine_args=args))
     if llm_events.wanted(setup.tell_cache, args):
         args["kv_events_config"] = llm_events.publishing()
     if isinstance(args["structured_outputs_config"], dict):  # the one config that vLLM does not convert by itself

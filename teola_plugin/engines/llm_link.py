@@ -27,6 +27,8 @@ class Setup:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     tell_cache: bool = False
     """Whether somebody wants to know what the prefix cache holds."""
+    scheduler: str = ""
+    """See `llm_scheduler`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Submit:
     background: bool = False
     chunk: int = 256
     """Tokens a warm-up may prefill at once beside other requests."""
+    standing: tuple[str, int, str] | None = None
+    """Query, depth and objective, for a scheduler class of ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.engines import llm_args
+from teola_plugin.engines import llm_args, llm_scheduler
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Piece, Request, Result
 from teola_plugin.engines.cache_news import CacheNews
 from teola_plugin.engines.llm_link import (
@@ -49,6 +49,8 @@ class VllmEngine:
     defaults of `llm_args`. `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `llm_cores`). `log` is the file that
     takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes. With `tell_cache`
     vLLM's KV events are followed, for placement; by default if there are several instances (see `cache_news`).
+    `scheduler="topology"` replaces vLLM's waiting queue (see `llm_scheduler`); `start` raises `ConfigError` where it is
+    not known to work.
 
     Generation that would pass `max_model_len` ends there with finish reason `length`; a prompt that leaves no room
     for output fails with `RequestTooLarge`. When vLLM dies, every request in flight and every later one fails with
@@ -67,11 +69,12 @@ class VllmEngine:
         log: Path | None = None,
         start_timeout: float = 600.0,
         tell_cache: bool | None = None,
+        scheduler: str = "",
     ) -> None:
         self.name = name
         self.tell_cache = tell_cache
         self.on_cache_news: Callable[[CacheNews], None] | None = None
-        self._setup = Setup(name, str(model), dict(engine_args or {}))
+        self._setup = Setup(name, str(model), dict(engine_args or {}), scheduler=scheduler)
         self._cores, self._start_timeout = cores, start_timeout
         self._own_log = log is None
         self.log = log or log_file(name)
@@ -96,7 +99,7 @@ class VllmEngine:
         async with self._starting:
             if self._link is not None:
                 return
-            llm_args.check_installed(self.name)
+            llm_scheduler.check(self._setup.scheduler, llm_args.check_installed(self.name), self.name)
             await self._end()
             folder = private_folder()
             env = llm_args.environment(self._setup.model, self._cores, folder)
@@ -201,6 +204,7 @@ class VllmEngine:
                     request.stream,
                     request.background,
                     self._profile.warmup_chunk,
+                    (request.query, request.depth, request.objective) if self._setup.scheduler else None,
                 )
             )
         return wire

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.llm_cache import HeldPrefixes
 from teola_plugin.engines.llm_link import Answer, Delta, Reset, Submit
+from teola_plugin.engines.llm_scheduler import KEY
 from teola_plugin.engines.llm_tokens import Encoded, PromptTokens
 from teola_plugin.engines.payloads import Generate, Generation, Sampling, Warmed, Warmup
 from teola_plugin.graph.prefix_blocks import block_hashes
@@ -112,6 +113,8 @@ class LlmWork:
         prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": ids}
         if submit.tenant:
             prompt["cache_salt"] = submit.tenant
+        if submit.standing is not None:
+            params.extra_args = {KEY: submit.standing}
         priority = submit.priority + (_LAST if submit.background else 0)
         return self._llm.generate(prompt, params, name, priority=priority)  # type: ignore[no-any-return]
 

@@ -311,9 +311,11 @@ class EnginePort:
         engine = self.instances[batch.instance]
         entries = {r: self._entries[r] for r in batch.requests if r in self._entries}
         requests = []
-        for number, name in zip(batch.priorities, batch.requests, strict=True):
+        for name, number, (depth, objective) in zip(batch.requests, batch.priorities, batch.standings, strict=True):
             if name in entries:
-                entries[name].request = replace(entries[name].request, priority=number)
+                entries[name].request = replace(
+                    entries[name].request, priority=number, depth=depth, objective=objective.value
+                )
                 requests.append(entries[name].request)
                 self._listener.started(entries[name], batch.instance, batch.batch)
         broken: BaseException | None = None

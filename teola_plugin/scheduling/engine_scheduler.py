@@ -271,4 +271,5 @@ class EngineScheduler:
             queued.overtaken += queued.arrived < last
         requests = tuple(request.id for _, request in picked)
         priorities = tuple(next(self._admissions) + LAG.get(queued.objective, 0) for queued, _ in picked)
-        return RunBatch(instance, next(self._batches), requests, priorities)
+        standings = tuple((queued.depth, queued.objective) for queued, _ in picked)
+        return RunBatch(instance, next(self._batches), requests, priorities, standings)
