@@ -58,7 +58,7 @@ def session_llm() -> Iterator[SessionLlm]:
 
     thread = LoopThread()
     args = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 4096}
-    engine = VllmEngine("session-llm", tiny_llama.make(), engine_args=args, cores="0")
+    engine = VllmEngine("session-llm", tiny_llama.make(), engine_args=args, cores="0", tell_cache=True)
     try:
         thread.run(engine.start(), timeout=280)
         yield SessionLlm(engine, thread)

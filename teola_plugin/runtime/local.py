@@ -29,6 +29,7 @@ from teola_plugin.runtime.request_table import PendingCall, RequestEntry
 from teola_plugin.runtime.requests import Calls
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.events import CancelQuery, Close, Enqueue, PartEnded
+from teola_plugin.scheduling.objectives import Objective
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")
@@ -279,7 +280,9 @@ class LocalRuntime:
             # The plain object waits for this very call: nothing of its query is more urgent.
             depth = max((p.depth for p in self._driver.scheduler.queries[run.id] if not p.status.ended), default=0)
             self.recorder.queued(run.id, name, now, kind=kind.name, engine=port.name, depth=depth, size=len(fresh))
-        port.enqueue(fresh, Enqueue(now, run.id, name, kind, (), depth, run.query.app, run.query.weight))
+        objective = Objective.THROUGHPUT if len(fresh) > 1 else Objective.LATENCY  # several are put together
+        query = run.query
+        port.enqueue(fresh, Enqueue(now, run.id, name, kind, (), depth, query.app, query.weight, objective=objective))
 
     def _give_up(self, entries: list[RequestEntry]) -> None:
         for entry in entries:

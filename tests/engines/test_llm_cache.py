@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from typing import TYPE_CHECKING
 
+import pytest
 import transformers
-from support.placement import anywhere, ask
+from support.placement import anywhere, ask, e2
 
 from teola_plugin.engines import tiny_llama
+from teola_plugin.engines.base import Done, Request
 from teola_plugin.engines.cache_news import CacheNews, Emptied, Forgot, Holds, ask_for_news
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.llm_cache import HeldPrefixes
 from teola_plugin.engines.llm_tokens import PromptTokens
 from teola_plugin.engines.llm_vllm import VllmEngine
-from teola_plugin.engines.payloads import UNKNOWN, Message, Prompt
+from teola_plugin.engines.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Sampling
 from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.graph import PrimitiveKind
 from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
+from teola_plugin.runtime.cache_events import cache_events
 from teola_plugin.runtime.engine_port import EnginePort, PortListener
 from teola_plugin.scheduling import E2
 from teola_plugin.scheduling.placement import Why
+
+if TYPE_CHECKING:
+    from tests.conftest import SessionLlm
 
 BLOCK = 4
 
@@ -161,3 +170,92 @@ def test_only_several_instances_tell_what_they_cache_unless_somebody_decided() -
     assert one.tell_cache is None
     ask_for_news([one, two, no, object()])
     assert [engine.tell_cache for engine in (one, two, no)] == [True, True, False]
+
+
+# ---------------------------------------------------------------- vLLM's own events
+
+
+def text(seed: int, words: int) -> str:
+    source = random.Random(seed)
+    return " ".join(
+        source.choice(("Paris", "naïve", "東京", "the", "of 12", "🙂", "3.14", "times")) for _ in range(words)
+    )
+
+
+async def ask_for(engine: VllmEngine, prompt: Prompt, name: str) -> Generation:
+    request = Request(name, PrimitiveKind.PREFILLING, Generate(prompt, Sampling(max_tokens=4, ignore_eos=True)))
+    last = [result async for result in engine.execute([request])][-1]
+    assert isinstance(last, Done) and isinstance(last.value, Generation)
+    return last.value
+
+
+async def told(news: list[object], kind: type) -> None:
+    """Waits until news of a kind have come."""
+    for _ in range(200):
+        if any(isinstance(said, kind) for said in news):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"no {kind.__name__} in {news}")
+
+
+@pytest.mark.vllm
+def test_vllm_tells_what_it_stores_and_that_it_is_emptied(session_llm: SessionLlm) -> None:
+    prompt, engine = chat(text(1, 200)), session_llm.engine
+    names = block_hashes(prompt.flat())
+    news: list[object] = []
+
+    async def asked() -> None:
+        await engine.reset()
+        engine.on_cache_news = news.extend
+        try:
+            found = await ask_for(engine, prompt, "told")
+            await told(news, Holds)
+            assert found.cached_tokens == 0
+            await engine.reset()
+            await told(news, Emptied)
+        finally:
+            engine.on_cache_news = None
+
+    session_llm.run(asked())
+    held = max((said.blocks for said in news if isinstance(said, Holds)), key=len)
+    assert held == names[: len(held)] and len(names) - 3 <= len(held)
+    assert isinstance(news[-1], Emptied)
+    profile = engine.profile
+    assert profile.cache_tokens >= 4096 and profile.cache_tokens % 32 == 0
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_what_placement_believes_is_what_vllm_finds(session_llm: SessionLlm) -> None:
+    """A cache of 2,048 tokens and prompts of some 600, half of them with one beginning: most have to go."""
+    args = {"dtype": "float32", "num_gpu_blocks_override": 65, "max_model_len": 1024, "block_size": 32}
+    engine = VllmEngine("small", tiny_llama.make(), engine_args=args, cores="1", tell_cache=True)
+    placement, source = e2("0", "1"), random.Random(5)
+    shared = text(2, 90)
+    prompts = [Prompt(text=(shared if n % 2 else "") + text(10 + n, 60 + 30 * (n % 4))) for n in range(8)]
+    gaps, hits = [], 0
+
+    def hear(news: CacheNews) -> None:
+        for event in cache_events(0.0, "0", news, 0.0):
+            placement.cached(event)
+
+    async def asked() -> None:
+        nonlocal hits
+        await engine.start()
+        engine.on_cache_news = hear
+        for number in range(40):
+            prompt = source.choice(prompts)
+            names = block_hashes(prompt.flat())
+            believed = placement.index.match(names).at("0") / len(names)
+            found = await ask_for(engine, prompt, f"r{number}")
+            gaps.append(abs(believed - found.cached_tokens / found.prompt_tokens))
+            hits += found.cached_tokens > 0
+            await asyncio.sleep(0.4)
+
+    try:
+        session_llm.run(asked(), timeout=280)
+    finally:
+        session_llm.run(engine.stop())
+    assert engine.profile.cache_tokens == 65 * 32
+    assert 8 < hits < 40, "some prefixes stay, some go"
+    assert max(gaps) < 0.15 and sum(gaps) / len(gaps) < 0.06, gaps
