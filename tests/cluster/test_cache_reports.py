@@ -1,0 +1,36 @@
+"""News of an instance's cache go along with its results."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from teola_plugin.cluster import cache_reports
+from teola_plugin.cluster.cache_reports import CacheReports, without_reports
+from teola_plugin.cluster.wire import pack, unpack
+from teola_plugin.engines.base import Done
+from teola_plugin.engines.cache_news import CacheNews, Emptied, Forgot, Holds
+
+
+def test_a_parcel_takes_along_what_there_is_to_tell() -> None:
+    engine: Any = SimpleNamespace(on_cache_news=None)
+    reports = CacheReports(engine)
+    assert reports.take() == []
+    engine.on_cache_news((Holds((1, 2)),))
+    engine.on_cache_news((Forgot((1, 2), 1), Emptied()))
+    parcel = pack([Done("r", 3), *reports.take()])
+    heard: list[CacheNews] = []
+    assert list(without_reports(unpack(parcel), heard.append)) == [Done("r", 3)]
+    assert heard == [(Holds((1, 2)), Forgot((1, 2), 1), Emptied())]
+    assert reports.take() == []
+    assert list(without_reports(unpack(parcel), None)) == [Done("r", 3)]
+
+
+def test_what_nobody_fetches_does_not_pile_up() -> None:
+    engine: Any = SimpleNamespace(on_cache_news=None)
+    reports = CacheReports(engine)
+    for _ in range(cache_reports.MOST + 1):
+        engine.on_cache_news((Holds((1,)),))
+    (report,) = reports.take()
+    assert report.news == (Emptied(),)
+    CacheReports(SimpleNamespace())  # type: ignore[arg-type]  # an engine that does not tell
