@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from teola_plugin.engines.lanes import Lanes
 from teola_plugin.engines.payloads import EmbedText
 from teola_plugin.engines.quiet import no_loading_bars
 from teola_plugin.engines.static import StaticEngine, sample_chunk
@@ -23,6 +25,8 @@ _PROMPT_NAMES: Mapping[Role, tuple[str, ...]] = {"query": ("query",), "document"
 """As `encode_query` and `encode_document` look for them."""
 _BATCH, _CPU_BATCH = 32, 8
 """Texts of one forward pass."""
+_LANE_BATCH = 4
+"""The same where several passes run side by side: less padding, and the caches hold them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class _Embedder:
     normalize: bool
     batch_size: int
     roles_differ: bool
+    lanes: Lanes | None = None
 
     def compute(self, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
         if not self.roles_differ:
@@ -42,16 +47,19 @@ class _Embedder:
         return [found[at] for at in range(len(payloads))]
 
     def _encode(self, role: Role, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
-        if not payloads:
-            return []
-        encode = self.model.encode_query if role == "query" else self.model.encode_document
-        vectors = encode(
-            [payload.text for payload in payloads],
-            batch_size=self.batch_size,
-            show_progress_bar=False,
-            normalize_embeddings=self.normalize,
-        )
+        texts = [payload.text for payload in payloads]
+        if self.lanes is None or len(texts) < 2 * self.batch_size:
+            return self._pass(role, self.batch_size, self.model, texts) if texts else []
+        return self.lanes.compute(partial(self._pass, role, min(self.batch_size, _LANE_BATCH)), texts)
+
+    def _pass(self, role: Role, batch_size: int, model: SentenceTransformer, texts: list[str]) -> Sequence[np.ndarray]:
+        encode = model.encode_query if role == "query" else model.encode_document
+        vectors = encode(texts, batch_size=batch_size, show_progress_bar=False, normalize_embeddings=self.normalize)
         return [vector.astype("float32") for vector in vectors]  # copies: a view would keep the whole batch alive
+
+    def close(self) -> None:
+        if self.lanes is not None:
+            self.lanes.close()
 
 
 class EmbeddingEngine(StaticEngine):
@@ -61,8 +69,8 @@ class EmbeddingEngine(StaticEngine):
     through `encode_document`. `prompts` are put before texts by role, e.g. `{"query": "query: ", "document": ""}`;
     by default those of the model. `normalize` scales vectors to length 1 even if the model does not. `cores` pins
     the engine's thread (`"0-3"` or numbers). `batch_size` is what one forward pass takes; texts of similar length
-    share one (by default 8 on a CPU, where padding costs more than a pass, and 32 on a GPU). `options` go to
-    `SentenceTransformer` as they are.
+    share one (by default 8 on a CPU, where padding costs more than a pass, and 32 on a GPU); on a CPU large batches are
+    computed in several threads side by side. `options` go to `SentenceTransformer` as they are.
     """
 
     kinds = frozenset({PrimitiveKind.EMBEDDING})
@@ -97,7 +105,15 @@ class EmbeddingEngine(StaticEngine):
             options = {"prompts": self.prompts} if self.prompts else {}
             model = SentenceTransformer(self.model_name, device=self.device, **options, **self.options)
         routed = any(type(module).__name__ == "Router" for module in model)
-        return _Embedder(model, self.normalize, self._batch_size, routed or any(model.prompts.values()))
+        return _Embedder(
+            model, self.normalize, self._batch_size, routed or any(model.prompts.values()), self._lanes(model)
+        )
+
+    def _lanes(self, model: SentenceTransformer) -> Lanes | None:
+        import torch
+
+        threads = torch.get_num_threads()
+        return Lanes(model, threads) if self.device == "cpu" and threads > 1 else None
 
     def _fault(self, payload: EmbedText) -> str:
         if not isinstance(payload.text, str):

@@ -32,6 +32,9 @@ class _Scorer:
             raise ValueError(f"a reranker gives one score a pair, this model gives {scores.shape[-1]}.")
         return [float(score) for score in scores]
 
+    def close(self) -> None:
+        """Nothing but memory."""
+
 
 class RerankingEngine(StaticEngine):
     """Scores pairs of a query and a text; the value of a request is a float, higher is more relevant.

@@ -27,6 +27,10 @@ class Model(Protocol):
         """One value per payload, in order. May raise for the whole batch."""
         ...
 
+    def close(self) -> None:
+        """Give back what it holds beside memory."""
+        ...
+
 
 class StaticEngine:
     """Base of the engines that compute a batch as one. A request that makes the model raise fails alone."""
@@ -111,9 +115,10 @@ class StaticEngine:
         async with self._changing:
             for request_id in list(self._live):
                 self._end(Failed(request_id, self._unavailable("it was stopped.")))
-            worker, self._worker, self._loaded = self._worker, None, None
-            if worker is not None:
+            worker, loaded, self._worker, self._loaded = self._worker, self._loaded, None, None
+            if worker is not None and loaded is not None:
                 await worker.close()
+                loaded.close()
 
     async def restart(self) -> None:
         """The model loaded anew."""

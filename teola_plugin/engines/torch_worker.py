@@ -41,7 +41,7 @@ class TorchWorker:
         if hasattr(os, "sched_setaffinity"):
             # 0 is the calling thread; the OpenMP threads that torch starts from it inherit the mask.
             os.sched_setaffinity(0, self._cores)
-        _use_threads(len(self._cores))
+        use_threads(len(self._cores))
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """The result of `work(*args)`, run in the thread after all that came before."""
@@ -52,7 +52,7 @@ class TorchWorker:
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
 
 
-def _use_threads(count: int) -> None:
+def use_threads(count: int) -> None:
     """Let torch use `count` threads for what the calling thread starts, and for nobody else.
 
     `torch.set_num_threads` sets two things: the OpenMP count of the calling thread, and the count that threads which
