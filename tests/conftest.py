@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,13 @@ T = TypeVar("T")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what is made now")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked as long is left to `make test-all`."""
+    for item in items:
+        if item.get_closest_marker("long") and not os.environ.get("TEOLA_TEST_LONG"):
+            item.add_marker(pytest.mark.skip(reason="the long version (make test-all)"))
 
 
 class LoopThread:

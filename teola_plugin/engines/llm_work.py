@@ -59,6 +59,8 @@ class LlmWork:
             if time.monotonic() > deadline:
                 return Answer(reset.id, False)
             await asyncio.sleep(0.01)
+        if self._held is not None:
+            self._held.cleared()  # vLLM itself tells with its next step
         return Answer(reset.id, True)
 
     async def _generate(self, submit: Submit, payload: Generate) -> Answer:
