@@ -21,6 +21,11 @@ def check_engine(pool: Any, engine: str) -> None:
         raise unknown_name("engine", engine, list(pool.engine_names))
 
 
+def carries_openai(engine: Any) -> bool:
+    """Whether it carries requests of OpenAI clients as they are: an `OpenAIServer`, here or in a shared pool."""
+    return bool(getattr(vars(engine).get("_engine", engine), "carries_openai", False))
+
+
 @contextmanager
 def joined(run: Any) -> Iterator[None]:
     """Calls inside the block belong to `run`; None changes nothing."""

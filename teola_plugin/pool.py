@@ -145,6 +145,11 @@ class EnginePool:
         return tuple(sorted(self._engines))
 
     @property
+    def shared(self) -> bool:
+        """Whether the engines run elsewhere, for other processes, too."""
+        return self.runtime.shared
+
+    @property
     def profiles(self) -> Mapping[str, EngineProfile]:
         return {name: found[0].profile for name, found in self._engines.items()}
 
@@ -153,10 +158,20 @@ class EnginePool:
         return {name: dict(found[0].versions()) for name, found in self._engines.items()}
 
     def call(
-        self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = False, run: Any = None
+        self,
+        kind: PrimitiveKind,
+        engine: str,
+        payloads: Sequence[Any],
+        *,
+        stream: bool = False,
+        stays: bool = False,
+        run: Any = None,
     ) -> CallHandle:
-        """One request per payload on an engine; inside a live query (`run`), work done ahead is claimed."""
-        return self.runtime.call(kind, engine, payloads, stream=stream, run=run)
+        """One request per payload on an engine; inside a live query (`run`), work done ahead is claimed.
+
+        With `stays`, a shared pool may leave large values where they are made: see `KeptValue`.
+        """
+        return self.runtime.call(kind, engine, payloads, stream=stream, stays=stays, run=run)
 
     def admin(self, engine: str, method: str, *args: Any) -> Future[Any]:
         """Run a coroutine method of an engine that is no request, e.g. `count` of a store."""

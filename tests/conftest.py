@@ -1,4 +1,6 @@
-"""Fixtures that several parts share. One vLLM engine serves the whole session: starting it takes about 15 s."""
+"""Fixtures that several parts share. One vLLM engine serves the whole session: starting it takes about 15 s; so does
+one Ray node, on which every test has a pool of a name of its own.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +75,15 @@ def session_llm() -> Iterator[SessionLlm]:
     finally:
         thread.run(engine.stop())
         thread.close()
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """The session's Ray node: its address. This process is connected to it."""
+    from support.ray_nodes import ray_nodes
+
+    with ray_nodes(8) as cluster:
+        yield cluster.address
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from teola_plugin.adapters.calls import check_engine
+from teola_plugin.adapters.calls import carries_openai, check_engine
 from teola_plugin.adapters.langchain.bind_huggingface import (
     cross_encoder_on,
     embeddings_on,
@@ -25,7 +25,6 @@ from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.llm import TeolaLLM
 from teola_plugin.adapters.langchain.tools import taken
 from teola_plugin.adapters.sampling import sampling_fields
-from teola_plugin.engines.openai_api import OpenAIServer
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
@@ -80,7 +79,7 @@ def _stand_in(obj: Any, engine: str, pool: EnginePool) -> Make:
             f"a {type(obj).__name__} decodes by means of its own: an engine's answers would be others.",
             hint="leave it unbound, or put ChatTeola(pool=pool) in the chain",
         )
-    if is_openai_chat(obj) and isinstance(_innermost(pool.engine(engine)), OpenAIServer):
+    if is_openai_chat(obj) and carries_openai(pool.engine(engine)):
         return _once(obj, lambda kwargs: served_by_server(obj, engine, pool))
     if isinstance(obj, BaseChatModel | BaseLLM):
         return _once(obj, lambda kwargs: _model(obj, engine, kwargs, pool))
@@ -93,10 +92,6 @@ def _stand_in(obj: Any, engine: str, pool: EnginePool) -> Make:
         f"a {type(obj).__name__} cannot be bound to an engine.",
         hint="bind chat models, text models, embeddings or a HuggingFaceCrossEncoder",
     )
-
-
-def _innermost(engine: Any) -> Any:
-    return vars(engine).get("_engine", engine)
 
 
 def _once(obj: Any, make: Callable[[Mapping[str, Any]], Any]) -> Make:

@@ -46,9 +46,13 @@ class TeolaEmbeddings(BaseModel, Embeddings):
     async def aembed_documents(self, texts: Iterable[str]) -> list[list[float]]:
         return [to_list(vector) for vector in await self._call(texts, "document")]
 
-    def _call(self, texts: Iterable[str], role: Role) -> CallHandle:
-        requests = [EmbedText(text, role) for text in texts]
-        handle: CallHandle = self.pool.call(PrimitiveKind.EMBEDDING, self.engine, requests, run=active_run())
+    def staying(self, texts: Iterable[str]) -> CallHandle:
+        """`embed_documents` for rows in a store of the same pool: the vectors may be `KeptValue`s."""
+        return self._call(texts, "document", stays=True)
+
+    def _call(self, texts: Iterable[str], role: Role, *, stays: bool = False) -> CallHandle:
+        asked = [EmbedText(text, role) for text in texts]
+        handle: CallHandle = self.pool.call(PrimitiveKind.EMBEDDING, self.engine, asked, stays=stays, run=active_run())
         return handle
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> EmbeddingLeaf | None:

@@ -62,15 +62,13 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
     def _index(self, documents: Documents, run_manager: Any) -> str:
         with joined(active_run(run_manager)):
             for chunks in self._parts(self.chunk(documents)):
-                vectors = self.store.embeddings.embed_documents([chunk.text for chunk in chunks])
-                self.store.ingest(chunks, vectors).result()
+                self.store.write(chunks)
         return self.store.collection
 
     async def _aindex(self, documents: Documents, run_manager: Any) -> str:
         with joined(active_run(run_manager)):
             for chunks in self._parts(self.chunk(documents)):
-                vectors = await self.store.embeddings.aembed_documents([chunk.text for chunk in chunks])
-                await self.store.ingest(chunks, vectors)
+                await self.store.awrite(chunks)
         return self.store.collection
 
     def chunk(self, documents: Documents) -> tuple[Chunk, ...]:

@@ -9,7 +9,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from teola_plugin.adapters.calls import check_engine, joined
+from teola_plugin.adapters.calls import check_engine, joined, to_list
 from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
@@ -17,7 +17,9 @@ from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.tracer.leaf import RetrievalLeaf
+from teola_plugin.runtime.kept_values import KeptValue
+from teola_plugin.tracer.lcel_classes import leaf_of
+from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -58,8 +60,7 @@ class TeolaVectorStore(VectorStore):
     ) -> list[str]:
         _refuse(kwargs, "add_texts", ["metadatas", "ids"])
         chunks = to_chunks(texts, metadatas, ids)
-        rows = latest(chunks)
-        self.ingest(rows, self._embedding.embed_documents([row.text for row in rows])).result()
+        self.write(latest(chunks))
         return [chunk.id for chunk in chunks]
 
     async def aadd_texts(
@@ -72,8 +73,7 @@ class TeolaVectorStore(VectorStore):
     ) -> list[str]:
         _refuse(kwargs, "aadd_texts", ["metadatas", "ids"])
         chunks = to_chunks(texts, metadatas, ids)
-        rows = latest(chunks)
-        await self.ingest(rows, await self._embedding.aembed_documents([row.text for row in rows]))
+        await self.awrite(latest(chunks))
         return [chunk.id for chunk in chunks]
 
     def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
@@ -82,9 +82,29 @@ class TeolaVectorStore(VectorStore):
     async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
         return await self.aadd_texts(**_columns(documents, kwargs))
 
-    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]) -> CallHandle:
+    def write(self, chunks: Sequence[Chunk]) -> None:
+        """Embed chunks and store them. The vectors come here only where they must."""
+        texts = [chunk.text for chunk in chunks]
+        beside = self._beside()
+        vectors = beside.staying(texts).result() if beside else self._embedding.embed_documents(texts)
+        self.ingest(chunks, vectors).result()
+
+    async def awrite(self, chunks: Sequence[Chunk]) -> None:
+        """`write` in a loop."""
+        texts = [chunk.text for chunk in chunks]
+        beside = self._beside()
+        await self.ingest(chunks, await (beside.staying(texts) if beside else self._embedding.aembed_documents(texts)))
+
+    def _beside(self) -> TeolaEmbeddings | None:
+        """The embeddings, if their engine is in the same shared pool, and nobody has overridden what they do."""
+        own = self._embedding
+        if not isinstance(own, TeolaEmbeddings) or own.pool is not self.pool or not self.pool.shared:
+            return None
+        return own if isinstance(leaf_of(own, {}), EmbeddingLeaf) else None
+
+    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | KeptValue]) -> CallHandle:
         """Write chunks with their vectors, one request each; a row of the same id is replaced."""
-        rows = [IngestRow(self.collection, c, tuple(v)) for c, v in zip(chunks, vectors, strict=True)]
+        rows = [IngestRow(self.collection, c, _sent(v)) for c, v in zip(chunks, vectors, strict=True)]
         handle: CallHandle = self.pool.call(PrimitiveKind.INGESTION, self.engine, rows, run=active_run())
         return handle
 
@@ -230,6 +250,12 @@ class TeolaRetriever(VectorStoreRetriever):
             return None
         k = options.get("k", 4)
         return RetrievalLeaf(store.engine, store.embeddings.engine, store.collection, k, wanted, to_documents)
+
+
+def _sent(vector: Sequence[float] | KeptValue) -> Any:
+    if isinstance(vector, KeptValue):
+        return vector
+    return tuple(vector if isinstance(vector, list | tuple) else to_list(vector))
 
 
 def _columns(documents: Sequence[Document], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms.llm import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 
-from teola_plugin.adapters.calls import check_engine
+from teola_plugin.adapters.calls import carries_openai, check_engine
 from teola_plugin.adapters.llamaindex.bind_huggingface import embedding_on, is_embedding, is_reranker, reranker_on
 from teola_plugin.adapters.llamaindex.bind_openai import is_openai, served_by_server
 from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
 from teola_plugin.adapters.llamaindex.standing import instance_of
 from teola_plugin.adapters.sampling import sampling_fields
-from teola_plugin.engines.openai_api import OpenAIServer
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
@@ -49,7 +48,7 @@ def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
         return embedding_on(obj, engine, pool)
     if is_reranker(obj):
         return reranker_on(obj, engine, pool)
-    if is_openai(obj) and isinstance(_innermost(pool.engine(engine)), OpenAIServer):
+    if is_openai(obj) and carries_openai(pool.engine(engine)):
         return served_by_server(obj, engine, pool)
     if isinstance(obj, LLM):
         return _llm(obj, engine, pool)
@@ -83,7 +82,3 @@ def _llm(obj: LLM, engine: str, pool: EnginePool) -> TeolaLLM:
     kept |= {name: getattr(known, name) for name in ("model_name", "context_window", "is_chat_model")}
     fields = sampling_fields(obj, dict(getattr(obj, "additional_kwargs", None) or {}))
     return TeolaLLM(pool=pool, engine=engine, **kept, **fields)
-
-
-def _innermost(engine: Any) -> Any:
-    return vars(engine).get("_engine", engine)

@@ -71,6 +71,13 @@ def _drain(queue: asyncio.Queue[Result | None], held: list[Result], begun: set[s
     return False
 
 
+def joined(before: Result | None, after: Result) -> Piece | None:
+    """Two pieces of one request as one; None where they are no such, or hold more than text."""
+    if type(before) is Piece and type(after) is Piece:
+        return Piece(after.request_id, before.text + after.text, before.tokens + after.tokens)
+    return None
+
+
 def _joined(results: list[Result]) -> list[Result]:
     """Neighbouring pieces of a request as one; the order of a request's results stays."""
     found: list[Result] = []
@@ -78,8 +85,9 @@ def _joined(results: list[Result]) -> list[Result]:
     for result in results:
         at = places.get(result.request_id)
         before = found[at] if at is not None else None
-        if isinstance(result, Piece) and isinstance(before, Piece) and at is not None:
-            found[at] = Piece(result.request_id, before.text + result.text, before.tokens + result.tokens)
+        together = joined(before, result) if at is not None else None
+        if at is not None and together is not None:
+            found[at] = together
             continue
         places[result.request_id] = len(found)
         found.append(result)

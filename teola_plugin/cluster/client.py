@@ -7,9 +7,11 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from teola_plugin.cluster import connection
+from teola_plugin.cluster.kept import Kept, brought
 from teola_plugin.cluster.names import actor_name, directory_name
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.shared_engine import SharedEngine
@@ -50,16 +52,20 @@ def _pools(ray: Any) -> list[str]:
 class ClusterRuntime(LocalRuntime):
     """A `LocalRuntime` whose engines are shared ones. Engines of the client itself (wrapped objects) stay here."""
 
+    shared = True
+
     def __init__(self, pool: str, engines: Mapping[str, SharedEngine], **options: Any) -> None:
         super().__init__({name: [engine] for name, engine in engines.items()}, **options)
         self._pool = pool
         self._shared = dict(engines)
+        self._bringing: set[asyncio.Task[None]] = set()
         self._hello = Hello(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", PROTOCOL, tuple(sys.version_info[:3]), _version())
 
     async def astart(self) -> None:
         """Open a line to every engine's host."""
+        withdraw = self._driver.withdraw_all
         ports = {
-            name: SharedPort(self._pool, engine, self._hello, self._listener, self._host_was_lost)
+            name: SharedPort(self._pool, engine, self._hello, self._listener, withdraw, self._host_was_lost)
             for name, engine in self._shared.items()
         }
         await asyncio.gather(*(port.open() for port in ports.values()))
@@ -67,13 +73,23 @@ class ClusterRuntime(LocalRuntime):
 
     async def astop(self) -> None:
         self._running = False
+        for task in self._bringing:
+            task.cancel()
         await asyncio.gather(*(port.close() for port in self._ports.values()))
 
     def _host_was_lost(self) -> None:
-        self._driver.withdraw_all()
         for port in self._ports.values():
             if isinstance(port, SharedPort):
                 port.ask_again()
+
+    def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
+        """Whoever calls gets the values themselves, wherever they are."""
+        if any(isinstance(value, Kept) for value in values):
+            task = asyncio.ensure_future(_bring(future, values))
+            self._bringing.add(task)
+            task.add_done_callback(self._bringing.discard)
+        else:
+            future.set_result(values)
 
     async def areset(self) -> None:
         for name in self._shared:
@@ -94,6 +110,18 @@ class ClusterRuntime(LocalRuntime):
             raise EngineUnavailable(
                 f"engine {engine!r} of pool {self._pool!r} is gone.", engine=engine, hint="`teola up` starts it again"
             ) from None
+
+
+async def _bring(future: Future[list[Any]], values: list[Any]) -> None:
+    """Values that were kept where they were made are needed here after all."""
+    try:
+        found = await brought([value for value in values if isinstance(value, Kept)])
+    except asyncio.CancelledError:
+        future.set_exception(EngineUnavailable("the pool was closed.", hint="use it inside its `with` block"))
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result([found[value] if isinstance(value, Kept) else value for value in values])
 
 
 def _version() -> str:

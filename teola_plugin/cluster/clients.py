@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, TypeVar
 
-from teola_plugin.cluster.wire import Began, News, Said
+from teola_plugin.cluster.chunked import joined
+from teola_plugin.cluster.wire import Began, News, Parcel, Said
+from teola_plugin.engines.base import Piece
 from teola_plugin.runtime.request_table import RequestEntry
 
 GAP = 0.003
@@ -27,6 +29,8 @@ class Client:
         """By the id that the client gave."""
         self.apps: dict[str, str] = {}
         self.heard = asyncio.get_running_loop().time()
+        self.parcels: dict[int, Parcel] = {}
+        """Those that it has to fetch, by number."""
         self._outbox: list[News] = []
         self._news = asyncio.Event()
         self._next, self._early = 1, dict[int, Any]()
@@ -64,8 +68,11 @@ class Client:
 
     def tell(self, news: News) -> None:
         before = self._outbox[-1] if self._outbox else None
+        together: Piece | None = None
         if isinstance(news, Said) and isinstance(before, Said) and before.request == news.request:
-            self._outbox[-1] = Said(news.request, before.text + news.text, before.tokens + news.tokens)
+            together = joined(before.piece, news.piece)
+        if together is not None:
+            self._outbox[-1] = Said(news.request, together)
         else:
             self._outbox.append(news)
         if isinstance(news, Began):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -31,11 +30,13 @@ from teola_plugin.cluster.wire import (
     Ended,
     EngineFacts,
     Hello,
+    Parcel,
     Queue,
     Said,
     cannot_travel,
     pack,
     unpack,
+    unpack_orders,
 )
 from teola_plugin.engines.base import Piece, Request
 from teola_plugin.errors import EngineError, EngineUnavailable
@@ -62,6 +63,7 @@ class EngineHost:
         self._port: EnginePort | None = None
         self._followers = Followers(name, self._queue, self._forward)
         self._hosts: dict[str, Any] = {}
+        self._parcels = 0
         self._health = Health(self._instances, self._lost, self._look_around)
         self._scaler = Scaler(self)
         self._starting = asyncio.Lock()
@@ -130,10 +132,22 @@ class EngineHost:
         self.clients.add(hello.client)
         return facts
 
-    async def news(self, client: str) -> AsyncIterator[bytes]:
-        """Everything that happens to the client's requests, in parcels, until it leaves."""
-        async for messages in self.clients.add(client).read():
-            yield pack(messages)
+    async def news(self, client: str) -> AsyncIterator[bytes | int]:
+        """Everything that happens to the client's requests, in parcels, until it leaves. A number stands for a parcel
+        with references, which the client has to fetch: in a stream, Ray may lose count of them (its issue 58080)."""
+        held = self.clients.add(client)
+        async for messages in held.read():
+            parcel = pack(messages)
+            if isinstance(parcel, bytes):
+                yield parcel
+                continue
+            number = self._parcels = self._parcels + 1
+            held.parcels[number] = parcel
+            yield number
+
+    async def parcel(self, client: str, number: int) -> Parcel:
+        """A parcel of which the news told. It is given away once."""
+        return self.clients.add(client).parcels.pop(number)
 
     async def leave(self, client: str) -> None:
         """The client is gone: nobody wants its requests."""
@@ -156,20 +170,18 @@ class EngineHost:
                 log.warning("engine %s: client %s has gone silent", self.name, client.id)
                 await self.leave(client.id)
 
-    async def orders(self, client: str, number: int, parcel: bytes) -> None:
+    async def orders(self, client: str, number: int, parcel: Parcel) -> None:
         """Messages of a client, numbered from 1: large parcels may overtake small ones on the way."""
         sender = self.clients.add(client)
         for ready in sender.in_order(number, parcel):
-            for names, wrapped in unpack(ready):
-                try:
-                    order = pickle.loads(wrapped)
-                except Exception as error:  # e.g. of a class that only the client's script has
-                    for name in names:
-                        sender.tell(Ended(name, None, cannot_travel(self.name, error)))
-                else:
+            for names, order in unpack_orders(ready):
+                if not isinstance(order, Exception):
                     self._obey(sender, order)
+                    continue
+                for name in names:
+                    sender.tell(Ended(name, None, cannot_travel(self.name, order)))
 
-    async def forwarded(self, client: str, parcel: bytes) -> None:
+    async def forwarded(self, client: str, parcel: Parcel) -> None:
         """What follows a primitive of another engine."""
         sender = self.clients.add(client)
         for order in unpack(parcel):
@@ -255,7 +267,7 @@ class EngineHost:
     def _said(self, entry: RequestEntry, piece: Piece) -> None:
         sender, request = self.clients.of(entry)
         if sender is not None:
-            sender.tell(Said(request, piece.text, piece.tokens))
+            sender.tell(Said(request, replace(piece, request_id=request)))
 
     def _ended(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
         entry.resolve(value, error)

@@ -105,7 +105,7 @@ def follower_order(follow: Follow, value: Any) -> Queue | None:
         log.debug("primitive %s cannot follow: %r", p.id, error)
         return None
     asked = tuple(
-        Request(f"{follow.name}.{n}", p.kind, payload, follow.event.query, follow.tenant)
+        Request(f"{follow.name}.{n}", p.kind, payload, follow.event.query, follow.tenant, stays=follow.stays)
         for n, payload in enumerate(made)
     )
     return Queue(replace(follow.event), asked, p if follow.then else None, follow.then)

@@ -10,12 +10,14 @@ from typing import Any
 from teola_plugin.cluster.cache_reports import CacheReport, CacheReports
 from teola_plugin.cluster.chunked import by_time
 from teola_plugin.cluster.engine_factory import build_engine
-from teola_plugin.cluster.wire import EngineFacts, pack, unpack
+from teola_plugin.cluster.kept import fetched, keep
+from teola_plugin.cluster.shared_engine import settings_of
+from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import Engine, Failed, Request, Result
 from teola_plugin.engines.calibration import calibrate
-from teola_plugin.errors import EngineError, RequestTooLarge
+from teola_plugin.errors import EngineError
+from teola_plugin.runtime.failures import too_large
 
-_SETTINGS = ("model_name", "dimension", "normalize", "max_length", "sized_by_text")
 CHUNK_SECONDS = 0.02
 """Pieces of this long go out together: one message for each token would cost more than the token (DESIGN, 5)."""
 
@@ -35,10 +37,9 @@ class InstanceHost:
         return self.facts()
 
     def facts(self) -> EngineFacts:
-        engine = self.engine
-        settings = {key: getattr(engine, key, None) for key in _SETTINGS}
-        known = {key: value for key, value in settings.items() if isinstance(value, str | int | float | bool)}
-        return EngineFacts(engine.name, engine.kinds, engine.profile, dict(engine.versions()), (self.instance,), known)
+        engine, settings = self.engine, settings_of(self.engine)
+        versions = dict(engine.versions())
+        return EngineFacts(engine.name, engine.kinds, engine.profile, versions, (self.instance,), settings)
 
     async def stop(self) -> None:
         await self.engine.stop()
@@ -63,37 +64,33 @@ class InstanceHost:
         load = self.engine.load()
         return load.requests, load.kv_used, self._reports.take()
 
-    async def run(self, parcel: bytes) -> bytes:
-        """A whole batch at once: all results, in the order they ended."""
-        results = [result async for result in self._results(unpack(parcel))]
-        return pack([*results, *self._reports.take()])
+    async def run(self, parcel: Parcel) -> Parcel:
+        """A whole batch at once: all results, in the order they ended. Large values may stay here."""
+        batch = unpack(parcel)
+        results = [result async for result in self._results(batch)]
+        kept = keep(results, {request.id for request in batch if request.stays})
+        return pack([*kept, *self._reports.take()])
 
-    async def stream(self, parcel: bytes) -> AsyncIterator[bytes]:
+    async def stream(self, parcel: Parcel) -> AsyncIterator[Parcel]:
         """Results as they come, in parcels by time."""
         async for results in by_time(self._results(unpack(parcel)), CHUNK_SECONDS):
             yield pack([*results, *self._reports.take()])
 
-    async def _results(self, batch: list[Request]) -> AsyncIterator[Result]:
+    async def _results(self, asked: list[Request]) -> AsyncIterator[Result]:
+        batch, lost = await fetched(asked)
+        for failed in lost:
+            yield failed
         limit = self.engine.profile.max_request_size
         fitting = []
         for request in batch:
             size = self.engine.size(request)
             if limit is not None and size > limit:
-                yield Failed(request.id, self._too_large(request, size, limit))
+                yield Failed(request.id, too_large(request.kind, size, limit, self.engine.name, self.instance))
             else:
                 fitting.append(request)
         if fitting:
             async for result in self.engine.execute(fitting):
                 yield _portable(result)
-
-    def _too_large(self, request: Request, size: float, limit: int) -> RequestTooLarge:
-        return RequestTooLarge(
-            f"a {request.kind.value} request takes {size} slots of engine {self.engine.name!r}, which can take {limit} "
-            "at most.",
-            engine=self.engine.name,
-            instance=self.instance,
-            hint="shorten the prompt, or give the engine a larger limit (for vLLM: engine_args max_model_len)",
-        )
 
     async def cancel(self, requests: list[str]) -> None:
         await asyncio.gather(*(self.engine.cancel(request) for request in requests))

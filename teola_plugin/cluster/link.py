@@ -10,11 +10,13 @@ from typing import Any
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.cluster.ray_errors import translated
-from teola_plugin.cluster.wire import EngineFacts, Hello, News, Order, pack, unpack, wrap
+from teola_plugin.cluster.wire import EngineFacts, Hello, News, Order, pack_orders, size_of, unpack
 
 log = logging.getLogger("teola_plugin")
 PATIENCE = 60.0
 """Seconds that a host may take to come back before its requests fail."""
+TRY = 5.0
+"""Seconds for one greeting: what was sent to a node that is gone may never be answered."""
 BEAT = 15.0
 """Seconds between two signs of life: a host forgets a client that gives none (see `clients.SILENCE`)."""
 
@@ -41,6 +43,8 @@ class HostLink:
         self._name, self._hello = actor_name(pool, engine), hello
         self._news, self._refused, self._found, self._gone = news, refused, found, gone
         self._host: Any = None
+        self.sent = self.received = 0
+        """Bytes."""
         self._orders: list[Order] = []
         self._number = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,15 +94,11 @@ class HostLink:
         orders, self._orders = self._orders, []
         if self._host is None:
             return
-        wrapped = []
-        for order in orders:
-            try:
-                wrapped.append(wrap(order))
-            except Exception as error:  # something in it cannot travel: the others must
-                self._refused(order, error)
-        if wrapped:
+        parcel = pack_orders(orders, self._refused)
+        if parcel is not None:
             self._number += 1
-            self._host.orders.remote(self._hello.client, self._number, pack(wrapped))
+            self.sent += size_of(parcel)
+            self._host.orders.remote(self._hello.client, self._number, parcel)
 
     # ------------------------------------------------------------ in
 
@@ -119,7 +119,11 @@ class HostLink:
     async def _hear(self) -> None:
         stream = self._host.news.options(num_returns="streaming").remote(self._hello.client)
         async for ref in stream:
-            self._news(unpack(await ref))
+            parcel = await ref
+            if isinstance(parcel, int):
+                parcel = await self._host.parcel.remote(self._hello.client, parcel)
+            self.received += size_of(parcel)
+            self._news(unpack(parcel))
 
     async def _again(self, reason: BaseException) -> EngineFacts | None:
         """Greet the new host as soon as there is one."""
@@ -129,7 +133,9 @@ class HostLink:
             await asyncio.sleep(pause)
             pause = min(2.0, 2 * pause)
             try:
-                return await asyncio.wait_for(self._greet(), max(1.0, ends - loop.time()))
+                return await asyncio.wait_for(self._greet(), TRY)
+            except TimeoutError:
+                log.debug("the host of %s does not answer yet", self.engine)
             except Exception as error:
                 reason = error
         self._gone(reason)

@@ -10,13 +10,13 @@ from typing import Any
 
 from teola_plugin.cluster.cache_reports import without_reports
 from teola_plugin.cluster.ray_errors import translated
-from teola_plugin.cluster.wire import EngineFacts, pack, unpack
+from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import EngineLoad, Request, Result
 from teola_plugin.engines.cache_news import CacheNews
 from teola_plugin.engines.payloads import Generate, Warmup
 from teola_plugin.engines.static import text_size
 from teola_plugin.errors import EngineUnavailable
-from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 
 log = logging.getLogger("teola_plugin")
 _ANSWERS = 5.0
@@ -112,12 +112,13 @@ class RemoteInstance:
     # ------------------------------------------------------------ requests
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        """A batch that runs as one comes back as one; others are streamed. Raises `EngineUnavailable`."""
+        """A batch of which nothing comes before the rest comes back as one; others are streamed. Raises
+        `EngineUnavailable`."""
         if self._actor is None:
             raise self._down()
         parcel = pack(batch)
         try:
-            if self._profile.batching is Batching.STATIC or not any(r.stream for r in batch):
+            if self._as_one(batch):
                 for result in self._results(await self._actor.run.remote(parcel)):
                     yield result
                 return
@@ -127,8 +128,15 @@ class RemoteInstance:
         except Exception as error:
             raise translated(error, self.name, self.instance) from None
 
-    def _results(self, parcel: bytes) -> Iterator[Result]:
+    def _results(self, parcel: Parcel) -> Iterator[Result]:
         return without_reports(unpack(parcel), self.on_cache_news)
+
+    def _as_one(self, batch: Sequence[Request]) -> bool:
+        """Only texts come in pieces; other requests of one kind take about as long as each other."""
+        if self._profile.batching is Batching.STATIC:
+            return True
+        kinds = {request.kind for request in batch}
+        return not any(r.stream for r in batch) or (len(kinds) == 1 and not kinds & LLM_KINDS)
 
     async def cancel(self, request_id: str) -> None:
         if self._actor is not None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from teola_plugin.cluster.kept import Kept, ValueLost, brought, filled, kept_in
 from teola_plugin.cluster.link import HostLink
 from teola_plugin.cluster.shared_engine import SharedEngine
 from teola_plugin.cluster.wire import (
@@ -22,13 +26,12 @@ from teola_plugin.cluster.wire import (
     asked,
     cannot_travel,
 )
-from teola_plugin.engines.base import Piece
-from teola_plugin.engines.payloads import IngestRow
+from teola_plugin.engines.base import Request
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Primitive
 from teola_plugin.runtime.engine_port import ForwardingPort, PortListener
 from teola_plugin.runtime.prescheduling import Follow
-from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.request_table import PendingCall, RequestEntry, request_id
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 
 
@@ -44,13 +47,14 @@ class SharedPort(ForwardingPort):
         engine: SharedEngine,
         hello: Hello,
         listener: PortListener,
+        withdraw: Callable[[], None] = lambda: None,
         lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`lost` is told when the host has come back with empty hands: what it would have sent on, to other engines
-        too, never comes."""
-        self.name, self.engine = engine.name, engine
-        self.writes: dict[str, int] = {}
-        self._listener, self._lost = listener, lost
+        """`withdraw` takes back all followers that the graphs have not come to. `lost` is told when the host has come
+        back with empty hands: what it would have sent on, to other engines too, never comes."""
+        self.name, self._engine = engine.name, engine
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener, self._withdraw, self._lost = listener, withdraw, lost
         self._entries: dict[str, tuple[RequestEntry, Enqueue]] = {}
         self._early: dict[str, list[News]] = {}
         """News of followers that the graph has not dispatched yet, by request."""
@@ -63,12 +67,23 @@ class SharedPort(ForwardingPort):
             pool, engine.name, hello, news=self._hear, refused=self._refused, found=self._found, gone=self._gone
         )
 
+    @property
+    def engine(self) -> SharedEngine:
+        return self._engine
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received."""
+        return self._link.sent, self._link.received
+
     async def open(self) -> EngineFacts:
         """Raises `EngineUnavailable`."""
         return await self._link.open()
 
     async def close(self) -> None:
         """Requests that are left fail as unavailable."""
+        for task in self._tasks:
+            task.cancel()
         await self._link.close()
         self._gone(EngineUnavailable("the pool was closed.", engine=self.name, hint="use it inside its `with` block"))
 
@@ -136,20 +151,21 @@ class SharedPort(ForwardingPort):
             if news.request.rpartition(".")[0] in self._expected:
                 self._early.setdefault(news.request, []).append(news)
             return
-        entry, _ = held
+        entry = held[0]
         if isinstance(news, Began):
             self._listener.started(entry, news.instance, news.batch)
         elif isinstance(news, Said):
-            self._listener.piece(entry, entry.fresh(Piece(news.request, news.text, news.tokens)))
+            self._listener.piece(entry, entry.fresh(news.piece))
+        elif isinstance(news, Ended) and isinstance(news.error, ValueLost):
+            self._spawn(self._send_values(*held))
         elif isinstance(news, Ended):
+            if isinstance(news.value, Kept):
+                news.value.remake = partial(self._ask, entry.request, held[1])
             self._end(entry, news.value, news.error)
 
     def _end(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
         self._entries.pop(entry.request.id, None)
         self._adopted.discard(entry.request.id)
-        payload = entry.request.payload
-        if isinstance(payload, IngestRow):
-            self.writes[payload.collection] = self.writes.get(payload.collection, 0) + 1
         self._listener.ended(entry, value, error)
 
     def _refused(self, order: Order, error: Exception) -> None:
@@ -158,11 +174,43 @@ class SharedPort(ForwardingPort):
             if held := self._entries.get(name):
                 self._end(held[0], None, cannot_travel(self.name, error))
 
+    # ------------------------------------------------------------ values that are kept elsewhere
+
+    async def _ask(self, request: Request, event: Enqueue) -> Any:
+        """The value of a request that has ended, made again because it was lost. Raises what the engine raises."""
+        asked = replace(request, id=request_id(request.query), stays=False)
+        again, future = RequestEntry(asked, self.name, None, event.primitive), Future[list[Any]]()
+        again.by_plain = 1
+        PendingCall([again], future)
+        self.enqueue([again], replace(event, requests=()))
+        [value] = await asyncio.wrap_future(future)
+        return value
+
+    async def _send_values(self, entry: RequestEntry, event: Enqueue) -> None:
+        """A value that the request was to read is lost: it is sent along. What was to follow is forgotten there."""
+        self._withdraw()
+        try:
+            payload = entry.request.payload
+            entry.request = replace(entry.request, payload=filled(payload, await brought(kept_in(payload))))
+        except Exception as error:
+            self._end(entry, None, error)
+        else:
+            if entry.cancelled:
+                self._end(entry, None, EngineError("the request was cancelled.", engine=self.name))
+            elif self.holds(entry):
+                self.enqueue([entry], replace(event, requests=()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     # ------------------------------------------------------------ a host that comes and goes
 
     def _found(self, facts: EngineFacts) -> None:
         """A new host: it knows nothing. What may be done twice is sent again, the rest fails."""
         self.engine.take(facts)
+        self._withdraw()
         self._lost()
         waiting, self._entries = list(self._entries.values()), {}
         for entry, event in waiting:

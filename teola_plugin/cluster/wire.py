@@ -1,23 +1,24 @@
 """What clients, engine hosts and instances say to one another. Frozen, picklable with the standard library alone.
 
 Messages travel in parcels: a list of them, pickled once. Ray sends bytes fastest, and puts parcels above 100 kB into
-its shared memory by itself.
+its shared memory by itself. References to large values (see `kept`) go beside the bytes, where Ray sees them.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from teola_plugin.engines.base import Request
+from teola_plugin.cluster.kept import carrying
+from teola_plugin.engines.base import Piece, Request
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind
 from teola_plugin.runtime.prescheduling import Follow
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raise it whenever a message changes: clients and hosts of different versions refuse each other."""
 
 
@@ -64,11 +65,10 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Text of a streamed request, put together over a few milliseconds."""
+    """A piece of a streamed request, of texts put together over a few milliseconds."""
 
     request: str
-    text: str
-    tokens: int
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +115,62 @@ def cannot_travel(engine: str, error: Exception) -> EngineError:
     )
 
 
-def pack(messages: Sequence[Any]) -> bytes:
-    """One parcel. Raises what `pickle` raises for values that cannot travel."""
-    return pickle.dumps(list(messages), protocol=5)
-
-
 def asked(order: Order) -> tuple[str, ...]:
     """The requests that an order brings."""
     return tuple(request.id for request in order.requests) if isinstance(order, Queue) else ()
 
 
-def wrap(order: Order) -> tuple[tuple[str, ...], bytes]:
-    """Pickled by itself, with the names of its requests: one that cannot be read over there fails alone."""
-    return asked(order), pickle.dumps(order, protocol=5)
+# ---------------------------------------------------------------- parcels
+
+Parcel = bytes | tuple[bytes, list[Any]]
+"""Pickled messages, and the references to Ray objects that they hold, if any."""
 
 
-def unpack(parcel: bytes) -> list[Any]:
-    found: list[Any] = pickle.loads(parcel)
+def pack(messages: Sequence[Any]) -> Parcel:
+    """One parcel. Raises what `pickle` raises for values that cannot travel."""
+    refs: list[Any] = []
+    with carrying(refs):
+        body = pickle.dumps(list(messages), protocol=5)
+    return (body, refs) if refs else body
+
+
+def unpack(parcel: Parcel) -> list[Any]:
+    body, refs = parcel if isinstance(parcel, tuple) else (parcel, [])
+    with carrying(refs):
+        found: list[Any] = pickle.loads(body)
     return found
+
+
+def pack_orders(orders: Sequence[Order], refused: Callable[[Order, Exception], None]) -> Parcel | None:
+    """A parcel whose orders are pickled one by one, with the names of their requests: one that cannot be read over
+    there fails alone. `refused` is told of those that cannot be written; None when there is no other."""
+    refs: list[Any] = []
+    wrapped = []
+    with carrying(refs):
+        for order in orders:
+            try:
+                wrapped.append((asked(order), pickle.dumps(order, protocol=5)))
+            except Exception as error:  # something in it cannot travel: the others must
+                refused(order, error)
+        body = pickle.dumps(wrapped, protocol=5)
+    return ((body, refs) if refs else body) if wrapped else None
+
+
+def unpack_orders(parcel: Parcel) -> list[tuple[tuple[str, ...], Order | Exception]]:
+    """The orders with the names of their requests; the reason for one that cannot be read."""
+    body, refs = parcel if isinstance(parcel, tuple) else (parcel, [])
+    with carrying(refs):
+        return [(names, _read(wrapped)) for names, wrapped in pickle.loads(body)]
+
+
+def _read(wrapped: bytes) -> Order | Exception:
+    try:
+        order: Order = pickle.loads(wrapped)
+    except Exception as error:  # e.g. of a class that only the client's script has
+        return error
+    return order
+
+
+def size_of(parcel: Parcel) -> int:
+    """Bytes of its messages."""
+    return len(parcel[0] if isinstance(parcel, tuple) else parcel)

@@ -38,6 +38,8 @@ class OpenAIServer:
     """
 
     kinds: frozenset[PrimitiveKind] = LLM_KINDS
+    carries_openai = True
+    """Requests of clients of the `openai` package go over the wire as they wrote them: see `WirePrompt`."""
 
     def __init__(
         self,

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from teola_plugin.engines.base import Done, Engine, Failed, Piece, Result
 from teola_plugin.engines.cache_news import CacheNews
-from teola_plugin.engines.payloads import Generate, IngestRow, Warmup
-from teola_plugin.errors import EngineError, EngineOverloaded, EngineUnavailable, RequestTooLarge
+from teola_plugin.engines.payloads import Generate, Warmup
+from teola_plugin.errors import EngineError, EngineOverloaded, EngineUnavailable
 from teola_plugin.graph import Primitive, PrimitiveKind
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.runtime.cache_events import cache_events
+from teola_plugin.runtime.failures import too_large
 from teola_plugin.runtime.request_table import RequestEntry
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
 from teola_plugin.scheduling.events import (
@@ -58,8 +59,6 @@ class Port(Protocol):
     """An engine as the runtime uses it, wherever its scheduler and its instances are."""
 
     name: str
-    writes: dict[str, int]
-    """Ingestions and deletions by collection, so that a search made before one of them is not used after it."""
 
     @property
     def engine(self) -> Any:
@@ -83,12 +82,8 @@ class Port(Protocol):
         ...
 
 
-class ForwardingPort(ABC):
+class ForwardingPort(Port, ABC):
     """A `Port` of an engine elsewhere: what follows a primitive can be sent along with it (see `prescheduling`)."""
-
-    name: str
-    writes: dict[str, int]
-    engine: Any
 
     @abstractmethod
     def enqueue(
@@ -112,18 +107,6 @@ class ForwardingPort(ABC):
     def disown(self, name: str, count: int = 0) -> None:
         """The follower is not wanted, or its `count` requests are made otherwise."""
 
-    @abstractmethod
-    def holds(self, entry: RequestEntry) -> bool: ...
-
-    @abstractmethod
-    def cancel(self, entries: Sequence[RequestEntry]) -> None: ...
-
-    @abstractmethod
-    def depths(self, event: DepthChanged) -> None: ...
-
-    @abstractmethod
-    async def close(self) -> None: ...
-
 
 class EnginePort:
     """Carries out an `EngineScheduler`'s instructions. A request that failed retryably runs again, up to a limit."""
@@ -141,7 +124,6 @@ class EnginePort:
     ) -> None:
         self.name = name
         self.instances = dict(instances)
-        self.writes: dict[str, int] = {}
         self._listener = listener
         self._max_attempts = max_attempts
         self._max_queued = max_queued
@@ -299,12 +281,7 @@ class EnginePort:
 
     def _reject(self, reject: Reject) -> None:
         entry = self._entries[reject.request]
-        error = RequestTooLarge(
-            f"a {entry.request.kind.value} request of {entry.primitive!r} takes {reject.size} slots of engine "
-            f"{self.name!r}, which can take {reject.limit} at most.",
-            engine=self.name,
-            hint="shorten the prompt, or give the engine a larger limit (for vLLM: engine_args max_model_len)",
-        )
+        error = too_large(entry.request.kind, reject.size, reject.limit, self.name)
         self._end(entry, None, error, scheduled=False)
 
     async def _run(self, batch: RunBatch) -> None:
@@ -371,9 +348,6 @@ class EnginePort:
 
     def _end(self, entry: RequestEntry, value: Any, error: BaseException | None, *, scheduled: bool = True) -> None:
         self._entries.pop(entry.request.id, None)
-        if isinstance(entry.request.payload, IngestRow):
-            collection = entry.request.payload.collection
-            self.writes[collection] = self.writes.get(collection, 0) + 1
         self._listener.ended(entry, value, error)
         if scheduled:
             if not self._ended:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTimeout
+from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTimeout, RequestTooLarge
+from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.request_table import RequestEntry
 from teola_plugin.scheduling.events import End
@@ -31,6 +32,16 @@ def outcome_error(run: QueryRun, order: End) -> QueryError | BaseException | Non
     )
     error.__cause__ = cause
     return error
+
+
+def too_large(kind: PrimitiveKind, size: float, limit: int, engine: str, instance: str = "") -> RequestTooLarge:
+    """A request takes `size` slots of an engine that can take `limit`."""
+    return RequestTooLarge(
+        f"a {kind.value} request takes {size} slots of engine {engine!r}, which can take {limit} at most.",
+        engine=engine,
+        instance=instance,
+        hint="shorten the prompt, or give the engine a larger limit (for vLLM: engine_args max_model_len)",
+    )
 
 
 def located(error: BaseException, entry: RequestEntry) -> BaseException:

@@ -14,7 +14,6 @@ from typing import Any
 
 from teola_plugin.engines.base import Piece, Request
 from teola_plugin.engines.items import ItemStream
-from teola_plugin.engines.payloads import SearchVector
 from teola_plugin.errors import QueryCancelled
 from teola_plugin.graph import LOOKAHEAD, STREAM_ITEMS, Graph, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
@@ -27,6 +26,7 @@ from teola_plugin.runtime.prescheduling import PreScheduling
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.recording import fate, record_ended, record_queued
 from teola_plugin.runtime.request_table import RequestEntry, request_id
+from teola_plugin.runtime.writes import Writes
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.events import (
     Admit,
@@ -67,6 +67,7 @@ class GraphDriver:
         self.ports: Mapping[str, Port] = {}
         self.runs: dict[str, QueryRun] = {}
         self.recorder = recorder
+        self.writes = Writes()
         self._threads = threads
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
@@ -160,6 +161,9 @@ class GraphDriver:
 
     def _send(self, run: QueryRun, port: Port, live: LivePrimitiveRun, fresh: list[RequestEntry]) -> None:
         p, ticket = live.primitive, self._ticket(run, live.primitive, live.depth)
+        query = self.scheduler.queries.get(run.id)
+        if query is not None:
+            self._ahead.leave(query, p, fresh)
         ahead = run.sent_ahead.pop(p.id, None)
         all_fresh = len(fresh) == len(live.entries)
         if not isinstance(port, ForwardingPort):
@@ -169,7 +173,6 @@ class GraphDriver:
         else:
             if ahead is not None:
                 port.disown(ahead, len(live.entries))
-            query = self.scheduler.queries.get(run.id)
             then = self._ahead.followers(run, query, p) if query is not None and all_fresh else ()
             port.enqueue(fresh, ticket, p, then)
 
@@ -229,13 +232,13 @@ class GraphDriver:
             background=kind is _K.PARTIAL_PREFILLING,
         )
         entry = RequestEntry(made, port.name, requests.content_key(port.name, payload), name)
-        entry.version = _version(port, payload)
+        entry.version = self.writes.version(port.name, payload)
         run.table.add(entry)
         return entry
 
     def claim(self, run: QueryRun, port: Port, payload: Any, *, plain: bool) -> RequestEntry | None:
         key = requests.content_key(port.name, payload)
-        return run.table.find(key, plain=plain, version=_version(port, payload))
+        return run.table.find(key, plain=plain, version=self.writes.version(port.name, payload))
 
     def _prepare_items(self, live: LivePrimitiveRun) -> None:
         for member in live.group:
@@ -305,6 +308,7 @@ class GraphDriver:
                 self.post(ItemClosed(self.now(), run.id, member.id, index, name))
 
     def request_ended(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
+        self.writes.ended(entry.engine, entry.request.payload)
         run = self.runs.get(entry.request.query)
         named = error if error is None else located(error, entry)
         entry.resolve(value, named)
@@ -488,9 +492,6 @@ class GraphDriver:
             else:
                 run.output.set_exception(error or QueryCancelled("the query was closed.", query_id=run.id))
         run.store.clear()
+        run.table.clear()
         run.primitives.clear()
         run.trace.set_result(trace)
-
-
-def _version(port: Port, payload: Any) -> int:
-    return port.writes.get(payload.collection, 0) if isinstance(payload, SearchVector) else -1

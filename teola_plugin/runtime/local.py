@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine
@@ -45,6 +45,8 @@ class _Call:
     future: Future[list[Any]]
     log: PieceLog | None
     """Where its pieces go, if it is streamed."""
+    stays: bool = False
+    """Whether its values may stay where they are made."""
     entries: list[RequestEntry] = field(default_factory=list)
     """Its requests, once they are made or claimed."""
 
@@ -55,6 +57,9 @@ class LocalRuntime:
     `engines`: instances by engine name. With `loop=SameLoop()` everything runs on the caller's own loop (virtual
     time); otherwise on a thread of its own, so callers may come from any thread or loop.
     """
+
+    shared = False
+    """Whether the engines are elsewhere."""
 
     def __init__(
         self,
@@ -212,13 +217,17 @@ class LocalRuntime:
         payloads: Sequence[Any],
         *,
         stream: bool = False,
+        stays: bool = False,
         run: QueryRun | None = None,
     ) -> CallHandle:
-        """One request per payload; inside a live query, what was asked for already is claimed."""
+        """One request per payload; inside a live query, what was asked for already is claimed.
+
+        With `stays`, large values may stay where they are made: what is got are `KeptValue`s, for other requests.
+        """
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
-        call = _Call(kind, port, list(payloads), future, PieceLog() if stream else None)
+        call = _Call(kind, port, list(payloads), future, PieceLog() if stream else None, stays)
         self.loop.post(self._join, run, call)
         return CallHandle(
             future, pieces=call.log, cancel=lambda: self.loop.post(self._give_up, call.entries), owner=self.loop.ident
@@ -262,12 +271,16 @@ class LocalRuntime:
             entry = driver.claim(run, port, payload, plain=True) if live and run.claims else None
             if entry is None:
                 entry = driver.new_entry(run, name, call.kind, port, payload)
+                if call.log is None and not (live and (run.claims or run.joins)):
+                    entry.request = replace(entry.request, stream=False)  # nobody can come to read its pieces
+                if call.stays:
+                    entry.request = replace(entry.request, stays=True)
                 fresh.append(entry)
             entry.by_plain += 1
             call.entries.append(entry)
             if call.log is not None:
                 entry.read_into(call.log)
-        PendingCall(call.entries, call.future)
+        PendingCall(call.entries, call.future, Future.set_result if call.stays else self._deliver)
         if fresh:
             self._enqueue_fresh(run, call.kind, port, name, fresh, live)
 
@@ -284,6 +297,10 @@ class LocalRuntime:
         query = run.query
         port.enqueue(fresh, Enqueue(now, run.id, name, kind, (), depth, query.app, query.weight, objective=objective))
 
+    def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
+        """The values of a call are there. On the loop."""
+        future.set_result(values)
+
     def _give_up(self, entries: list[RequestEntry]) -> None:
         for entry in entries:
             entry.by_plain = max(0, entry.by_plain - 1)
@@ -295,8 +312,7 @@ class LocalRuntime:
 
     async def _admin(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
         result = await self._administer(port, method, args)
-        if args and isinstance(args[0], str) and method.startswith("delete"):
-            port.writes[args[0]] = port.writes.get(args[0], 0) + 1
+        self._driver.writes.administered(port.name, method, args)
         return result
 
     async def _administer(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:

@@ -1,19 +1,21 @@
 """Pre-scheduling: what follows a primitive and needs no code of the client is sent along with it (DESIGN, section 5).
 
 Its engine begins when the value before it is there; the graph scheduler dispatches it later, as ever, and the requests
-that run by then are adopted. Only `ForwardingPort`s take part: in one process there is no way to be saved.
+that run by then are adopted. Values that only engines read may stay where they are made. Only `ForwardingPort`s take
+part: in one process there is no way to be saved.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from teola_plugin.graph import Primitive, PrimitiveKind
+from teola_plugin.graph import Primitive, PrimitiveKind, Ref
 from teola_plugin.runtime.engine_port import ForwardingPort, Port
 from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.request_table import RequestEntry
 from teola_plugin.scheduling.events import Enqueue
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
 
@@ -38,6 +40,8 @@ class Follow:
     event: Enqueue
     tenant: str
     then: tuple[Follow, ...] = ()
+    stays: bool = False
+    """Whether its value may stay where it is made."""
 
 
 class PreScheduling:
@@ -55,6 +59,25 @@ class PreScheduling:
             if isinstance(port, ForwardingPort):
                 for name in ahead.values():
                     port.disown(name)
+
+    def leave(self, query: LiveQuery, p: Primitive, entries: Iterable[RequestEntry]) -> None:
+        """Mark the requests of a primitive whose value nobody but engines reads."""
+        if self._stays(query, p):
+            for entry in entries:
+                entry.request = replace(entry.request, stays=True)
+
+    def _stays(self, query: LiveQuery, p: Primitive) -> bool:
+        """Vectors that are ingested: an ingestion is told from others without them, so nothing here looks at them."""
+        if not p.batchable or query.output.producer == p.id or not self._forwards(p):
+            return False
+        reads = [(r.primitive, key, ref) for r in query.readers(p.id) for key, ref in _reads(r.primitive, p)]
+        return bool(reads) and all(
+            q.kind is _K.INGESTION and key == "vectors" and len(ref.path) < 2 and not q.call and self._forwards(q)
+            for q, key, ref in reads
+        )
+
+    def _forwards(self, p: Primitive) -> bool:
+        return isinstance(self._ports().get(p.engine), ForwardingPort)
 
     def followers(self, run: QueryRun, query: LiveQuery, before: Primitive, room: int = LONGEST) -> tuple[Follow, ...]:
         """What waits for `before` alone; each with what waits for it alone."""
@@ -87,4 +110,10 @@ class PreScheduling:
         pending = tuple((key, ref.path) for key, ref in p.inputs if ref.producer == before.id)
         event = self._ticket(run, p, live.depth)
         then = self.followers(run, query, p, room - 1)
-        return Follow(p, name, known, pending, event, run.query.tenant, then)
+        return Follow(p, name, known, pending, event, run.query.tenant, then, self._stays(query, p))
+
+
+def _reads(reader: Primitive, p: Primitive) -> list[tuple[str, Ref]]:
+    """What `reader` reads of the value of `p`, by input name; the name is empty for what it reads early."""
+    found = [*reader.inputs, *(("", ref) for ref in reader.early)]
+    return [(key, ref) for key, ref in found if ref.producer == p.id]

@@ -7,7 +7,7 @@ plain object claims can become visible, so early work never changes an answer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,11 +19,17 @@ from teola_plugin.runtime.handles import PieceLog
 _numbers = itertools.count(1)
 
 
+Deliver = Callable[[Future[list[Any]], list[Any]], None]
+"""(future, values): what happens with the values of a call."""
+
+
 class PendingCall:
     """A call of the plain object: resolved when all of its requests have ended, or one has failed."""
 
-    def __init__(self, entries: list[RequestEntry], future: Future[list[Any]]) -> None:
-        self._entries = entries
+    def __init__(
+        self, entries: list[RequestEntry], future: Future[list[Any]], deliver: Deliver = Future.set_result
+    ) -> None:
+        self._entries, self._deliver = entries, deliver
         self.future = future
         self._left = sum(not entry.ended for entry in entries)
         for entry in entries:
@@ -45,7 +51,7 @@ class PendingCall:
             self._finish()
 
     def _finish(self) -> None:
-        self.future.set_result([entry.value for entry in self._entries])
+        self._deliver(self.future, [entry.value for entry in self._entries])
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +116,8 @@ class RequestEntry:
         if self.ended:
             return
         self.ended, self.value, self.error = True, value, error
-        for call in self.waiting:
+        waiting, self.waiting = self.waiting, []  # no circle of references: large values are freed at once
+        for call in waiting:
             call.one_ended(self)
         for log in self.logs:
             log.close()
@@ -150,6 +157,11 @@ class RequestTable:
             self._unkeyed.append(entry)
         else:
             self._by_key.setdefault(entry.key, []).append(entry)
+
+    def clear(self) -> None:
+        """The query is over: whoever still waits for a request holds it by itself."""
+        self._by_key.clear()
+        self._unkeyed.clear()
 
     def find(self, key: Hashable | None, *, plain: bool, version: int = -1) -> RequestEntry | None:
         """An entry that can serve this party: not failed, not cancelled, not stale, not taken."""

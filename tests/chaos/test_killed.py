@@ -14,7 +14,6 @@ import psutil
 import pytest
 import ray
 
-from benchmarks.ray_cluster import ray_node
 from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
@@ -30,10 +29,10 @@ LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
 pytestmark = pytest.mark.chaos
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with ray_node(cpus=4) as found:
-        yield found
+FAKES: dict[str, Any] = {
+    "llm": {"kind": "fake", "instances": 2, "options": {"machine": "rtx3090"}},
+    "embedder": {"kind": "fake", "options": {"seconds": 0.05}},
+}
 
 
 @contextmanager
@@ -44,6 +43,12 @@ def running(address: str, name: str, **engines: Any) -> Iterator[EnginePool]:
             yield pool
     finally:
         deploy._kill(ray, name)
+
+
+@pytest.fixture(scope="module")
+def chaos(ray_address: str) -> Iterator[EnginePool]:
+    with running(ray_address, "chaos", **FAKES) as pool:
+        yield pool
 
 
 def status(pool: str, engine: str) -> dict[str, Any]:
@@ -79,13 +84,12 @@ def all_up(pool: str, instances: int) -> bool:
     return len(found) == instances
 
 
-def test_an_instance_is_killed_while_queries_run(address: str) -> None:
+def test_an_instance_is_killed_while_queries_run(chaos: EnginePool) -> None:
     count = 200 if LONG else 60
-    engine = {"kind": "fake", "instances": 2, "options": {"machine": "rtx3090"}}
-    with running(address, "chaos", llm=engine) as pool, ThreadPoolExecutor(32) as threads:
-        expected = {number: asked(pool, number) for number in range(10)}
+    with ThreadPoolExecutor(32) as threads:
+        expected = {number: asked(chaos, number) for number in range(10)}
         victim = status("chaos", "llm")["instances"][0]["pid"]
-        answers = [threads.submit(asked, pool, number % 10) for number in range(count)]
+        answers = [threads.submit(asked, chaos, number % 10) for number in range(count)]
         until(lambda: status("chaos", "llm")["instances"][0]["running"] > 0, 20)
         os.kill(victim, signal.SIGKILL)
         recovered = until(lambda: all_up("chaos", 2) and status("chaos", "llm")["instances"][0]["pid"] != victim, 30)
@@ -93,42 +97,39 @@ def test_an_instance_is_killed_while_queries_run(address: str) -> None:
         assert [answer.result(120) for answer in answers] == [expected[number % 10] for number in range(count)]
 
 
-def test_the_host_of_an_engine_is_killed_while_queries_run(address: str) -> None:
-    engine = {"kind": "fake", "options": {"like": "embedder", "seconds": 0.05}}
-    with running(address, "hosts", embedder=engine) as pool:
-        texts = [f"t{i}" for i in range(5)]
-        [expected] = pool.call(K.EMBEDDING, "embedder", [EmbedText(texts[-1])]).result(30)
-        host = actor(actor_name("hosts", "embedder"))
-        runs = [pool.runtime.submit(Query({"input": texts}), chain(5, "embedder"), {}) for _ in range(20)]
-        ray.kill(host, no_restart=False)  # as when its process dies: Ray makes it again
-        assert all(list(run.output.result(90)) == list(expected) for run in runs)
+def test_the_host_of_an_engine_is_killed_while_queries_run(chaos: EnginePool) -> None:
+    texts = [f"t{i}" for i in range(5)]
+    [expected] = chaos.call(K.EMBEDDING, "embedder", [EmbedText(texts[-1])]).result(30)
+    host = actor(actor_name("chaos", "embedder"))
+    runs = [chaos.runtime.submit(Query({"input": texts}), chain(5, "embedder"), {}) for _ in range(20)]
+    ray.kill(host, no_restart=False)  # as when its process dies: Ray makes it again
+    assert all(list(run.output.result(90)) == list(expected) for run in runs)
 
 
-def test_a_hanging_instance_is_replaced(address: str) -> None:
-    engine = {"kind": "fake", "instances": 2, "options": {"machine": "rtx3090"}}
-    with running(address, "hang", llm=engine) as pool:
-        expected = asked(pool, 1)
-        victim = status("hang", "llm")["instances"][0]["pid"]
-        ray.get(actor(actor_name("hang", "llm")).watch_closely.remote(0.2, 0.5))
-        os.kill(victim, signal.SIGSTOP)
+def test_a_hanging_instance_is_replaced(chaos: EnginePool) -> None:
+    expected, host = asked(chaos, 1), actor(actor_name("chaos", "llm"))
+    victim = status("chaos", "llm")["instances"][0]["pid"]
+    ray.get(host.watch_closely.remote(0.2, 0.5))
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda _: asked(chaos, 1), range(8)))
+        assert found == [expected] * 8
+        until(lambda: all_up("chaos", 2) and status("chaos", "llm")["instances"][0]["pid"] != victim, 30)
+    finally:
+        ray.get(host.watch_closely.remote(5.0, 10.0))
         try:
-            with ThreadPoolExecutor(8) as threads:
-                found = list(threads.map(lambda _: asked(pool, 1), range(8)))
-            assert found == [expected] * 8
-            until(lambda: all_up("hang", 2) and status("hang", "llm")["instances"][0]["pid"] != victim, 30)
-        finally:
-            try:
-                os.kill(victim, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 @pytest.mark.skipif(not LONG, reason="starts two vLLM engines (make test-all)")
 @pytest.mark.vllm
-def test_vllms_engine_core_is_killed_while_queries_run(address: str) -> None:
+def test_vllms_engine_core_is_killed_while_queries_run(ray_address: str) -> None:
     args = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 2048}
     engine = {"kind": "vllm", "model": str(llm_folder()), "instances": 2, "cores": ["0", "1"], "engine_args": args}
-    with running(address, "cores", llm=engine) as pool, ThreadPoolExecutor(8) as threads:
+    with running(ray_address, "cores", llm=engine) as pool, ThreadPoolExecutor(8) as threads:
         expected = {number: asked(pool, number) for number in range(5)}
         for kill in (_engine_core, lambda pid: pid):
             answers = [threads.submit(asked, pool, number % 5) for number in range(20)]
@@ -141,10 +142,10 @@ def test_vllms_engine_core_is_killed_while_queries_run(address: str) -> None:
 
 @pytest.mark.skipif(not LONG, reason="starts vLLM (make test-all)")
 @pytest.mark.vllm
-def test_nothing_is_left_of_a_vllm_whose_actor_is_killed(address: str) -> None:
+def test_nothing_is_left_of_a_vllm_whose_actor_is_killed(ray_address: str) -> None:
     args = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024}
     engine = {"kind": "vllm", "model": str(llm_folder()), "cores": ["0"], "engine_args": args}
-    with running(address, "orphans", llm=engine) as pool:
+    with running(ray_address, "orphans", llm=engine) as pool:
         asked(pool, 1)
         core = _engine_core(status("orphans", "llm")["instances"][0]["pid"])
         assert psutil.pid_exists(core)
@@ -159,11 +160,8 @@ def _engine_core(pid: int) -> int:
     )
 
 
-def test_nothing_is_left_of_a_pool(address: str) -> None:
-    def workers() -> set[int]:
-        return {p.pid for p in psutil.process_iter(["cmdline"]) if "InstanceHost" in " ".join(p.info["cmdline"] or [])}
-
-    before = workers()
-    with running(address, "gone", llm={"kind": "fake", "instances": 2}):
-        assert len(workers() - before) == 2
-    until(lambda: not workers() - before, 20)
+def test_nothing_is_left_of_a_pool(chaos: EnginePool) -> None:
+    instances = [one["pid"] for engine in FAKES for one in status("chaos", engine)["instances"]]
+    assert len(instances) == 3 and all(map(psutil.pid_exists, instances))
+    deploy._kill(ray, "chaos")
+    until(lambda: not any(map(psutil.pid_exists, instances)), 20)

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
-from benchmarks.ray_cluster import ray_node
 from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
@@ -88,12 +88,33 @@ def apps(engine: str) -> tuple[list[set[str]], set[str]]:
     return [set(batch["apps"]) for batch in batches], {batch["instance"] for batch in batches}
 
 
-def test_two_apps_on_two_instances_answer_as_one_process() -> None:
+def known_blocks() -> dict[str, int]:
+    """Blocks of prefixes that placement knows of, by instance."""
+    host = actor(actor_name("vllms", "llm"))
+    found: dict[str, int] = ray.get(
+        host.__ray_call__.remote(lambda self: {i: self.port.scheduler.router.index.blocks_on(i) for i in "01"})
+    )
+    return found
+
+
+def instances_tell_that_they_are_emptied() -> None:
+    """Only vLLM itself can have said so; what was sent stays known otherwise."""
+    assert sum(known_blocks().values()) > 0
+    host = actor(actor_name("vllms", "llm"))
+    ray.get(host.watch_closely.remote(0.3, 10.0))
+    ray.get(host.reset.remote())
+    until = time.monotonic() + 10
+    while any(known_blocks().values()):
+        assert time.monotonic() < until, known_blocks()
+        time.sleep(0.2)
+
+
+def test_two_apps_on_two_instances_answer_as_one_process(ray_address: str) -> None:
     [expected] = answers(client("", "alone"))
-    with ray_node(cpus=4) as address:
-        deploy.up(PoolConfig.model_validate({"name": "vllms", "engines": ENGINES}), address)
-        with EnginePool.connect(address, pool="vllms"):
-            for found in answers(client(address, "one"), client(address, "two")):
+    deploy.up(PoolConfig.model_validate({"name": "vllms", "engines": ENGINES}), ray_address)
+    try:
+        with EnginePool.connect(ray_address, pool="vllms"):
+            for found in answers(client(ray_address, "one"), client(ray_address, "two")):
                 assert [answer for answer, _ in found] == [answer for answer, _ in expected]
                 for (_, vector), (_, wanted) in zip(found, expected, strict=True):
                     assert vector == pytest.approx(wanted, abs=1e-5)  # batches differ in the last bits
@@ -101,3 +122,6 @@ def test_two_apps_on_two_instances_answer_as_one_process() -> None:
             assert instances == {"0", "1"} and {"one", "two"} <= set().union(*of_llm)
             of_embedder, _ = apps("embedder")
             assert any({"one", "two"} <= held for held in of_embedder)  # in one batch
+            instances_tell_that_they_are_emptied()
+    finally:
+        deploy._kill(ray, "vllms")

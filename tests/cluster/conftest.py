@@ -1,4 +1,4 @@
-"""One Ray node and one shared pool of fake engines for all tests of the shared pool."""
+"""One shared pool of fake engines for all tests of the shared pool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.ray_cluster import ray_node
 from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.pool import EnginePool
@@ -17,14 +16,8 @@ ENGINES: dict[str, Any] = {
     "embedder": {"kind": "fake"},
     "reranker": {"kind": "fake"},
     "store": {"kind": "fake"},
-    "slow": {"kind": "fake", "options": {"like": "embedder", "seconds": 1.0}},
+    "slow": {"kind": "fake", "options": {"like": "embedder", "seconds": 0.25}},
 }
-
-
-@pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
-    with ray_node(cpus=4) as address:
-        yield address
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,11 @@ from teola_plugin.cluster.chunked import by_time
 from teola_plugin.cluster.clients import Client
 from teola_plugin.cluster.config import Autoscale
 from teola_plugin.cluster.followers import Followers, follower_order
+from teola_plugin.cluster.kept import Held, Kept, keep, kept_in
 from teola_plugin.cluster.scaling import QueueDepth
-from teola_plugin.cluster.wire import Began, Ended, Queue, Said, pack, unpack
+from teola_plugin.cluster.wire import Began, Ended, Queue, Said, pack, pack_orders, unpack, unpack_orders
 from teola_plugin.engines.base import Done, Piece, Request, Result
-from teola_plugin.engines.payloads import EmbedText, SearchVector
+from teola_plugin.engines.payloads import Chunk, EmbedText, IngestRow, SearchVector
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import Primitive, PrimitiveKind, Ref, named
 from teola_plugin.runtime.prescheduling import Follow
@@ -83,11 +84,11 @@ async def test_parcels_that_overtake_wait_for_the_others() -> None:
 
 async def test_news_are_read_in_order_and_pieces_joined() -> None:
     client = Client("c")
-    for news in (Began("r", "0", 1), Said("r", "a", 1), Said("r", "b", 1), Ended("r", "ab")):
+    for news in (Began("r", "0", 1), Said("r", Piece("r", "a")), Said("r", Piece("r", "b")), Ended("r", "ab")):
         client.tell(news)
     client.close()
     found = [news async for messages in client.read() for news in messages]
-    assert found == [Began("r", "0", 1), Said("r", "ab", 2), Ended("r", "ab")]
+    assert found == [Began("r", "0", 1), Said("r", Piece("r", "ab", 2)), Ended("r", "ab")]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,35 @@ def test_errors_survive_the_way(error: EngineError) -> None:
     [ended] = unpack(pack([Ended("r", None, error)]))
     assert type(ended.error) is type(error) and ended.error.__dict__ == error.__dict__
     assert str(ended.error) == str(error)
+
+
+# ---------------------------------------------------------------- values that stay
+
+
+def test_references_travel_beside_the_bytes() -> None:
+    held = Held("a reference of Ray's")
+    asked = [Request(f"r{n}", K.INGESTION, IngestRow("c", Chunk("x", "t"), Kept(held, n))) for n in range(2)]  # type: ignore[arg-type]
+    parcel = pack(asked)
+    assert isinstance(parcel, tuple) and parcel[1] == ["a reference of Ray's"]
+    one, two = (kept_in(request.payload)[0] for request in unpack(parcel))
+    assert one.held is two.held and one.held.ref == "a reference of Ray's" and (one.at, two.at) == (0, 1)
+    [(names, order)] = unpack_orders(pack_orders([Queue(event(SEARCH), tuple(asked))], lambda *_: None) or b"")
+    assert names == ("r0", "r1") and kept_in(order.requests[1].payload)[0].at == 1  # type: ignore[union-attr]
+
+
+def test_an_order_that_cannot_be_written_fails_alone() -> None:
+    failed: list[Any] = []
+    bad, good = (
+        Queue(event(EMBED), (Request(name, K.EMBEDDING, payload),)) for name, payload in (("b", lambda: 0), ("g", 1))
+    )
+    [(names, _)] = unpack_orders(pack_orders([bad, good], lambda order, _: failed.append(order)) or b"")
+    assert names == ("g",) and failed == [bad]
+    assert pack_orders([bad], lambda *_: None) is None
+
+
+def test_small_values_and_those_that_others_read_travel() -> None:
+    small: list[Result] = [Done("a", [1.0] * 9), Done("b", "x" * 99_999)]
+    assert keep(small, {"a"}) is small
 
 
 # ---------------------------------------------------------------- followers

@@ -18,13 +18,32 @@ engines:
   embedder: {kind: fake}
   llm: {kind: fake, instances: 2}
 """
-APP = """
+SESSION = """
+import contextlib, io, json, sys
 from teola_plugin import EnginePool
+from teola_plugin.cli.main import main
 from teola_plugin.engines.payloads import EmbedText
 from teola_plugin.graph import PrimitiveKind
+
+def teola(*words):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    return code, out.getvalue(), err.getvalue()
+
+path, changed = sys.argv[1:]
+seen = {
+    "again": teola("up", path),
+    "status": teola("status", "--pool", "commands", "--json"),
+    "scale": teola("scale", "llm", "3", "--pool", "commands"),
+    "table": teola("status", "--pool", "commands"),
+    "changed": teola("up", changed),
+}
 with EnginePool.connect(pool="commands") as pool:
-    print(len(pool.call(PrimitiveKind.EMBEDDING, "embedder", [EmbedText("x")]).result(60)[0]))
+    seen["app"] = len(pool.call(PrimitiveKind.EMBEDDING, "embedder", [EmbedText("x")]).result(60)[0])
+print(json.dumps(seen))
 """
+"""Several commands, and an app, in one process: each start of Ray's Python takes seconds."""
 
 
 @pytest.fixture
@@ -52,19 +71,21 @@ def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path) -> None:
     before, shared = rays(), set(os.listdir("/dev/shm"))
     path = tmp_path / "pool.yaml"
     path.write_text(YAML)
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(YAML.replace("instances: 2", "instances: 1"))
     assert teola(env, "up", str(path)).returncode == 0
     try:
-        assert teola(env, "up", str(path)).returncode == 0  # again: it is there
-        found = json.loads(teola(env, "status", "--pool", "commands", "--json").stdout)
+        command = [sys.executable, "-c", SESSION, str(path), str(changed)]
+        used = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
+        assert used.returncode == 0, used.stderr
+        seen = json.loads(used.stdout)
+        assert seen["again"][0] == 0  # it is there
+        found = json.loads(seen["status"][1])
         assert [(one["engine"], len(one["instances"])) for one in found] == [("embedder", 1), ("llm", 2)]
-        assert teola(env, "scale", "llm", "3", "--pool", "commands").stdout.strip() == "llm: 3 instances"
-        used = subprocess.run([sys.executable, "-c", APP], env=env, capture_output=True, text=True, timeout=120)
-        assert used.stdout.strip() == "32", used.stderr
-        table = teola(env, "status", "--pool", "commands")
-        assert table.returncode == 0 and "embedder" in table.stdout
-        path.write_text(YAML.replace("instances: 2", "instances: 1"))
-        other = teola(env, "up", str(path))
-        assert other.returncode == 1 and "other settings" in other.stderr
+        assert seen["scale"][1].strip() == "llm: 3 instances"
+        assert seen["table"][0] == 0 and "embedder" in seen["table"][1]
+        assert seen["changed"][0] == 1 and "other settings" in seen["changed"][2]
+        assert seen["app"] == 32
     finally:
         ended = teola(env, "down", "--pool", "commands")
     assert ended.returncode == 0, ended.stderr

@@ -14,6 +14,6 @@ from teola_plugin.runtime.conformance import RuntimeConformance
 class TestLocalRuntime(RuntimeConformance):
     @contextmanager
     def pool(self) -> Iterator[EnginePool]:
-        second = EngineProfile({PrimitiveKind.EMBEDDING: Curve(((1, 1.0), (2, 1.0)))})
-        with EnginePool.local([*fake_engines(), FakeEmbedder("slow", second)]) as pool:
+        slow = EngineProfile({PrimitiveKind.EMBEDDING: Curve(((1, 0.25), (2, 0.25)))})
+        with EnginePool.local([*fake_engines(), FakeEmbedder("slow", slow)]) as pool:
             yield pool

@@ -1,0 +1,156 @@
+"""Large values go from instance to instance: a Ray object holds them, parcels hold references to it.
+
+The instance that made the values owns the object. Ray counts its readers and frees it when the last one has let go;
+when the owner dies, the values are lost, and whoever needs them has them made again (`SharedPort`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from teola_plugin.engines.base import Done, Failed, Request, Result
+from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.runtime.kept_values import KeptValue
+
+log = logging.getLogger("teola_plugin")
+LARGE = 32 * 1024
+"""Bytes of the values of one batch from which on they stay: below, a look-up costs more than carrying them."""
+PATIENCE = 30.0
+"""Seconds that a look-up may take before the value counts as lost."""
+_carried: ContextVar[list[Any]] = ContextVar("teola_carried")
+
+
+class ValueLost(EngineError):
+    """From an instance to the client, which has the value made again: what a request was to read is gone."""
+
+
+@contextmanager
+def carrying(refs: list[Any]) -> Iterator[None]:
+    """While a parcel is packed or unpacked: Ray's references, which travel beside its bytes so that Ray counts them."""
+    token = _carried.set(refs)
+    try:
+        yield
+    finally:
+        _carried.reset(token)
+
+
+class Held:
+    """One Ray object, with the values of one batch."""
+
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: Any) -> None:
+        self.ref = ref
+
+    def __reduce__(self) -> Any:
+        refs = _carried.get()
+        refs.append(self.ref)
+        return _held, (len(refs) - 1,)
+
+
+def _held(at: int) -> Held:
+    return Held(_carried.get()[at])
+
+
+class Kept(KeptValue):
+    """One of the values. `remake` is known at the client alone: it asks for the value anew."""
+
+    __slots__ = ("at", "held", "remake")
+
+    def __init__(self, held: Held, at: int) -> None:
+        self.held, self.at = held, at
+        self.remake: Callable[[], Awaitable[Any]] | None = None
+
+    def __reduce__(self) -> Any:
+        return Kept, (self.held, self.at)
+
+
+# ---------------------------------------------------------------- at the instance that makes them
+
+
+def keep(results: list[Result], staying: Collection[str]) -> list[Result]:
+    """The results, with references in place of the values of the requests `staying`, if those are large together."""
+    done = [result for result in results if isinstance(result, Done) and result.request_id in staying]
+    values = pickle.dumps([result.value for result in done], protocol=5) if done else b""
+    if len(values) < LARGE:
+        return results
+    import ray
+
+    try:
+        held = Held(ray.put(values))
+    except Exception as error:  # no room: they travel
+        log.warning("%d bytes of values cannot be kept: %r", len(values), error)
+        return results
+    kept = {result.request_id: replace(result, value=Kept(held, number)) for number, result in enumerate(done)}
+    return [kept.get(result.request_id, result) for result in results]
+
+
+# ---------------------------------------------------------------- where they are read
+
+
+def kept_in(payload: Any) -> list[Kept]:
+    """What stands in a payload's fields for values."""
+    if not is_dataclass(payload):
+        return []
+    return [value for field in fields(payload) if isinstance(value := getattr(payload, field.name), Kept)]
+
+
+def filled(payload: Any, found: Mapping[Kept, Any]) -> Any:
+    """The payload with its values."""
+    values = {f.name: found[v] for f in fields(payload) if isinstance(v := getattr(payload, f.name), Kept)}
+    return replace(payload, **values)
+
+
+async def fetched(batch: Sequence[Request]) -> tuple[list[Request], list[Failed]]:
+    """A batch with the values that it reads; requests whose values are lost fail."""
+    wanted = {request.id: kept for request in batch if (kept := kept_in(request.payload))}
+    if not wanted:
+        return list(batch), []
+    found = await look_up([one for kept in wanted.values() for one in kept])
+    ready: list[Request] = []
+    lost: list[Failed] = []
+    for request in batch:
+        if not all(one in found for one in wanted.get(request.id, ())):
+            lost.append(Failed(request.id, ValueLost("a value that it reads is lost.")))
+        else:
+            ready.append(replace(request, payload=filled(request.payload, found)) if request.id in wanted else request)
+    return ready, lost
+
+
+async def look_up(kept: Iterable[Kept]) -> dict[Kept, Any]:
+    """The values; lost ones are left out."""
+    asked = list(kept)
+    refs = list({one.held.ref for one in asked})
+    found = dict(zip(refs, await asyncio.gather(*map(_read, refs)), strict=True))
+    return {one: values[one.at] for one in asked if (values := found[one.held.ref]) is not None}
+
+
+async def _read(ref: Any) -> list[Any] | None:
+    from ray.exceptions import RayError
+
+    try:
+        values: list[Any] = pickle.loads(await asyncio.wait_for(asyncio.wrap_future(ref.future()), PATIENCE))
+    except (RayError, TimeoutError) as error:
+        log.info("values are lost: %s", type(error).__name__)
+        return None
+    return values
+
+
+async def brought(kept: Sequence[Kept]) -> dict[Kept, Any]:
+    """The values at the client; lost ones are made again. Raises what their engine raises."""
+    found = await look_up(kept)
+    lost = [one for one in kept if one not in found]
+    return found | dict(zip(lost, await asyncio.gather(*map(_again, lost)), strict=True))
+
+
+async def _again(kept: Kept) -> Any:
+    if kept.remake is None:
+        raise EngineUnavailable("a value of the shared pool is lost.", retryable=True, hint="ask again")
+    return await kept.remake()

@@ -1,0 +1,143 @@
+"""Large values go from instance to instance: they pass no client, they are freed, and they may be lost."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import ray
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.indexing import TeolaIndexer
+from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.cluster.connection import actor
+from teola_plugin.cluster.names import actor_name
+from teola_plugin.engines.payloads import Chunk, EmbedText, IngestRow
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.kept_values import KeptValue
+
+K = PrimitiveKind
+TEXTS = [f"text {i} of {i % 7} and {i % 11}" for i in range(300)]
+CHUNKS = [Chunk(f"c{i}", text) for i, text in enumerate(TEXTS)]
+INPUTS = {"texts": TEXTS, "chunks": CHUNKS}
+
+
+def index(collection: str) -> Graph:
+    """Embed, then store: only the store reads the vectors."""
+    embed = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("texts",))), batchable=True).with_(
+        options=(("role", "document"),)
+    )
+    read = named(chunks=Ref("$input", ("chunks",)), vectors=Ref("embed"))
+    options = (("collection", collection),)
+    store = Primitive("store", K.INGESTION, "store", read, batchable=True, options=options)
+    return Graph([embed, store], Ref("store"))
+
+
+def in_store() -> int:
+    """Bytes in Ray's shared memory."""
+    name = "object_store_memory"
+    return int(ray.cluster_resources()[name] - ray.available_resources().get(name, 0))
+
+
+def until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
+    ends = time.monotonic() + seconds
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.05)
+    return condition()
+
+
+@contextmanager
+def freed() -> Iterator[None]:
+    """What the body puts into shared memory is gone after it, without Python's collector."""
+    assert until(lambda: in_store() < 1000)
+    gc.disable()
+    try:
+        yield
+        assert until(lambda: in_store() < 1000), f"{in_store()} bytes are left"
+    finally:
+        gc.enable()
+
+
+@pytest.fixture
+def collection(shared: EnginePool) -> Iterator[str]:
+    yield "kept"
+    shared.admin("store", "delete_collection", "kept").result(30)
+
+
+@pytest.fixture(scope="module")
+def vectors(fakes_address: str) -> list[Any]:
+    with EnginePool.connect(fakes_address, pool="fakes") as pool:
+        return pool.call(K.EMBEDDING, "embedder", [EmbedText(text, "document") for text in TEXTS]).result(30)
+
+
+def received(pool: EnginePool) -> int:
+    port: Any = pool.runtime.port("embedder")
+    return int(port.traffic[1])
+
+
+def found(pool: EnginePool, collection: str) -> list[str]:
+    store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection=collection)
+    assert store.count() == len(TEXTS)
+    return [document.page_content for document in store.similarity_search(TEXTS[5], 1)]
+
+
+def test_vectors_of_a_graph_go_to_the_store(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+    with freed():
+        before = received(shared)
+        run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {})
+        assert run.output.result(30) == [chunk.id for chunk in CHUNKS]
+        assert run.trace.result(30)
+        assert received(shared) - before < len(pickle.dumps(vectors)) / 2
+        del run
+    assert found(shared, collection) == [TEXTS[5]]
+
+
+def test_documents_added_to_a_store(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+    store = TeolaVectorStore(pool=shared, embedding=TeolaEmbeddings(pool=shared), collection=collection)
+    with freed():
+        before = received(shared)
+        store.add_texts(TEXTS)
+        assert received(shared) - before < len(pickle.dumps(vectors)) / 2
+    assert found(shared, collection) == [TEXTS[5]]
+
+
+def test_an_accelerated_indexer(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+    store = TeolaVectorStore(pool=shared, embedding=TeolaEmbeddings(pool=shared), collection=collection)
+    fast = accelerate(TeolaIndexer(store=store), pool=shared)
+    with freed():
+        before = received(shared)
+        assert fast.invoke(TEXTS) == collection
+        assert received(shared) - before < len(pickle.dumps(vectors)) / 2
+    assert found(shared, collection) == [TEXTS[5]]
+
+
+def test_who_asks_for_them_gets_the_values(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+    with freed():
+        run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, ahead=True)
+        until(lambda: shared.admin("store", "count", collection).result(30) == len(TEXTS))
+        claimed = run.call(K.EMBEDDING, "embedder", [EmbedText(text, "document") for text in TEXTS]).result(30)
+        run.close()
+        trace = run.trace.result(30)
+        assert claimed == vectors
+        assert trace is not None and sum(span.kind == "EMBEDDING" for span in trace.spans) == 1  # they were claimed
+        del run, claimed
+
+
+def test_values_that_are_lost_are_made_again(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+    ask = [EmbedText(text, "document") for text in TEXTS]
+    kept = shared.call(K.EMBEDDING, "embedder", ask, stays=True).result(30)
+    assert any(isinstance(value, KeptValue) for value in kept) and in_store() > 30_000
+    status = ray.get(actor(actor_name("fakes", "embedder")).status.remote())
+    os.kill(status["instances"][0]["pid"], signal.SIGKILL)
+    rows = [IngestRow(collection, chunk, value) for chunk, value in zip(CHUNKS, kept, strict=True)]
+    assert shared.call(K.INGESTION, "store", rows).result(60) == [chunk.id for chunk in CHUNKS]
+    assert found(shared, collection) == [TEXTS[5]]

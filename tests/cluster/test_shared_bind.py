@@ -1,0 +1,171 @@
+"""`bind=` on a shared pool: the user's own objects, served by engines of the cluster, as by those of one process."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from langchain_core.embeddings import Embeddings
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda
+from support.openai_stub import MODEL, Stub, openai_stub
+from support.own_leaves import Chat, Ledger
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.bind_huggingface import embeddings_on
+from teola_plugin.cluster import deploy
+from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.cluster.shared_engine import SharedEngine, settings_of
+from teola_plugin.cluster.wire import EngineFacts
+from teola_plugin.engines.embedding import EmbeddingEngine, packaged_minilm
+from teola_plugin.engines.fake import embed_words, fake_engines
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from langchain_huggingface import HuggingFaceEmbeddings
+    from langchain_openai import ChatOpenAI
+
+Chain = Runnable[Any, Any]
+QUESTION = {"question": "what is a primitive?"}
+WAYS = ["invoke", "ainvoke", "batch", "stream"]
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+
+def asked(chain: Chain, way: str) -> Any:
+    if way == "ainvoke":
+        return asyncio.run(chain.ainvoke(QUESTION))
+    if way == "batch":
+        return chain.batch([QUESTION, QUESTION])
+    if way == "stream":
+        first, *others = list(chain.stream(QUESTION))
+        for chunk in others:
+            first = first + chunk
+        return first
+    return chain.invoke(QUESTION)
+
+
+class Words(Embeddings):
+    """The fake embedder's vectors, made at home."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [list(embed_words(text, "document")) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        raise AssertionError("the engine embeds")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_is_served_as_in_one_process(shared: EnginePool, way: str) -> None:
+    model = Chat(ledger=Ledger())
+    chain = ChatPromptTemplate.from_template("{question}") | model
+    with EnginePool.local(fake_engines()) as local:
+        expected = asked(accelerate(chain, pool=local, bind=[(model, "llm")]), way)
+    found = asked(accelerate(chain, pool=shared, bind=[(model, "llm")]), way)
+    contents = [[one.content for one in (value if way == "batch" else [value])] for value in (found, expected)]
+    assert contents[0] == contents[1] and not model.ledger.calls
+
+
+def test_embeddings_are_served(shared: EnginePool) -> None:
+    own = Words()
+    from langchain_core.vectorstores import InMemoryVectorStore
+
+    store = InMemoryVectorStore.from_texts(["a cat sits", "stocks fell"], own)
+    chain = RunnableLambda(lambda given: given["question"]) | store.as_retriever(search_kwargs={"k": 1})
+    fast = accelerate(chain, pool=shared, bind=[(own, "embedder")])
+    assert fast.invoke({"question": "where sits a cat"})[0].page_content == "a cat sits"
+
+
+def test_an_engine_that_is_not_there_is_named(shared: EnginePool) -> None:
+    model = Chat(ledger=Ledger())
+    with pytest.raises(RegistrationError, match="embedder"):
+        accelerate(ChatPromptTemplate.from_template("{question}") | model, pool=shared, bind=[(model, "embeder")])
+
+
+# ---------------------------------------------------------------- a server of OpenAI's protocol
+
+
+@pytest.fixture(scope="module")
+def carried(ray_address: str) -> Iterator[tuple[EnginePool, Stub]]:
+    with openai_stub() as stub:
+        engines = {"llm": {"kind": "openai", "base_url": stub.base_url, "model": MODEL}}
+        deploy.up(PoolConfig.model_validate({"name": "carried", "engines": engines}), ray_address)
+        try:
+            with EnginePool.connect(ray_address, pool="carried") as pool:
+                yield pool, stub
+        finally:
+            deploy._kill(ray, "carried")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("said", ["hello", "refuse"])
+def test_chat_openai_keeps_its_own_code(carried: tuple[EnginePool, Stub], way: str, said: str) -> None:
+    pool, stub = carried
+    model = ChatOpenAI(base_url=stub.base_url, api_key="none", model=MODEL, temperature=0.0, max_retries=0)
+    chain = ChatPromptTemplate.from_template(said + " {question}") | model
+
+    def seen(one: Chain) -> Any:
+        """What comes of it, and what the server was asked."""
+        stub.asked.clear()
+        try:
+            value = asked(one, way)
+            found: Any = [m.model_dump(exclude={"id"}) for m in (value if way == "batch" else [value])]
+        except Exception as error:
+            found = type(error), str(error)
+        return found, [body["messages"] for _, body in stub.asked]
+
+    assert seen(accelerate(chain, pool=pool, bind=[(model, "llm")])) == seen(chain)
+
+
+def test_another_server_is_refused(carried: tuple[EnginePool, Stub]) -> None:
+    model = ChatOpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", model=MODEL)
+    with pytest.raises(RegistrationError, match="talks to http://127"):
+        accelerate(ChatPromptTemplate.from_template("{q}") | model, pool=carried[0], bind=[(model, "llm")])
+
+
+# ---------------------------------------------------------------- models of sentence-transformers
+
+
+def facade(engine: EmbeddingEngine) -> Any:
+    """A pool as `connect` sees it, of what an instance with this engine tells."""
+    facts = EngineFacts(engine.name, engine.kinds, engine.profile, {}, ("0",), settings_of(engine))
+    there = SharedEngine(pickle.loads(pickle.dumps(facts)))
+    return SimpleNamespace(engine=lambda name: there, engine_names=(engine.name,), shared=True)
+
+
+@pytest.mark.models
+def test_hugging_face_embeddings_are_compared_with_the_model_over_there() -> None:
+    own = HuggingFaceEmbeddings(model_name=packaged_minilm())
+    assert embeddings_on(own, "embedder", facade(EmbeddingEngine())).engine == "embedder"
+    for engine, said in (
+        (EmbeddingEngine(model="other/model"), "other/model"),
+        (EmbeddingEngine(options={"truncate_dim": 8}), "truncate_dim"),
+        (EmbeddingEngine(prompts={"query": "q: "}), "q: "),
+    ):
+        with pytest.raises(RegistrationError, match=said):
+            embeddings_on(own, "embedder", facade(engine))
+
+
+@pytest.mark.models
+async def test_llamaindex_compares_the_loaded_model() -> None:
+    from llama_index.embeddings.huggingface import HuggingFaceEmbedding
+
+    from teola_plugin.adapters.llamaindex.bind import bound
+
+    own = HuggingFaceEmbedding(model_name=packaged_minilm())
+    engine = EmbeddingEngine(normalize=True)
+    await engine.start()
+    try:
+        assert bound(own, "embedder", facade(engine)) is not own
+        engine.model.max_seq_length = 9
+        with pytest.raises(RegistrationError, match="9"):
+            bound(own, "embedder", facade(engine))
+    finally:
+        await engine.stop()

@@ -1,0 +1,53 @@
+"""A Ray cluster on this machine for tests. It outlives this process's connections, so several may take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
+STORE = 100 * 2**20
+"""Bytes of shared memory of a node: values are small."""
+
+
+@contextlib.contextmanager
+def ray_nodes(*cpus: int) -> Iterator[Cluster]:
+    """A cluster with a node for each number of CPUs; this process is connected to it, and afterwards again to the one
+    that it was connected to before."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from teola_plugin.cluster.connection import connect
+
+    before = ray.get_runtime_context().gcs_address if ray.is_initialized() else ""
+    ray.shutdown()
+    with _silent():
+        made = Cluster()
+        try:
+            for number, count in enumerate(cpus):
+                only_head = {} if number else {"include_dashboard": False}
+                made.add_node(num_cpus=count, object_store_memory=STORE, **only_head)
+            connect(made.address)
+        except BaseException:
+            made.shutdown()
+            raise
+    try:
+        yield made
+    finally:
+        with _silent():
+            ray.shutdown()
+            made.shutdown()
+            if before:
+                connect(before)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):
+        yield
