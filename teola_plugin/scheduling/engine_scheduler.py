@@ -36,9 +36,9 @@ from teola_plugin.scheduling.placement import E2, LeastOutstanding, RequestPlace
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware
 from teola_plugin.scheduling.room import SharedRoom
 
-LAG = {Objective.THROUGHPUT: 20}
-"""Admissions by which the engine may let others pass a request, where it cannot do all at once: nobody waits for it
-alone. Bounded, like the policy's patience; warm-ups are told apart by `Request.background`."""
+LAG = {Objective.LATENCY: 0, Objective.THROUGHPUT: 20, Objective.SPARE: 0}
+"""Admissions by which the engine may let others pass a request, where it cannot do all at once: nobody waits for a
+member of a gang alone. Bounded, like the policy's patience; warm-ups are told apart by `Request.background`."""
 
 
 class EngineScheduler:
@@ -262,14 +262,16 @@ class EngineScheduler:
     # ------------------------------------------------------------ what a batch does to the queue
 
     def _admit(self, instance: str, picked: list[Pick]) -> RunBatch:
-        last = max(queued.arrived for queued, _ in picked)
+        last = -1
+        requests, priorities, standings = [], [], []
         for queued, request in picked:
+            last = max(last, queued.arrived)
             queued.requests.remove(request)
             self.running.served.add(queued.app, queued.weight, request.size)
+            requests.append(request.id)
+            priorities.append(next(self._admissions) + LAG[queued.objective])
+            standings.append((queued.depth, queued.objective))
         self.queue = [q for q in self.queue if q.requests]
         for queued in self.queue:
             queued.overtaken += queued.arrived < last
-        requests = tuple(request.id for _, request in picked)
-        priorities = tuple(next(self._admissions) + LAG.get(queued.objective, 0) for queued, _ in picked)
-        standings = tuple((queued.depth, queued.objective) for queued, _ in picked)
-        return RunBatch(instance, next(self._batches), requests, priorities, standings)
+        return RunBatch(instance, next(self._batches), tuple(requests), tuple(priorities), tuple(standings))

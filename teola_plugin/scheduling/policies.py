@@ -60,6 +60,8 @@ class TopologyAware:
     patience: int = 20
 
     def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Room) -> list[Pick]:
+        if len(queue) == 1:
+            return _take_all(queue, slots)[0]
         buckets: dict[str, list[QueuedPrimitive]] = {}
         for queued in queue:
             buckets.setdefault(queued.query, []).append(queued)
