@@ -17,13 +17,16 @@ from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 log = logging.getLogger("teola_plugin")
 HOW = 4
 """Part of the file's name; raise it whenever engines measure otherwise, so that older figures are not taken."""
-MEASURED = ("curves", "max_efficient_batch", "warmup_chunk")
+MEASURED = ("curves", "max_efficient_batch", "warmup_chunk", "interference")
 """What measuring finds out; limits and devices are the running engine's own."""
 
 
 @runtime_checkable
 class Measurable(Protocol):
-    """An engine that can find out its latencies. `measure` also adopts what it found."""
+    """An engine that can find out its latencies. `measure` also adopts what it found.
+
+    One that must not be measured (a server that is paid by the request) says so by `measurable = False`.
+    """
 
     @property
     def profile(self) -> EngineProfile: ...
@@ -35,7 +38,7 @@ class Measurable(Protocol):
 
 async def calibrate(engine: Engine, *, fresh: bool = False) -> EngineProfile:
     """Give a started engine its profile, from the cache or measured now. Engines that cannot measure keep theirs."""
-    if not isinstance(engine, Measurable):
+    if not isinstance(engine, Measurable) or not getattr(engine, "measurable", True):
         return engine.profile
     path = _path(engine)
     found = None if fresh else _load(path)

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
+import statistics
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from teola_plugin.engines.base import Done, Failed, Request
+from teola_plugin.engines.base import Done, Engine, Failed, Request
 from teola_plugin.engines.payloads import Generate, Generation, Prompt, Sampling
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
-
-if TYPE_CHECKING:
-    from teola_plugin.engines.llm_vllm import VllmEngine
 
 _SIZES = (32, 256, 1024, 4096)
 """Prompt tokens to measure, as far as the model takes them and the time goes."""
 _OUTPUT = (1, 32)
 _CHUNK_SECONDS = 0.03
 """How long one chunk of a warm-up may hold up the other requests of the instance."""
-_names = itertools.count(1)
+_BESIDE = 1024
+"""Prompt tokens at most that are prefilled beside a decoding, to see how much they slow each other."""
+_numbers = itertools.count(time.time_ns() // 1000)
+"""Begin each text: what an earlier process asked a server is not asked again, for it may be cached there."""
 
 
-async def measure(engine: VllmEngine, budget: float = 2.0) -> EngineProfile:
-    """A profile with curves for PREFILLING (prompt tokens) and DECODING (output tokens); aims at `budget` seconds."""
+async def measure(engine: Engine, budget: float = 2.0, limit: int | None = None) -> EngineProfile:
+    """A profile with curves for PREFILLING (prompt tokens) and DECODING (output tokens); aims at `budget` seconds.
+
+    `limit`: tokens that the model takes, where the engine's profile does not say so.
+    """
     began = time.perf_counter()
-    limit = engine.profile.max_request_size or _SIZES[-1]
+    limit = engine.profile.max_request_size or limit or _SIZES[-1]
     await _timed(engine, 64, _OUTPUT[1])  # the first request pays for what starts lazily
     prefill: list[tuple[int, float]] = []
     for size in _SIZES:
@@ -51,9 +55,21 @@ def _with_chunk(profile: EngineProfile) -> EngineProfile:
     return replace(profile, warmup_chunk=max(fits, default=64))
 
 
-async def _timed(engine: VllmEngine, prompt_tokens: int, output_tokens: int) -> tuple[int, float]:
+async def interference(engine: Engine, profile: EngineProfile) -> float:
+    """By how much of its own time a prefilling lengthens a decoding beside it: 0 for not at all, 1 for all of it."""
+    decoding = profile.seconds(PrimitiveKind.DECODING, _OUTPUT[1])
+    sizes = [n for n, seconds in profile.curves[PrimitiveKind.PREFILLING].points if n <= _BESIDE and seconds < decoding]
+    size, shares = max(sizes, default=64), list[float]()
+    for _ in range(3):  # one, the other and both in turn: what else the machine does meanwhile slows all three
+        (_, alone), (_, prefilling) = await _timed(engine, 32, _OUTPUT[1]), await _timed(engine, size, 1)
+        _, (_, both) = await asyncio.gather(_timed(engine, size, 1), _timed(engine, 32, _OUTPUT[1]))
+        shares.append((both - alone) / prefilling)
+    return min(1.0, max(0.0, statistics.median(shares)))
+
+
+async def _timed(engine: Engine, prompt_tokens: int, output_tokens: int) -> tuple[int, float]:
     """The prompt's real tokens and the request's seconds; a fresh text, so nothing of it is cached."""
-    number = next(_names)
+    number = next(_numbers)
     words = random.Random(number)
     text = f"{number} " + " ".join(words.choice(_WORDS) for _ in range(prompt_tokens))
     ratio = engine.size(_request(number, text, 1))

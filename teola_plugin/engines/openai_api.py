@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines import openai_wire as wire
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Piece, Request, Result
-from teola_plugin.engines.openai_http import failed_by_network, json_of, refused, unreachable
-from teola_plugin.engines.payloads import UNKNOWN, Generate, Generation, Prompt, Warmed, Warmup
+from teola_plugin.engines.openai_http import failed_by_network, json_of, refused, root_of, unreachable
+from teola_plugin.engines.openai_measure import measure, version_and_block
+from teola_plugin.engines.openai_prefixes import Prefixes
+from teola_plugin.engines.payloads import Generate, Generation, Warmed, Warmup
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     import httpx
 
 log = logging.getLogger("teola_plugin")
-_FILLERS = (UNKNOWN, "x")
-"""Two texts for an unknown slot. Tokens that both prompts begin with precede it, whatever stands there."""
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _LAST = 1 << 40
 """Added to the priority of background work: after everything that somebody waits for."""
@@ -33,6 +33,8 @@ class OpenAIServer:
     `model` is a name that the server knows; without it, the only one it serves. `prefix_caching` declares that the
     server keeps the keys and values of prefixes, and may be sent some ahead of time: a request for one token on the
     ids of the known part of a prompt. That takes vLLM's `/tokenize`; where it is missing nothing is sent early.
+    `calibrate`: whether a pool that starts it measures the server (some 20 requests in 3 s, once: figures are kept),
+    so that prefixes go early only where that pays. Without a word it does where prefixes are kept, and nowhere else.
     `priorities` declares that the server orders by `priority` (vLLM with `--scheduling-policy priority`).
     `max_requests` bounds the requests in flight; `timeout` is in seconds, between two signs of life.
     """
@@ -49,13 +51,14 @@ class OpenAIServer:
         model: str | None = None,
         api_key: str | None = None,
         prefix_caching: bool = False,
+        calibrate: bool | None = None,
         priorities: bool = False,
         max_requests: int = 256,
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.base_url, self.model = name, base_url.rstrip("/"), model
-        self.prefix_caching, self._priorities = prefix_caching, priorities
+        self.prefix_caching, self._priorities, self._calibrate = prefix_caching, priorities, calibrate
         self._timeout = timeout
         self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
         self._profile = EngineProfile(
@@ -63,8 +66,10 @@ class OpenAIServer:
             max_batch=1 << 20,  # the server forms its own batches
             max_efficient_batch=1 << 20,
             max_requests=max_requests,
+            device=self.base_url,
             prefix_caching=prefix_caching,
         )
+        self._prefixes = Prefixes(name, self.base_url)
         self._client: httpx.AsyncClient | None = None
         self._versions: dict[str, str] = {"model": model} if model else {}
         self.max_model_len: int | None = None
@@ -117,11 +122,19 @@ class OpenAIServer:
         found = next(one for one in served if one.get("id") == self.model)
         self.max_model_len = found.get("max_model_len")
         self._versions = {"model": str(self.model), "server": str(found.get("owned_by") or "openai-compatible")}
+        if found.get("root") not in (None, self.model):
+            self._versions["root"] = str(found["root"])
 
     async def _try_out(self, client: httpx.AsyncClient) -> None:
-        """Whether prefixes can be sent, and whether a streamed answer adds up to one that comes whole."""
+        """Whether prefixes can be sent, how, and whether a streamed answer adds up to one that comes whole."""
+        version, block = await version_and_block(client, self.base_url)
+        if version:
+            self._versions["version"] = version
+        self._profile = replace(self._profile, min_split_tokens=max(self._profile.min_split_tokens, block))
         asked = {"model": self.model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
-        found = await client.post(self._tokenizer(), json={k: asked[k] for k in ("model", "messages")})
+        found = await client.post(
+            f"{root_of(self.base_url)}/tokenize", json={k: asked[k] for k in ("model", "messages")}
+        )
         if found.status_code != 200 or not json_of(found.text).get("tokens"):
             log.warning("%s has no /tokenize, so %s sends no prefixes early", self.base_url, self.name)
             self._profile = replace(self._profile, prefix_caching=False)
@@ -138,9 +151,6 @@ class OpenAIServer:
     def joins(self) -> bool:
         """Whether a streamed answer of this server adds up to the very answer that comes whole."""
         return self._shape is not None
-
-    def _tokenizer(self) -> str:
-        return f"{self.base_url.removesuffix('/v1')}/tokenize"
 
     async def stop(self) -> None:
         """Idempotent. Requests in flight fail; the server goes on."""
@@ -205,9 +215,10 @@ class OpenAIServer:
             )
         match request.payload:
             case Warmup() if request.kind in self.kinds:
-                return await self._warm_up(self._client, request, request.payload.prompt)
+                return await self._warm_up(self._client, request, request.payload)
             case Generate() if request.kind in self.kinds:
-                value = await self._generate(self._client, request, request.payload, inbox)
+                with self._prefixes.generating(request.payload.prompt, request.tenant):
+                    value = await self._generate(self._client, request, request.payload, inbox)
                 self._learn(request, value)
                 return value
         reason = f"{self.name} takes Generate or Warmup, not {type(request.payload).__name__} ({request.kind.name})."
@@ -269,38 +280,36 @@ class OpenAIServer:
         if task is not None:
             task.cancel()
 
-    # Prefixes
-
-    async def _warm_up(self, client: httpx.AsyncClient, request: Request, prompt: Prompt) -> Warmed:
+    async def _warm_up(self, client: httpx.AsyncClient, request: Request, asked: Warmup) -> Warmed:
         """Nothing is sent to a server that was not declared to keep it."""
         if not self._profile.prefix_caching:
             return Warmed(0)
-        ids = await self._prefix(client, prompt)
-        if ids:
-            asked = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 0, **self._ordering(request)}
-            answer = await client.post(f"{self.base_url}/completions", json=asked)
-            if answer.status_code != 200:
-                raise refused(self.name, answer.status_code, answer.text, dict(answer.headers), again=False)
-        return Warmed(len(ids))
-
-    async def _prefix(self, client: httpx.AsyncClient, prompt: Prompt) -> list[int]:
-        """Ids of what precedes the first unknown slot. Never wrong, only more or less useful: see `llm_tokens`."""
-        fillers = _FILLERS[:1] if prompt.complete else _FILLERS
-        bodies = [wire.tokenize_body(prompt, self.model or "", filler) for filler in fillers]
-        answers = await asyncio.gather(*(client.post(self._tokenizer(), json=body) for body in bodies))
-        for answer in answers:
-            if answer.status_code != 200:
-                raise refused(self.name, answer.status_code, answer.text, dict(answer.headers), again=False)
-        first, *others = [list(json_of(answer.text)["tokens"]) for answer in answers]
-        for other in others:
-            same = next((i for i, pair in enumerate(zip(first, other, strict=False)) if pair[0] != pair[1]), None)
-            first = first[: min(len(first), len(other)) if same is None else same]
-        return first
+        ordering = self._ordering(request)
+        return Warmed(await self._prefixes.send(client, asked.prompt, self.model or "", request.tenant, ordering))
 
     # Figures
 
     @property
     def profile(self) -> EngineProfile:
+        return self._profile
+
+    @property
+    def measurable(self) -> bool:
+        """Whether it may be sent requests of nobody's: see `calibrate`."""
+        return self._profile.prefix_caching if self._calibrate is None else self._calibrate
+
+    def adopt(self, profile: EngineProfile) -> None:
+        """Take measured figures from `profile`; limits stay as they are."""
+        self._profile = replace(
+            self._profile,
+            curves=profile.curves,
+            warmup_chunk=profile.warmup_chunk,
+            interference=profile.interference,
+        )
+
+    async def measure(self) -> EngineProfile:
+        """Measures seconds by tokens on the idle server, adopts and returns the profile. About 3 s on a small model."""
+        self.adopt(await measure(self))
         return self._profile
 
     def size(self, request: Request) -> int:
@@ -320,7 +329,7 @@ class OpenAIServer:
     async def reset(self) -> None:
         """Empties the prefix cache where the server offers that (vLLM in development mode); else nothing happens."""
         if self._client is not None and self.prefix_caching:
-            await self._client.post(f"{self.base_url.removesuffix('/v1')}/reset_prefix_cache")
+            await self._client.post(f"{root_of(self.base_url)}/reset_prefix_cache")
 
     def versions(self) -> Mapping[str, str]:
         """The model and the kind of server; only the model before the first start, if it was named."""

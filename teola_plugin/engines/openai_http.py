@@ -75,6 +75,11 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
+def root_of(base_url: str) -> str:
+    """The address under which a server has what is no part of OpenAI's protocol."""
+    return base_url.removesuffix("/v1")
+
+
 def json_of(text: str) -> dict[str, Any]:
     """A JSON object; empty for anything else."""
     try:

@@ -107,6 +107,14 @@ def tokenize_body(prompt: Prompt, model: str, filler: str) -> dict[str, Any]:
     return {**kept, "messages": _filled(messages, filler)}
 
 
+def known_part(prompt: Prompt) -> str:
+    """What decides the ids up to the first unknown slot; where one of these begins with another, so does its prompt."""
+    body = tokenize_body(prompt, "", UNKNOWN)
+    parts: list[Any] = [{key: value for key, value in body.items() if key in ("tools", "chat_template_kwargs")}]
+    parts.append(body.get("messages") or body["prompt"])
+    return json.dumps(parts, ensure_ascii=False).split(UNKNOWN, 1)[0]
+
+
 def _filled(value: Any, filler: str) -> Any:
     if isinstance(value, str):
         return value.replace(UNKNOWN, filler)

@@ -6,8 +6,9 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from support.api_server import MODEL, ApiServer
 
 from teola_plugin.engines import openai_wire as wire
 from teola_plugin.engines.base import Done, Failed, Piece, Request
+from teola_plugin.engines.bundled import llm_folder
+from teola_plugin.engines.calibration import calibrate
 from teola_plugin.engines.conformance import EngineConformance, collect, ends
 from teola_plugin.engines.openai_api import OpenAIServer
 from teola_plugin.engines.openai_http import refusal_in
@@ -75,7 +78,8 @@ class TestOnVllm:
         await engine.start()
         try:
             assert (engine.model, engine.max_model_len) == (MODEL, 2048)
-            assert engine.versions() == {"model": MODEL, "server": "vllm"}
+            told = engine.versions()
+            assert (told["model"], told["server"], told["root"]) == (MODEL, "vllm", str(llm_folder()))
             assert not engine.profile.prefix_caching, "only where it is declared"
         finally:
             await engine.stop()
@@ -99,6 +103,25 @@ class TestOnVllm:
         assert warmed.tokens <= plain.prompt_tokens
         assert generation.cached_tokens >= warmed.tokens - 64, "all but the last blocks"
         assert generation.text == plain.text
+
+    async def test_a_server_of_ones_own_is_measured_once(
+        self, url: str, vllm_api: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        found = []
+        for _ in range(2):
+            engine = OpenAIServer(base_url=url, prefix_caching=True)
+            await engine.start()
+            before = vllm_api.metric("vllm:request_success_total")
+            found.append(await calibrate(engine))
+            asked = vllm_api.metric("vllm:request_success_total") - before
+            await engine.stop()
+        measured, kept = found
+        assert asked == 0 and measured == kept
+        assert measured.measured(K.PREFILLING) and measured.measured(K.DECODING)
+        assert measured.seconds(K.PREFILLING, 1000) > 2 * measured.seconds(K.PREFILLING, 100)
+        assert measured.takes_turns, "it has one core"
+        assert engine.versions()["version"] and measured.min_split_tokens == 48, "blocks of 32 tokens"
 
     async def test_nothing_is_sent_early_unless_declared(self, url: str, vllm_api: ApiServer) -> None:
         engine = OpenAIServer(base_url=url)
@@ -265,6 +288,77 @@ async def test_a_server_without_tokenize_gets_no_prefixes(odd: tuple[Odd, str], 
         assert warmed.tokens == 0 and len(state.asked) == asked
     finally:
         await engine.stop()
+
+
+@pytest.fixture
+async def slow(odd: tuple[Odd, str]) -> AsyncIterator[tuple[Odd, OpenAIServer]]:
+    """A server that keeps prefixes and takes a while; what it was asked from now on."""
+    state, url = odd
+    state.answers |= {"/tokenize": (200, '{"tokens": [1, 2, 3]}', 0.0), COMPLETIONS: (200, ONE_TOKEN, 0.3)}
+    state.answers[CHAT] = (200, ONE_TOKEN, 0.3)
+    engine = OpenAIServer(base_url=url, prefix_caching=True)
+    await engine.start()
+    state.asked.clear()
+    yield state, engine
+    await engine.stop()
+
+
+COMPLETIONS = "/v1/completions"
+ONE_TOKEN = json.dumps({"choices": [{"index": 0, "text": "x", "message": {"content": "x"}, "finish_reason": "length"}]})
+
+
+def warm(name: str, text: str, tenant: str = "") -> Request:
+    return Request(name, K.PARTIAL_PREFILLING, Warmup(Prompt((Message("user", text + UNKNOWN),))), tenant=tenant)
+
+
+async def test_equal_prefixes_are_sent_once_at_a_time(slow: tuple[Odd, OpenAIServer]) -> None:
+    state, engine = slow
+    batch = [warm("a", LONG), warm("b", LONG), warm("another's", LONG, tenant="t")]
+    results = await collect(engine, batch)
+    assert {r.request_id for r in results if isinstance(r, Done) and r.value.tokens == 3} == {r.id for r in batch}
+    sent = [body for path, body, _ in state.asked if path == COMPLETIONS]
+    assert len(sent) == 2 and {body.get("cache_salt") for body in sent} == {None, "t"}
+    await collect(engine, [warm("later", LONG)])
+    assert len([1 for path, _, _ in state.asked if path == COMPLETIONS]) == 3, "it may be forgotten by then"
+
+
+async def test_whoever_gives_a_prefix_up_leaves_it_to_the_others(slow: tuple[Odd, OpenAIServer]) -> None:
+    state, engine = slow
+    first = asyncio.create_task(collect(engine, [warm("first", LONG)]))
+    second = asyncio.create_task(collect(engine, [warm("second", LONG)]))
+    await asyncio.sleep(0.1)
+    await engine.cancel("first")
+    [failed], [done] = await first, await second
+    assert isinstance(failed, Failed) and isinstance(done, Done) and done.value.tokens == 3
+    assert len([1 for path, _, _ in state.asked if path == COMPLETIONS]) == 1
+
+
+async def test_a_prompt_under_way_needs_no_prefix(slow: tuple[Odd, OpenAIServer]) -> None:
+    _, engine = slow
+    whole = Request("whole", K.PREFILLING, own(LONG + "What is it?"))
+    results = await collect(engine, [whole, warm("its beginning", LONG), warm("another", "Something else. ")])
+    tokens = {r.request_id: r.value.tokens for r in results if isinstance(r, Done) and r.request_id != "whole"}
+    assert tokens == {"its beginning": 0, "another": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [({}, False), ({"calibrate": True}, True), ({"prefix_caching": True, "calibrate": False}, False)],
+)
+async def test_nothing_is_measured_unless_declared(
+    odd: tuple[Odd, str], options: Any, asked: bool, caplog: Any
+) -> None:
+    state, url = odd
+    state.answers |= {"/tokenize": (200, '{"tokens": [1]}', 0.0), COMPLETIONS: (200, ONE_TOKEN, 0.0)}
+    engine = OpenAIServer(base_url=url, **options)
+    await engine.start()
+    try:
+        with caplog.at_level("WARNING"):
+            profile = await calibrate(engine, fresh=True)
+    finally:
+        await engine.stop()
+    assert any(path == COMPLETIONS for path, _, _ in state.asked) is asked
+    assert not profile.curves and ("does not tell how many tokens" in caplog.text) is asked
 
 
 async def test_a_stream_that_breaks_off(odd: tuple[Odd, str]) -> None:

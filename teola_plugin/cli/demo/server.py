@@ -1,4 +1,4 @@
-"""vLLM's own API server, as somebody runs it who has one: a process, a port."""
+"""vLLM's own API server, as somebody runs it who has one: a process, a port, and cores of its own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from teola_plugin.engines import llm_cores
+from teola_plugin.engines.torch_worker import parse_cores
 from teola_plugin.errors import EngineUnavailable
 
 SERVED = "demo"
 """The name by which the server knows its model."""
 _SECONDS = 280.0
-_FLAGS = ("--enforce-eager", "--enable-prompt-tokens-details")
+_FLAGS = ("--enforce-eager", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log")
+_PORT = 8477
+"""Taken where it is free, so that the figures of its engine are found again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def api_server(model: str | Path, folder: Path, *, cores: str | None = None) -> 
     `cores`: those of the model on a machine without a GPU. Raises `EngineUnavailable` where it does not start.
     """
     port, log = _free_port(), folder / "vllm-api-server.log"
-    with log.open("wb") as out:
+    with log.open("wb") as out, _kept_to(cores):
         process = subprocess.Popen(
             _command(str(model), port), stdout=out, stderr=out, env=_environment(cores), start_new_session=True
         )
@@ -67,6 +71,7 @@ def _command(model: str, port: int) -> Sequence[str]:
         "--block-size": "32",
         "--kv-cache-memory-bytes": str(256 << 20),
         "--scheduling-policy": "priority",
+        "--stream-interval": "4",  # tokens in a chunk of a stream: on one core, sending each by itself slows decoding
         "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
         "--host": "127.0.0.1",
         "--port": str(port),
@@ -77,7 +82,23 @@ def _command(model: str, port: int) -> Sequence[str]:
 
 def _environment(cores: str | None) -> dict[str, str]:
     ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}  # the first for emptying its prefix cache
-    return {**os.environ, **ours, **({"VLLM_CPU_OMP_THREADS_BIND": cores} if cores else {})}
+    # Its scheduler and its worker would wait for each other in tight loops: on one core they are one process.
+    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if cores else {}
+    return {**os.environ, **ours, **alone, **llm_cores.environment(cores)}
+
+
+@contextmanager
+def _kept_to(cores: str | None) -> Iterator[None]:
+    """What this thread starts in the body stays on the cores, where the system can do that."""
+    if cores is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, parse_cores(cores))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _wait(server: ApiServer, process: subprocess.Popen[bytes]) -> None:
@@ -104,6 +125,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    for wanted in (_PORT, 0):
+        with socket.socket() as found, suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections linger
+            found.bind(("127.0.0.1", wanted))
+            return int(found.getsockname()[1])
+    raise EngineUnavailable("no port is free.", engine="llm", hint="see what listens on this machine")
