@@ -137,13 +137,16 @@ class EngineHost:
         with references, which the client has to fetch: in a stream, Ray may lose count of them (its issue 58080)."""
         held = self.clients.add(client)
         async for messages in held.read():
-            parcel = pack(messages)
-            if isinstance(parcel, bytes):
-                yield parcel
-                continue
-            number = self._parcels = self._parcels + 1
-            held.parcels[number] = parcel
-            yield number
+            yield self._told(held, messages)
+            del messages  # nothing is to stay in shared memory until there is more to tell
+
+    def _told(self, client: Client, messages: list[Any]) -> bytes | int:
+        parcel = pack(messages)
+        if isinstance(parcel, bytes):
+            return parcel
+        number = self._parcels = self._parcels + 1
+        client.parcels[number] = parcel
+        return number
 
     async def parcel(self, client: str, number: int) -> Parcel:
         """A parcel of which the news told. It is given away once."""
@@ -194,7 +197,8 @@ class EngineHost:
             self._cancel(sender, order)
         elif isinstance(order, Depths) and self._port is not None:
             event = order.event
-            self._port.depths(DepthChanged(self._now(), sender.own(event.query), event.depths))
+            wanted = {name: (said, sender.own(gang)) for name, (said, gang) in event.wanted.items()}
+            self._port.depths(DepthChanged(self._now(), sender.own(event.query), event.depths, wanted))
 
     def _cancel(self, sender: Client, order: Cancelled) -> None:
         self._followers.cancel(sender.id, order.requests)

@@ -26,6 +26,7 @@ from teola_plugin.runtime.prescheduling import PreScheduling
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.recording import fate, record_ended, record_queued
 from teola_plugin.runtime.request_table import RequestEntry, request_id
+from teola_plugin.runtime.tickets import classed, ticket
 from teola_plugin.runtime.writes import Writes
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.events import (
@@ -53,7 +54,6 @@ from teola_plugin.scheduling.events import (
     WakeAt,
 )
 from teola_plugin.scheduling.live_query import LivePrimitive
-from teola_plugin.scheduling.objectives import WARM_UP
 
 _K = PrimitiveKind
 log = logging.getLogger("teola_plugin")
@@ -192,10 +192,15 @@ class GraphDriver:
 
     def _catch_up(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[RequestEntry]) -> None:
         """Requests that the plain object had started before may be under way or done already."""
-        for entry in live.entries:
-            if entry not in fresh and not entry.ended:
-                for piece in list(entry.pieces):
-                    self._piece_of(run, live, piece)
+        if 0 < len(fresh) == len(live.entries):
+            return
+        claimed = [entry for entry in live.entries if entry not in fresh and not entry.ended]
+        for entry in claimed:
+            for piece in list(entry.pieces):
+                self._piece_of(run, live, piece)
+        known = classed(self.now(), run, self._live(run, live.primitive.id), claimed)
+        if known is not None:
+            self.ports[live.primitive.engine].depths(known)
         if len(fresh) < len(live.entries) and not live.began:
             live.began = True
             self.recorder.started(run.id, live.primitive.id, self.now())
@@ -209,14 +214,7 @@ class GraphDriver:
             self._ahead.withdraw(run)
 
     def _ticket(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
-        session = f"{run.id}/{p.call}" if p.prompt else ""
-        query = run.query
-        idle = p.option("when") == "idle"
-        live = self._live(run, p.id)
-        wanted = live.wanted if live is not None else WARM_UP  # only a prefix that has grown is not in the graph
-        gang = f"{run.id}/{wanted.gang}" if wanted.gang else ""
-        terms = query.app, query.weight, session, idle, gang, wanted.objective
-        return Enqueue(self.now(), run.id, p.id, p.kind, (), depth, *terms)
+        return ticket(self.now(), run, p, depth, self._live(run, p.id))
 
     def new_entry(
         self, run: QueryRun, name: str, kind: PrimitiveKind, port: Port, payload: Any, request: str = ""
@@ -493,5 +491,6 @@ class GraphDriver:
                 run.output.set_exception(error or QueryCancelled("the query was closed.", query_id=run.id))
         run.store.clear()
         run.table.clear()
+        run.last_calls.clear()
         run.primitives.clear()
         run.trace.set_result(trace)

@@ -26,10 +26,10 @@ from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.request_table import PendingCall, RequestEntry
+from teola_plugin.runtime.tickets import call_ticket
 from teola_plugin.runtime.requests import Calls
 from teola_plugin.scheduling import BatchPolicy
-from teola_plugin.scheduling.events import CancelQuery, Close, Enqueue, PartEnded
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.events import CancelQuery, Close, PartEnded
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")
@@ -293,9 +293,10 @@ class LocalRuntime:
             # The plain object waits for this very call: nothing of its query is more urgent.
             depth = max((p.depth for p in self._driver.scheduler.queries[run.id] if not p.status.ended), default=0)
             self.recorder.queued(run.id, name, now, kind=kind.name, engine=port.name, depth=depth, size=len(fresh))
-        objective = Objective.THROUGHPUT if len(fresh) > 1 else Objective.LATENCY  # several are put together
-        query = run.query
-        port.enqueue(fresh, Enqueue(now, run.id, name, kind, (), depth, query.app, query.weight, objective=objective))
+        event, known = call_ticket(now, run, kind, name, depth, fresh)
+        if known is not None:
+            port.depths(known)
+        port.enqueue(fresh, event)
 
     def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
         """The values of a call are there. On the loop."""

@@ -60,6 +60,8 @@ class QueryRun:
     joins: bool = True
     """Whether parts may bring graphs of their own; from then on, calls are served."""
     calls_made: int = 0
+    last_calls: dict[tuple[str, PrimitiveKind], tuple[RequestEntry, bool]] = field(default_factory=dict)
+    """The plain object's last call by engine and kind, and whether it is known for a member of a gang."""
     sent_ahead: dict[str, str] = field(default_factory=dict)
     """Primitives that were sent along with the one before them, and the names of their requests."""
     growing: list[Growing] = field(default_factory=list)

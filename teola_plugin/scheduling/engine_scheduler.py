@@ -175,6 +175,8 @@ class EngineScheduler:
         for queued in self.queue:
             if queued.query == event.query:
                 queued.depth = event.depths.get(queued.primitive, queued.depth)
+                if queued.primitive in event.wanted:
+                    queued.objective, queued.gang = event.wanted[queued.primitive]
         for running in self.running.by_id.values():
             if running.query == event.query:
                 running.depth = event.depths.get(running.primitive, running.depth)

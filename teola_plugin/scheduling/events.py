@@ -7,7 +7,7 @@ Schedulers do no I/O and read no clock: every event carries the time (`at`, seco
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
 from teola_plugin.graph.prefix_blocks import PrefixBlocks
@@ -262,8 +262,11 @@ class CancelRequests(Event):
 
 @dataclass(frozen=True, slots=True)
 class DepthChanged(Event):
+    """Depths of queued primitives that have changed; objectives and gangs that have become known."""
+
     query: str
     depths: Mapping[str, int]
+    wanted: Mapping[str, tuple[Objective, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
