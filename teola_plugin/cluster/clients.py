@@ -97,6 +97,7 @@ class Client:
             if messages:
                 sent = loop.time()
                 yield messages
+            del messages
 
 
 class Clients:

@@ -20,8 +20,8 @@ from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.runtime.kept_values import KeptValue
 
 log = logging.getLogger("teola_plugin")
-LARGE = 32 * 1024
-"""Bytes of the values of one batch from which on they stay: below, a look-up costs more than carrying them."""
+LARGE = 64 * 1024
+"""Bytes of the values of one batch from which on they stay: below, references cost more than carrying the values."""
 PATIENCE = 30.0
 """Seconds that a look-up may take before the value counts as lost."""
 _carried: ContextVar[list[Any]] = ContextVar("teola_carried")

@@ -124,6 +124,7 @@ class HostLink:
                 parcel = await self._host.parcel.remote(self._hello.client, parcel)
             self.received += size_of(parcel)
             self._news(unpack(parcel))
+            del ref, parcel  # or it stays in shared memory until the next one comes
 
     async def _again(self, reason: BaseException) -> EngineFacts | None:
         """Greet the new host as soon as there is one."""

@@ -17,6 +17,7 @@ ENGINES: dict[str, Any] = {
     "reranker": {"kind": "fake"},
     "store": {"kind": "fake"},
     "slow": {"kind": "fake", "options": {"like": "embedder", "seconds": 0.25}},
+    "wide": {"factory": "teola_plugin.engines.fake:FakeEmbedder", "options": {"dimension": 96}},
 }
 
 

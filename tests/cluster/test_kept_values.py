@@ -26,14 +26,14 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.kept_values import KeptValue
 
 K = PrimitiveKind
-TEXTS = [f"text {i} of {i % 7} and {i % 11}" for i in range(300)]
+TEXTS = [f"text {i} of {i % 7} and {i % 11}" for i in range(384)]
 CHUNKS = [Chunk(f"c{i}", text) for i, text in enumerate(TEXTS)]
 INPUTS = {"texts": TEXTS, "chunks": CHUNKS}
 
 
 def index(collection: str) -> Graph:
     """Embed, then store: only the store reads the vectors."""
-    embed = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("texts",))), batchable=True).with_(
+    embed = Primitive("embed", K.EMBEDDING, "wide", named(texts=Ref("$input", ("texts",))), batchable=True).with_(
         options=(("role", "document"),)
     )
     read = named(chunks=Ref("$input", ("chunks",)), vectors=Ref("embed"))
@@ -62,6 +62,7 @@ def freed() -> Iterator[None]:
     gc.disable()
     try:
         yield
+        time.sleep(0.5)  # what a node says of itself is up to so old
         assert until(lambda: in_store() < 1000), f"{in_store()} bytes are left"
     finally:
         gc.enable()
@@ -76,16 +77,16 @@ def collection(shared: EnginePool) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def vectors(fakes_address: str) -> list[Any]:
     with EnginePool.connect(fakes_address, pool="fakes") as pool:
-        return pool.call(K.EMBEDDING, "embedder", [EmbedText(text, "document") for text in TEXTS]).result(30)
+        return pool.call(K.EMBEDDING, "wide", [EmbedText(text, "document") for text in TEXTS]).result(30)
 
 
 def received(pool: EnginePool) -> int:
-    port: Any = pool.runtime.port("embedder")
+    port: Any = pool.runtime.port("wide")
     return int(port.traffic[1])
 
 
 def found(pool: EnginePool, collection: str) -> list[str]:
-    store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection=collection)
+    store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool, engine="wide"), collection=collection)
     assert store.count() == len(TEXTS)
     return [document.page_content for document in store.similarity_search(TEXTS[5], 1)]
 
@@ -96,27 +97,27 @@ def test_vectors_of_a_graph_go_to_the_store(shared: EnginePool, collection: str,
         run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {})
         assert run.output.result(30) == [chunk.id for chunk in CHUNKS]
         assert run.trace.result(30)
-        assert received(shared) - before < len(pickle.dumps(vectors)) / 2
+        assert received(shared) - before < len(pickle.dumps(vectors)) / 5
         del run
     assert found(shared, collection) == [TEXTS[5]]
 
 
 def test_documents_added_to_a_store(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
-    store = TeolaVectorStore(pool=shared, embedding=TeolaEmbeddings(pool=shared), collection=collection)
+    store = TeolaVectorStore(pool=shared, embedding=TeolaEmbeddings(pool=shared, engine="wide"), collection=collection)
     with freed():
         before = received(shared)
         store.add_texts(TEXTS)
-        assert received(shared) - before < len(pickle.dumps(vectors)) / 2
+        assert received(shared) - before < len(pickle.dumps(vectors)) / 5
     assert found(shared, collection) == [TEXTS[5]]
 
 
 def test_an_accelerated_indexer(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
-    store = TeolaVectorStore(pool=shared, embedding=TeolaEmbeddings(pool=shared), collection=collection)
+    store = TeolaVectorStore(pool=shared, embedding=TeolaEmbeddings(pool=shared, engine="wide"), collection=collection)
     fast = accelerate(TeolaIndexer(store=store), pool=shared)
     with freed():
         before = received(shared)
         assert fast.invoke(TEXTS) == collection
-        assert received(shared) - before < len(pickle.dumps(vectors)) / 2
+        assert received(shared) - before < len(pickle.dumps(vectors)) / 5
     assert found(shared, collection) == [TEXTS[5]]
 
 
@@ -124,7 +125,7 @@ def test_who_asks_for_them_gets_the_values(shared: EnginePool, collection: str, 
     with freed():
         run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, ahead=True)
         until(lambda: shared.admin("store", "count", collection).result(30) == len(TEXTS))
-        claimed = run.call(K.EMBEDDING, "embedder", [EmbedText(text, "document") for text in TEXTS]).result(30)
+        claimed = run.call(K.EMBEDDING, "wide", [EmbedText(text, "document") for text in TEXTS]).result(30)
         run.close()
         trace = run.trace.result(30)
         assert claimed == vectors
@@ -134,9 +135,10 @@ def test_who_asks_for_them_gets_the_values(shared: EnginePool, collection: str, 
 
 def test_values_that_are_lost_are_made_again(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     ask = [EmbedText(text, "document") for text in TEXTS]
-    kept = shared.call(K.EMBEDDING, "embedder", ask, stays=True).result(30)
-    assert any(isinstance(value, KeptValue) for value in kept) and in_store() > 30_000
-    status = ray.get(actor(actor_name("fakes", "embedder")).status.remote())
+    kept = shared.call(K.EMBEDDING, "wide", ask, stays=True).result(30)
+    assert all(isinstance(value, KeptValue) for value in kept)
+    assert until(lambda: in_store() > 100_000)
+    status = ray.get(actor(actor_name("fakes", "wide")).status.remote())
     os.kill(status["instances"][0]["pid"], signal.SIGKILL)
     rows = [IngestRow(collection, chunk, value) for chunk, value in zip(CHUNKS, kept, strict=True)]
     assert shared.call(K.INGESTION, "store", rows).result(60) == [chunk.id for chunk in CHUNKS]

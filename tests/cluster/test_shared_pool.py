@@ -63,7 +63,7 @@ def test_a_rag_app_answers_as_in_one_process(shared: EnginePool, local: EnginePo
 
 
 def test_what_the_pool_says_of_its_engines(shared: EnginePool, local: EnginePool) -> None:
-    assert set(shared.engine_names) == {*local.engine_names, "slow"}
+    assert set(shared.engine_names) == {*local.engine_names, "slow", "wide"}
     for name in local.engine_names:
         assert shared.engine(name).kinds == local.engine(name).kinds
         assert shared.profiles[name].batching == local.profiles[name].batching
