@@ -26,8 +26,8 @@ from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.request_table import PendingCall, RequestEntry
-from teola_plugin.runtime.tickets import call_ticket
 from teola_plugin.runtime.requests import Calls
+from teola_plugin.runtime.tickets import call_ticket
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.events import CancelQuery, Close, PartEnded
 

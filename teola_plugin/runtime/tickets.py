@@ -1,5 +1,4 @@
-"""With what primitives and calls of the plain object are queued at their engine, and what becomes known of them later.
-"""
+"""How primitives and calls of the plain object are queued at their engine, and what becomes known of them later."""
 
 from __future__ import annotations
 
