@@ -36,6 +36,8 @@ class RemoteInstance:
         self.node, self.pid = "", 0
         self._spec, self._options = spec, actor_options
         self._actor: Any = None
+        self._silent = False
+        """Whether it did not answer when it was last asked."""
         self.on_cache_news: Callable[[CacheNews], None] | None = None
         self._load = EngineLoad()
         self._profile = EngineProfile()
@@ -80,7 +82,7 @@ class RemoteInstance:
 
     async def kill(self) -> None:
         """End the actor's process at once."""
-        actor, self._actor = self._actor, None
+        actor, self._actor, self._silent = self._actor, None, False
         if actor is not None:
             import ray
 
@@ -88,7 +90,7 @@ class RemoteInstance:
 
     async def restart(self) -> None:
         """Bring a dead engine back: inside its actor while that lives, otherwise in a new one."""
-        if await self.alive(_ANSWERS):
+        if not self._silent and await self.alive(_ANSWERS):
             try:
                 await asyncio.wait_for(self._actor.restart.remote(), 600)
                 return
@@ -104,7 +106,9 @@ class RemoteInstance:
         try:
             requests, kv_used, reports = await asyncio.wait_for(self._actor.ping.remote(), seconds)
         except Exception:
+            self._silent = True
             return False
+        self._silent = False
         self._load = EngineLoad(requests, kv_used)
         list(without_reports(reports, self.on_cache_news))
         return True
