@@ -271,7 +271,7 @@ class LocalRuntime:
             entry = driver.claim(run, port, payload, plain=True) if live and run.claims else None
             if entry is None:
                 entry = driver.new_entry(run, name, call.kind, port, payload)
-                if call.log is None and not (live and (run.claims or run.joins)):
+                if call.log is None and not (live and run.claims):
                     entry.request = replace(entry.request, stream=False)  # nobody can come to read its pieces
                 if call.stays:
                     entry.request = replace(entry.request, stays=True)

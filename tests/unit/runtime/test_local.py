@@ -121,6 +121,18 @@ async def test_async_callers_and_streams(pool: EnginePool) -> None:
     assert "".join(p.text for p in await asyncio.to_thread(lambda: list(sync.pieces))) == text
 
 
+def test_an_engine_streams_only_where_somebody_may_read(pool: EnginePool) -> None:
+    seen, asked = record(pool.engine("llm")), [Generate(Prompt(text="what of it?"))]
+    pool.call(K.PREFILLING, "llm", asked).result(5)
+    pool.call(K.PREFILLING, "llm", asked, stream=True).result(5)
+    with pool.watching() as watched:
+        watched.call(K.PREFILLING, "llm", asked).result(5)
+    live = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, ahead=True)
+    live.call(K.PREFILLING, "llm", asked).result(5)
+    live.close()
+    assert [request.stream for request in seen] == [False, True, False, True]
+
+
 def test_repeated_event_loops_use_one_pool(pool: EnginePool) -> None:
     async def once() -> Any:
         return (await pool.call(K.EMBEDDING, "embedder", [EmbedText("x")]))[0]
