@@ -42,6 +42,14 @@ def index(collection: str) -> Graph:
     return Graph([embed, store], Ref("store"))
 
 
+def chain_after(collection: str) -> Graph:
+    """Store, then embed, which is sent along with the storing."""
+    read = named(chunks=Ref("$input", ("chunks",)), vectors=Ref("$input", ("vectors",)))
+    store = Primitive("store", K.INGESTION, "store", read, batchable=True, options=(("collection", collection),))
+    after = Primitive("after", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("text",))), after=("store",))
+    return Graph([store, after], Ref("after"))
+
+
 def in_store() -> int:
     """Bytes in Ray's shared memory."""
     name = "object_store_memory"
@@ -140,6 +148,10 @@ def test_values_that_are_lost_are_made_again(shared: EnginePool, collection: str
     assert until(lambda: in_store() > 100_000)
     status = ray.get(actor(actor_name("fakes", "wide")).status.remote())
     os.kill(status["instances"][0]["pid"], signal.SIGKILL)
+    again = chain_after(collection)
+    inputs = {"chunks": CHUNKS, "vectors": kept, "text": TEXTS[0]}
+    ended = shared.runtime.submit(Query({"input": inputs}), again, {}).output.result(60)
+    assert ended == shared.call(K.EMBEDDING, "embedder", [EmbedText(TEXTS[0])]).result(30)[0]
     rows = [IngestRow(collection, chunk, value) for chunk, value in zip(CHUNKS, kept, strict=True)]
     assert shared.call(K.INGESTION, "store", rows).result(60) == [chunk.id for chunk in CHUNKS]
     assert found(shared, collection) == [TEXTS[5]]
