@@ -80,9 +80,13 @@ class CacheEvents:
                 self.held.cleared()
 
     def _stored(self, event: Any) -> None:
+        """Of another tier, of an adapter, or of a further group of layers: not what a prompt needs. Older versions of
+        vLLM lack some of these fields."""
         whole = event.block_size == self._block and len(event.token_ids) == self._block * len(event.block_hashes)
-        if not whole or event.medium not in (None, "GPU") or event.lora_name or event.group_idx:
+        elsewhere = getattr(event, "medium", None) not in (None, "GPU")
+        if not whole or elsewhere or getattr(event, "lora_name", None) or getattr(event, "group_idx", None):
             return
-        first = event.extra_keys[0] if event.extra_keys else None
+        keys = getattr(event, "extra_keys", None)
+        first = keys[0] if keys else None
         salt = str(first[-1]) if first and event.parent_block_hash is None else ""
         self.held.stored(event.block_hashes, event.token_ids, event.parent_block_hash, salt)
