@@ -63,15 +63,20 @@ def until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
     return condition()
 
 
+def settled(condition: Callable[[], bool]) -> bool:
+    """`until`, of what a node says of itself, which is up to half a second old."""
+    time.sleep(0.5)
+    return until(condition)
+
+
 @contextmanager
 def freed() -> Iterator[None]:
     """What the body puts into shared memory is gone after it, without Python's collector."""
-    assert until(lambda: in_store() < 1000)
+    assert settled(lambda: in_store() < 1000)
     gc.disable()
     try:
         yield
-        time.sleep(0.5)  # what a node says of itself is up to so old
-        assert until(lambda: in_store() < 1000), f"{in_store()} bytes are left"
+        assert settled(lambda: in_store() < 1000), f"{in_store()} bytes are left"
     finally:
         gc.enable()
 
@@ -142,15 +147,19 @@ def test_who_asks_for_them_gets_the_values(shared: EnginePool, collection: str, 
 
 
 def test_values_that_are_lost_are_made_again(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+    assert settled(lambda: in_store() < 1000)
     ask = [EmbedText(text, "document") for text in TEXTS]
     kept = shared.call(K.EMBEDDING, "wide", ask, stays=True).result(30)
     assert all(isinstance(value, KeptValue) for value in kept)
-    assert until(lambda: in_store() > 100_000)
-    status = ray.get(actor(actor_name("fakes", "wide")).status.remote())
-    os.kill(status["instances"][0]["pid"], signal.SIGKILL)
+    assert settled(lambda: in_store() > 100_000)
+    host = actor(actor_name("fakes", "wide"))
+    before = len(ray.get(host.recent_batches.remote()))
+    os.kill(ray.get(host.status.remote())["instances"][0]["pid"], signal.SIGKILL)
+    assert settled(lambda: in_store() < 1000)
     again = chain_after(collection)
     inputs = {"chunks": CHUNKS, "vectors": kept, "text": TEXTS[0]}
     ended = shared.runtime.submit(Query({"input": inputs}), again, {}).output.result(60)
+    assert len(ray.get(host.recent_batches.remote())) > before  # they were
     assert ended == shared.call(K.EMBEDDING, "embedder", [EmbedText(TEXTS[0])]).result(30)[0]
     rows = [IngestRow(collection, chunk, value) for chunk, value in zip(CHUNKS, kept, strict=True)]
     assert shared.call(K.INGESTION, "store", rows).result(60) == [chunk.id for chunk in CHUNKS]
