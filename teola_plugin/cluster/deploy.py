@@ -23,7 +23,7 @@ from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.errors import EngineUnavailable, RegistrationError
 
 STORE_MB = 256
-"""Shared memory of a Ray node that `up` starts: values are small, models are not in it."""
+"""Shared memory of a Ray node that `up` starts: large values are in it until they are read, models are not."""
 HEAD_SECONDS = 60.0
 
 
