@@ -32,7 +32,7 @@ class OpenAIServer:
 
     `model` is a name that the server knows; without it, the only one it serves. `prefix_caching` declares that the
     server keeps the keys and values of prefixes, and may be sent some ahead of time: a request for one token on the
-    ids of the known part of a prompt. That takes vLLM's `/tokenize`; where it is missing nothing is sent early.
+    known part of a prompt. Such a server is one's own: where it has no `/tokenize`, as vLLM has, nothing is sent early.
     `calibrate`: whether a pool that starts it measures the server (some 20 requests in 3 s, once: figures are kept),
     so that prefixes go early only where that pays. Without a word it does where prefixes are kept, and nowhere else.
     `priorities` declares that the server orders by `priority` (vLLM with `--scheduling-policy priority`).

@@ -9,14 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines import openai_wire as wire
-from teola_plugin.engines.openai_http import json_of, refused, root_of
-from teola_plugin.engines.payloads import UNKNOWN, Prompt
+from teola_plugin.engines.openai_http import json_of, refused
+from teola_plugin.engines.payloads import Prompt
 
 if TYPE_CHECKING:
     import httpx
-
-_FILLERS = (UNKNOWN, "x")
-"""Two texts for an unknown slot. Tokens that both prompts begin with precede it, whatever stands there."""
 
 
 class Prefixes:
@@ -73,25 +70,12 @@ class Prefixes:
                 task.cancel()
 
     async def _send(self, client: httpx.AsyncClient, prompt: Prompt, model: str, ordering: Mapping[str, Any]) -> int:
-        ids = await self._ids(client, prompt, model)
-        if ids:
-            asked = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, **ordering}
-            self._checked(await client.post(f"{self._base_url}/completions", json=asked))
-        return len(ids)
-
-    async def _ids(self, client: httpx.AsyncClient, prompt: Prompt, model: str) -> list[int]:
-        """Ids of what precedes the first unknown slot. Never wrong, only more or less useful: see `llm_tokens`."""
-        fillers = _FILLERS[:1] if prompt.complete else _FILLERS
-        bodies = [wire.tokenize_body(prompt, model, filler) for filler in fillers]
-        url = f"{root_of(self._base_url)}/tokenize"
-        answers = await asyncio.gather(*(client.post(url, json=body) for body in bodies))
-        first, *others = [list(json_of(self._checked(answer).text)["tokens"]) for answer in answers]
-        for other in others:
-            same = next((i for i, pair in enumerate(zip(first, other, strict=False)) if pair[0] != pair[1]), None)
-            first = first[: min(len(first), len(other)) if same is None else same]
-        return first
-
-    def _checked(self, answer: httpx.Response) -> httpx.Response:
+        """A request for one token: what it finds in its prompt stays in the server's cache."""
+        path, body = wire.prefix(prompt, model)
+        if body.get("prompt") == "":  # a text that begins with what is not known
+            return 0
+        asked = {**body, "max_tokens": 1, "temperature": 0, **ordering}
+        answer = await client.post(f"{self._base_url}/{path}", json=asked)
         if answer.status_code != 200:
             raise refused(self._name, answer.status_code, answer.text, dict(answer.headers), again=False)
-        return answer
+        return int((json_of(answer.text).get("usage") or {}).get("prompt_tokens") or 0)

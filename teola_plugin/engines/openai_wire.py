@@ -96,31 +96,50 @@ def _decoding(sampling: Sampling) -> dict[str, Any]:
     return body
 
 
-def tokenize_body(prompt: Prompt, model: str, filler: str) -> dict[str, Any]:
-    """The JSON to ask vLLM's `/tokenize` for the prompt's ids, the unknown slots filled."""
-    body = {"model": model, **json.loads(prompt.body)} if isinstance(prompt, WirePrompt) else {"model": model}
-    if not isinstance(prompt, WirePrompt) and not prompt.messages:
-        return {**body, "prompt": prompt.text.replace(UNKNOWN, filler)}
-    kept = {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs") if key in body}
-    kept |= {"tools": json.loads(prompt.tools)} if prompt.tools else {}
-    messages = kept.get("messages") or [{"role": m.role, "content": m.content} for m in prompt.messages]
-    return {**kept, "messages": _filled(messages, filler)}
+def prefix(prompt: Prompt, model: str) -> tuple[str, dict[str, Any]]:
+    """Where to send what precedes the first unknown slot, and the JSON to send.
+
+    Chat messages are sent up to that slot, as if they ended there: the few tokens of that end are of no use to the
+    whole prompt, all before them are its own.
+    """
+    body = _told_of(prompt, model)
+    if "prompt" in body:
+        return "completions", {**body, "prompt": _known(body["prompt"])}
+    return "chat/completions", {**body, "messages": _known(body["messages"])}
 
 
 def known_part(prompt: Prompt) -> str:
     """What decides the ids up to the first unknown slot; where one of these begins with another, so does its prompt."""
-    body = tokenize_body(prompt, "", UNKNOWN)
-    parts: list[Any] = [{key: value for key, value in body.items() if key in ("tools", "chat_template_kwargs")}]
-    parts.append(body.get("messages") or body["prompt"])
-    return json.dumps(parts, ensure_ascii=False).split(UNKNOWN, 1)[0]
+    body = _told_of(prompt, "")
+    said = body.pop("messages", None) or body.pop("prompt")
+    return json.dumps([{**body, "model": ""}, said], ensure_ascii=False).split(UNKNOWN, 1)[0]
 
 
-def _filled(value: Any, filler: str) -> Any:
+def _told_of(prompt: Prompt, model: str) -> dict[str, Any]:
+    """What of a request decides the ids of its prompt."""
+    if isinstance(prompt, WirePrompt):
+        body = {"model": model, **json.loads(prompt.body)}
+        return {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs") if key in body}
+    if not prompt.messages:
+        return {"model": model, "prompt": prompt.text}
+    tools = {"tools": json.loads(prompt.tools)} if prompt.tools else {}
+    return {"model": model, **tools, "messages": [{"role": m.role, "content": m.content} for m in prompt.messages]}
+
+
+def _known(value: Any) -> Any:
+    """A value up to its first unknown slot."""
     if isinstance(value, str):
-        return value.replace(UNKNOWN, filler)
+        return value.split(UNKNOWN, 1)[0]
     if isinstance(value, Mapping):
-        return {key: _filled(inner, filler) for key, inner in value.items()}
-    return [_filled(inner, filler) for inner in value] if isinstance(value, list) else value
+        return {key: _known(inner) for key, inner in value.items()}
+    if not isinstance(value, list):
+        return value
+    first = next((at for at, one in enumerate(value) if _unknown(one)), len(value))
+    return [_known(one) for one in value[: first + 1]]
+
+
+def _unknown(value: Any) -> bool:
+    return UNKNOWN in json.dumps(value, ensure_ascii=False)
 
 
 # ------------------------------------------------------------ answers

@@ -294,8 +294,8 @@ async def test_a_server_without_tokenize_gets_no_prefixes(odd: tuple[Odd, str], 
 async def slow(odd: tuple[Odd, str]) -> AsyncIterator[tuple[Odd, OpenAIServer]]:
     """A server that keeps prefixes and takes a while; what it was asked from now on."""
     state, url = odd
-    state.answers |= {"/tokenize": (200, '{"tokens": [1, 2, 3]}', 0.0), COMPLETIONS: (200, ONE_TOKEN, 0.3)}
-    state.answers[CHAT] = (200, ONE_TOKEN, 0.3)
+    told = json.dumps({**json.loads(ONE_TOKEN), "usage": {"prompt_tokens": 3}})
+    state.answers |= {"/tokenize": (200, '{"tokens": [1, 2, 3]}', 0.0), CHAT: (200, told, 0.3)}
     engine = OpenAIServer(base_url=url, prefix_caching=True)
     await engine.start()
     state.asked.clear()
@@ -316,10 +316,11 @@ async def test_equal_prefixes_are_sent_once_at_a_time(slow: tuple[Odd, OpenAISer
     batch = [warm("a", LONG), warm("b", LONG), warm("another's", LONG, tenant="t")]
     results = await collect(engine, batch)
     assert {r.request_id for r in results if isinstance(r, Done) and r.value.tokens == 3} == {r.id for r in batch}
-    sent = [body for path, body, _ in state.asked if path == COMPLETIONS]
+    sent = [body for _, body, _ in state.asked]
     assert len(sent) == 2 and {body.get("cache_salt") for body in sent} == {None, "t"}
+    assert all((body["messages"], body["max_tokens"]) == ([{"role": "user", "content": LONG}], 1) for body in sent)
     await collect(engine, [warm("later", LONG)])
-    assert len([1 for path, _, _ in state.asked if path == COMPLETIONS]) == 3, "it may be forgotten by then"
+    assert len(state.asked) == 3, "it may be forgotten by then"
 
 
 async def test_whoever_gives_a_prefix_up_leaves_it_to_the_others(slow: tuple[Odd, OpenAIServer]) -> None:
@@ -330,7 +331,7 @@ async def test_whoever_gives_a_prefix_up_leaves_it_to_the_others(slow: tuple[Odd
     await engine.cancel("first")
     [failed], [done] = await first, await second
     assert isinstance(failed, Failed) and isinstance(done, Done) and done.value.tokens == 3
-    assert len([1 for path, _, _ in state.asked if path == COMPLETIONS]) == 1
+    assert len(state.asked) == 1
 
 
 async def test_a_prompt_under_way_needs_no_prefix(slow: tuple[Odd, OpenAIServer]) -> None:
@@ -390,6 +391,19 @@ async def test_servers_that_cannot_be_used(odd: tuple[Odd, str], models: Answer,
 async def test_no_server() -> None:
     with pytest.raises(EngineUnavailable, match=r"no server answers at http://127.0.0.1:9/v1.*start the server"):
         await OpenAIServer(base_url="http://127.0.0.1:9/v1").start()
+
+
+def test_a_prefix_ends_where_a_prompt_is_unknown() -> None:
+    blocks = [{"type": "text", "text": f"a {UNKNOWN} b"}, {"type": "text", "text": "c"}]
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": blocks},
+        {"role": "user", "content": "z"},
+    ]
+    path, body = wire.prefix(wire.WirePrompt.of({"model": "m", "messages": messages, "top_p": 0.5}, exact=False), "m")
+    known = {"role": "user", "content": [{"type": "text", "text": "a "}]}
+    assert (path, body) == ("chat/completions", {"model": "m", "messages": [messages[0], known]})
+    assert wire.prefix(Prompt(text=f"x{UNKNOWN}y"), "m") == ("completions", {"model": "m", "prompt": "x"})
 
 
 def test_a_whole_answer_as_a_stream_adds_up_to_itself() -> None:
