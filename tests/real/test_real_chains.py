@@ -18,6 +18,7 @@ from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.cli.demo import chain as demo
+from teola_plugin.cli.demo import steps
 from teola_plugin.cli.demo.measure import cached_by_warmups
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.payloads import Generate, Message, Prompt, Sampling
@@ -97,7 +98,7 @@ def test_an_indexed_document_for_eight_at_once(
 
 def test_nothing_to_gain(parts: dict[str, Any], real_pool: EnginePool, fresh: Callable[[], None]) -> None:
     parts["indexer"].invoke(DOCUMENT)
-    chain = demo.nothing_to_gain(parts["llm"], parts["store"])
+    chain = steps.nothing_to_gain(parts["llm"], parts["store"])
     plain, accelerated = observe(chain, "invoke", QUESTION), observe(accelerate(chain), "invoke", QUESTION)
     assert accelerated.result == plain.result
     assert accelerated.events == plain.events

@@ -19,6 +19,8 @@ from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.cli.demo import app as demo
+from teola_plugin.cli.demo.measure import run_case
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.graph import (
@@ -301,7 +303,19 @@ def fenced(text: str, language: str = "text") -> str:
     return f"```{language}\n{text}\n```"
 
 
+def demo_diff() -> str:
+    """The demo's app, and what is added to it, from the source of both."""
+    own, pool, case = (inspect.getsource(f) for f in (demo.make_app, demo.make_pool, run_case))
+    plain = own[own.index("    llm = ") : own.index("    bind = ")]
+    call = next(line for line in case.splitlines(keepends=True) if "= accelerate(" in line)
+    bind = own[own.index("    bind = ") : own.index("    return")]
+    added = pool[pool.index("    pool = ") : pool.index("    return")] + bind + call
+    lines = [(" ", line) for line in plain.splitlines()] + [("+", line) for line in added.splitlines()]
+    return fenced("\n".join(sign + line.removeprefix("    ") for sign, line in lines), "diff")
+
+
 GENERATED: dict[str, Callable[[], str]] = {
+    "the demo's diff": demo_diff,
     **{name: (lambda name=name: fenced(life()[name])) for name in ("report", "p-graph", "e-graph", "timeline")},  # type: ignore[misc]
     "prune-dependencies": lambda: fenced(rewrite(PruneDependencies(), titles())),
     "stage-decomposition": lambda: fenced(rewrite(StageDecomposition(), upload())),

@@ -11,22 +11,29 @@ from collections.abc import Sequence
 
 from teola_plugin.observe import QueryTrace, Span
 
+LLM_PREFILLS = ("FULL_PREFILLING", "PREFILLING")
+
 
 def uploaded_bound(traces: Sequence[QueryTrace]) -> float:
     """Seconds; the median over plain runs of the uploaded-document chain."""
     return statistics.median(_bound(trace) for trace in traces)
 
 
-def stock_bound(traces: Sequence[QueryTrace], index: float) -> float:
-    """The same for the chain of stock classes, which indexes outside the engines, in `index` seconds."""
-    return statistics.median(_stock_bound(trace, index) for trace in traces)
+def stock_bound(traces: Sequence[QueryTrace], accelerated: Sequence[QueryTrace], index: float) -> float:
+    """The same for the chain of stock classes, which indexes outside the engines, in `index` seconds.
+
+    Its answers come whole: how much of their time is decoding is taken from the accelerated runs, where they stream.
+    """
+    llm = [s for trace in accelerated for s in trace.spans if s.kind in LLM_PREFILLS and s.first and s.seconds]
+    share = statistics.median(_decode(span) / span.seconds for span in llm) if llm else 1.0
+    return statistics.median(_stock_bound(trace, index, share) for trace in traces)
 
 
-def _stock_bound(trace: QueryTrace, index: float) -> float:
+def _stock_bound(trace: QueryTrace, index: float, share: float) -> float:
     calls = _calls(trace)
     expansion, *answers = calls["PREFILLING"]
     ask = expansion.seconds + min(s.seconds for s in calls["EMBEDDING"])
-    return max(index, ask) + _answered(calls["RERANKING"], answers)
+    return max(index, ask) + _answered(calls["RERANKING"], answers, share)
 
 
 def _bound(trace: QueryTrace) -> float:
@@ -43,14 +50,12 @@ def _calls(trace: QueryTrace) -> dict[str, list[Span]]:
     return {kind: [s for s in trace.spans if s.kind == kind] for kind in {s.kind for s in trace.spans}}
 
 
-def _answered(rerankings: Sequence[Span], answers: Sequence[Span]) -> float:
-    return sum(s.seconds for s in rerankings) + _prefill(answers[0]) + sum(_decode(span) for span in answers)
+def _answered(rerankings: Sequence[Span], answers: Sequence[Span], share: float = 1.0) -> float:
+    """Half of the first answer's prompt, its passage, is known last; of the later ones only the answer before."""
+    decoded = [_decode(span, share) for span in answers]
+    return sum(s.seconds for s in rerankings) + 0.5 * (answers[0].seconds - decoded[0]) + sum(decoded)
 
 
-def _prefill(span: Span) -> float:
-    """Of the first answer: its passage is known last. Of the later ones only the previous answer is, a few tokens."""
-    return 0.5 * (span.seconds - _decode(span))
-
-
-def _decode(span: Span) -> float:
-    return span.done - span.first if span.done is not None and span.first is not None else span.seconds
+def _decode(span: Span, share: float = 1.0) -> float:
+    """Seconds of decoding; that share of the whole where nothing tells when it began."""
+    return span.done - span.first if span.done is not None and span.first is not None else share * span.seconds

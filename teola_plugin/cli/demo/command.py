@@ -23,7 +23,8 @@ def add_demo(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="a RAG chain, plain and accelerated, on real engines",
-        description="Document QA with advanced RAG in plain LCEL: run as it is, and accelerated, on the same engines.",
+        description="Document QA with advanced RAG in LangChain's own classes, on a vLLM server that the demo starts: "
+        "run as it is, and accelerated, with the same models.",
     )
     parser.add_argument("--docs", nargs="+", default=[], metavar="PATH", help="text files or folders to upload")
     parser.add_argument("--question", help="what to ask (default: one about Python's try statement)")
@@ -33,7 +34,7 @@ def add_demo(commands: Any) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="runs of each kind after one warm-up (default 5)")
     parser.add_argument("--trace", metavar="FILE", help="where to write the HTML page (default: a temporary file)")
     parser.add_argument(
-        "--stock", action="store_true", help="in LangChain's own classes only, on a vLLM server that the demo starts"
+        "--pool", action="store_true", help="on pool-backed objects instead: vLLM, PostgreSQL and all else as engines"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
     parser.set_defaults(run=run_demo)
@@ -50,7 +51,7 @@ def run_demo(options: argparse.Namespace) -> int:
     question = options.question or documents.DEFAULT_QUESTION
     uploaded = documents.load(options.docs)
     notes = Console(stderr=True, quiet=options.json)
-    run = run_stock if options.stock else run_pooled
+    run = run_pooled if options.pool else run_stock
     models = Models(options.model, options.embedder, options.reranker)
     cases, facts = run(models, question, uploaded, options.repeats, _trace_path(options.trace), notes.print)
     if options.json:
@@ -74,7 +75,8 @@ def run_pooled(models: Models, question: str, uploaded: list[Any], repeats: int,
     say("Starting vLLM, PostgreSQL, the embedder and the reranker ...")
     with make_pool(models) as pool:
         cases = run_cases(pool, make_chains(pool), question, uploaded, repeats)
-        return cases, summary(cases, pool, page, uploaded_bound(_plain_traces(cases)))
+        plain, _ = _traces(cases)
+        return cases, summary(cases, pool, page, uploaded_bound(plain))
 
 
 def run_stock(models: Models, question: str, uploaded: list[Any], repeats: int, page: Path, say: Say) -> Ran:
@@ -86,11 +88,13 @@ def run_stock(models: Models, question: str, uploaded: list[Any], repeats: int, 
     with stock.running(models) as (pool, app):
         cases = stock.run_cases(pool, app, question, uploaded, repeats)
         index = stock.index_seconds(app, uploaded, repeats)
-        return cases, summary(cases, pool, page, stock_bound(_plain_traces(cases), index))
+        return cases, summary(cases, pool, page, stock_bound(*_traces(cases), index))
 
 
-def _plain_traces(cases: dict[str, Case]) -> list[QueryTrace]:
-    return [run.trace for run in cases["uploaded"].plain]
+def _traces(cases: dict[str, Case]) -> tuple[list[QueryTrace], list[QueryTrace]]:
+    """Of the runs with an uploaded document: plain, accelerated."""
+    uploaded = cases["uploaded"]
+    return [run.trace for run in uploaded.plain], [run.trace for run in uploaded.accelerated]
 
 
 def run_cases(pool: EnginePool, chains: Chains, question: str, uploaded: list[Any], repeats: int) -> dict[str, Case]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import Runnable
-from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
@@ -15,13 +14,11 @@ from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.cli.demo import chain
+from teola_plugin.cli.demo.steps import ANSWER_TOKENS, KEPT, make_splitter, nothing_to_gain
 from teola_plugin.engines.base import Engine
 from teola_plugin.pool import EnginePool
 
 COLLECTION = "demo"
-CHUNK, OVERLAP = 256, 30
-"""In tokens, as in the paper; a token is taken as four characters."""
-ANSWER_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +71,15 @@ class Chains:
     indexer: TeolaIndexer
 
 
-def make_splitter() -> RecursiveCharacterTextSplitter:
-    return RecursiveCharacterTextSplitter(
-        chunk_size=CHUNK, chunk_overlap=OVERLAP, length_function=lambda text: (len(text) + 3) // 4
-    )
-
-
 def make_chains(pool: EnginePool) -> Chains:
     llm = ChatTeola(pool=pool, engine="llm", max_tokens=ANSWER_TOKENS)
     embeddings = TeolaEmbeddings(pool=pool, engine="embedder")
     store = TeolaVectorStore(pool=pool, engine="store", embedding=embeddings, collection=COLLECTION)
-    reranker = TeolaRerank(pool=pool, engine="reranker", top_n=chain.KEPT)
+    reranker = TeolaRerank(pool=pool, engine="reranker", top_n=KEPT)
     indexer = TeolaIndexer(store=store, splitter=make_splitter())
     return Chains(
         chain.uploaded_document_qa(llm, store, reranker, indexer),
         chain.search_and_answer(llm, store, reranker),
-        chain.nothing_to_gain(llm, store),
+        nothing_to_gain(llm, store),
         indexer,
     )

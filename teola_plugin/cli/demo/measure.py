@@ -18,7 +18,6 @@ from teola_plugin.pool import EnginePool
 
 _loop = asyncio.Runner()
 """One for all runs: clients keep connections, which end with their loop."""
-LLM_PREFILLS = ("FULL_PREFILLING", "PREFILLING")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def cached_by_warmups(trace: QueryTrace) -> int:
 
 def run_case(
     name: str,
-    plain: Runnable[Any, Any],
+    chain: Runnable[Any, Any],
     given: Any,
     pool: EnginePool,
     prepare: Callable[[], None],
@@ -87,7 +86,7 @@ def run_case(
     With `bind` the plain chain uses no engine, so it has no spans. One more run, of the same chain with the named
     objects on engines and nothing ahead, gives its trace.
     """
-    fast = accelerate(plain, pool=pool, bind=bind, app="demo")
+    fast = accelerate(chain, pool=pool, bind=bind, app="demo")
     plans = fast.plan(given)
     runs: dict[str, list[Run]] = {"plain": [], "accelerated": []}
     with progress((repeats + 1) * 2, f"{name}: plain and accelerated") as bar:
@@ -95,7 +94,7 @@ def run_case(
             for which in ("plain", "accelerated") if repeat % 2 else ("accelerated", "plain"):
                 prepare()
                 pool.reset()
-                run = _accelerated(fast, given) if which == "accelerated" else _plain(plain, given, pool)
+                run = _accelerated(fast, given) if which == "accelerated" else _plain(chain, given, pool)
                 if repeat:  # the first round warms up
                     runs[which].append(run)
                 bar.advance()
