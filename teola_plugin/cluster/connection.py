@@ -85,3 +85,9 @@ def _refused(address: str, error: Exception) -> EngineUnavailable:
 def actor(name: str) -> Any:
     """The handle of a named actor. Raises ValueError when there is none."""
     return ensure_ray().get_actor(name, namespace=NAMESPACE)
+
+
+def is_back() -> bool:
+    """Whether Ray made this actor anew after it was lost."""
+    ray = ensure_ray()
+    return bool(ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)

@@ -16,12 +16,13 @@ from typing import Any
 
 from teola_plugin.cluster.clients import Client, Clients
 from teola_plugin.cluster.config import EngineConfig
-from teola_plugin.cluster.connection import actor
+from teola_plugin.cluster.connection import actor, is_back
 from teola_plugin.cluster.followers import Followers
 from teola_plugin.cluster.health import Health
 from teola_plugin.cluster.names import actor_name, engine_spec, instance_options
 from teola_plugin.cluster.remote_instance import RemoteInstance
 from teola_plugin.cluster.scaling import Scaler
+from teola_plugin.cluster.starting import brought_up, dropped
 from teola_plugin.cluster.wire import (
     PROTOCOL,
     Began,
@@ -67,22 +68,36 @@ class EngineHost:
         self._health = Health(self._instances, self._lost, self._look_around)
         self._scaler = Scaler(self)
         self._starting = asyncio.Lock()
+        self._coming: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------ life
 
     async def start(self) -> EngineFacts:
-        """Start all instances, side by side. Idempotent. Raises `EngineUnavailable`."""
+        """Start all instances, side by side. Idempotent. Raises `EngineUnavailable`.
+
+        A host that was lost and is here again goes on with the first that is up: with a node, the room for the others
+        may be lost, too.
+        """
         async with self._starting:
             if self._port is None:
-                self.instances = {str(n): self.make_instance(str(n)) for n in range(self.config.instances)}
-                try:
-                    await asyncio.gather(*(instance.start() for instance in self.instances.values()))
-                except BaseException:
-                    await asyncio.gather(*(instance.stop() for instance in self.instances.values()))
-                    raise
+                made = {str(n): self.make_instance(str(n)) for n in range(self.config.instances)}
+                self.instances, coming = await brought_up(made, every=not is_back())
                 self._open()
+                self._coming = [asyncio.ensure_future(self._join(n, made[n], start)) for n, start in coming.items()]
         assert self.facts is not None
         return self.facts
+
+    async def _join(self, number: str, instance: RemoteInstance, start: asyncio.Task[None]) -> None:
+        try:
+            await start
+        except EngineUnavailable as error:
+            log.warning("engine %s goes on without instance %s: %s", self.name, number, error)
+        except asyncio.CancelledError:
+            await dropped({number: instance}, {number: start})
+            raise
+        else:
+            self.instances[number] = instance
+            self.port.add(number, instance)
 
     def make_instance(self, number: str) -> RemoteInstance:
         options = instance_options(self.config)
@@ -104,6 +119,9 @@ class EngineHost:
         """End every instance; what clients still wait for fails as unavailable. Idempotent."""
         self._health.end()
         self._scaler.end()
+        for task in self._coming:
+            task.cancel()
+        await asyncio.gather(*self._coming, return_exceptions=True)
         port, self._port = self._port, None
         if port is not None:
             await port.close()

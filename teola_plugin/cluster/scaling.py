@@ -53,7 +53,7 @@ class Scaler:
         self._made = 0
 
     def begin(self) -> None:
-        self._made = len(self._host.instances)
+        self._made = self._host.config.instances
         if self._host.config.autoscale is not None:
             self._task = asyncio.ensure_future(self._watch(QueueDepth(self._host.config.autoscale)))
 

@@ -1,0 +1,81 @@
+"""How instances come up: all of them at first; after a loss whichever can, the others when they can."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from teola_plugin.cluster.starting import brought_up, dropped
+from teola_plugin.errors import EngineUnavailable
+
+
+class Coming:
+    """An instance that starts when it is let, or fails."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.room, self.stopped = fails, asyncio.Event(), False
+
+    async def start(self) -> None:
+        await self.room.wait()
+        if self.fails:
+            raise EngineUnavailable("it does not start.", hint="none")
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+def three(**made: Any) -> Any:
+    return {"0": Coming(), "1": Coming(), "2": Coming(), **made}
+
+
+async def test_at_first_all_of_them_are_waited_for() -> None:
+    made = three()
+    coming = asyncio.ensure_future(brought_up(made, every=True))
+    for number in ("1", "2"):
+        made[number].room.set()
+        await asyncio.sleep(0.01)
+        assert not coming.done()
+    made["0"].room.set()
+    up, starts = await coming
+    assert list(up) == ["0", "1", "2"] and not starts
+
+
+async def test_one_that_fails_at_first_ends_them_all() -> None:
+    made = three(**{"1": Coming(fails=True)})
+    made["0"].room.set()
+    made["1"].room.set()
+    with pytest.raises(EngineUnavailable, match="does not start"):
+        await brought_up(made, every=True)
+    assert all(one.stopped for one in made.values())
+
+
+async def test_after_a_loss_one_is_enough_and_the_others_may_follow() -> None:
+    made = three(**{"0": Coming(fails=True)})
+    coming = asyncio.ensure_future(brought_up(made, every=False))
+    made["0"].room.set()
+    await asyncio.sleep(0.01)
+    assert not coming.done()
+    made["2"].room.set()
+    up, starts = await coming
+    assert list(up) == ["2"] and list(starts) == ["1"]
+    made["1"].room.set()
+    await starts["1"]
+
+
+async def test_after_a_loss_none_at_all_is_a_failure() -> None:
+    made = {"0": Coming(fails=True), "1": Coming(fails=True)}
+    for one in made.values():
+        one.room.set()
+    with pytest.raises(EngineUnavailable):
+        await brought_up(made, every=False)
+    assert all(one.stopped for one in made.values())
+
+
+async def test_dropping_ends_what_is_on_its_way() -> None:
+    made = three()
+    made["0"].room.set()
+    _, starts = await brought_up(made, every=False)
+    await dropped(made, starts)
+    assert all(start.cancelled() for start in starts.values()) and all(one.stopped for one in made.values())
