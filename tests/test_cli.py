@@ -77,12 +77,13 @@ def trace_of(spans: list[Span]) -> QueryTrace:
 @pytest.mark.vllm
 @pytest.mark.postgres
 @pytest.mark.models
-def test_a_whole_demo_on_pool_backed_objects() -> None:
-    command = [sys.executable, "-m", "teola_plugin.cli.main", "demo", "--pool", "--json", "--repeats", "1"]
+def test_a_whole_demo() -> None:
+    command = [sys.executable, "-m", "teola_plugin.cli.main", "demo", "--json", "--repeats", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert said["answers_equal"] is True and said["cached_prefix_tokens"] > 0
+    assert said["stock"]["answers_equal"] is True and said["stock"]["answer"] == said["answer"]
     assert set(said["passes_fired"]) == {
         "prune-dependencies",
         "stage-decomposition",

@@ -68,7 +68,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.mark.vllm
 @pytest.mark.models
 def test_a_whole_demo() -> None:
-    command = [sys.executable, "-m", "teola_plugin.cli.main", "demo", "--json", "--repeats", "1"]
+    command = [sys.executable, "-m", "teola_plugin.cli.main", "demo", "--stock", "--json", "--repeats", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)

@@ -11,9 +11,10 @@ from teola_plugin.cli.demo.measure import Case
 from teola_plugin.observe import timeline_text
 
 
-def show(console: Console, cases: dict[str, Case], question: str, facts: dict[str, Any]) -> None:
+def show(console: Console, cases: dict[str, Case], question: str, facts: dict[str, Any], heading: str) -> None:
     """Answers, timelines, e-graph, passes, figures."""
     uploaded = cases["uploaded"]
+    console.rule(heading, characters="=", style="bold")
     console.rule("The answer")
     console.print(f"Question     {question}", highlight=False, markup=False)
     console.print(f"Plain        {uploaded.plain[-1].answer}", highlight=False, markup=False)
