@@ -45,8 +45,9 @@ imports: $(READY) ## imports point downwards only
 fmt: $(READY) ## format and sort imports
 	@"$(PY)" -m ruff check --fix -q . ; "$(PY)" -m ruff format -q .
 
-model: $(READY) ## train the bundled models again (more than an hour on two cores)
-	@"$(PY)" -m examples.demo_model.train --out out/demo-llm --resume
+model: $(READY) ## train the bundled models again (some hours on two cores)
+	@"$(PY)" -m examples.demo_model.train --out out/small-llm --steps 11000 --resume
+	@"$(PY)" -m examples.demo_model.train --out out/demo-llm --grow out/small-llm --steps 8000 --peak 6e-4 --resume
 	@"$(PY)" -m examples.demo_model.train_reranker --out out/demo-reranker
 	@"$(PY)" -m examples.demo_model.install out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from examples.demo_model.words import name, value
+from examples.demo_model.words import name, value, word
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +210,45 @@ def fact(rng: random.Random, subject: str, relation: Relation) -> Fact:
     found = value(rng, relation.value)
     statement = rng.choice(relation.statements).format(s=subject, v=found)
     return Fact(subject, found, statement, tuple(q.format(s=subject) for q in relation.questions))
+
+
+_MADE_UP = (
+    "The {r} of {s} is {v}. | {s} has the {r} {v}. | {v} is the {r} of {s}. | For {s}, the {r} was {v}. | "
+    "{v} serves {s} as its {r}. | The {r} that belongs to {s} is called {v}."
+).split(" | ")
+_MADE_UP_QUESTIONS = (
+    "What is the {r} of {s}? | Which {r} does {s} have? | What serves {s} as its {r}? | "
+    "What is known about the {r} of {s}?"
+).split(" | ")
+
+
+def made_up_document(rng: random.Random, subjects: int, most: int = 3) -> list[list[Fact]]:
+    """As `document`, with relations that nobody has heard of: the same few for all subjects, so that both subject and
+    relation have to be looked up, and no sentence can be said from memory."""
+    relations = [word(rng) for _ in range(rng.randint(1, most))]
+    kinds = ("person", "place", "thing", "count", "company", "date")
+    found = []
+    for _ in range(subjects):
+        subject = name(rng, rng.choice(("person", "company", "place", "ship")))
+        chosen = rng.sample(relations, rng.randint(1, len(relations)))
+        found.append([_made_up(rng, subject, relation, value(rng, rng.choice(kinds))) for relation in chosen])
+    return found
+
+
+def _made_up(rng: random.Random, subject: str, relation: str, found: str) -> Fact:
+    statement = rng.choice(_MADE_UP).format(s=subject, r=relation, v=found)
+    return Fact(subject, found, statement, tuple(q.format(s=subject, r=relation) for q in _MADE_UP_QUESTIONS))
+
+
+def alike_document(rng: random.Random, subjects: int, most: int = 2) -> list[list[Fact]]:
+    """As `document`, with the same relations for subjects of one kind, so that only the name tells them apart."""
+    kind = rng.choice(list(_BY_SUBJECT))
+    relations = rng.sample(_BY_SUBJECT[kind], rng.randint(1, most))
+    found = []
+    for _ in range(subjects):
+        subject = name(rng, kind)
+        found.append([fact(rng, subject, relation) for relation in rng.sample(relations, len(relations))])
+    return found
 
 
 def document(rng: random.Random, subjects: int, most: int = 3) -> list[list[Fact]]:

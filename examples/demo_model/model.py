@@ -11,7 +11,9 @@ from examples.demo_model import prose, tasks
 from teola_plugin.engines.tiny_llama import BOS, CHAT_TEMPLATE, EOS, PAD, SPECIAL
 
 VOCABULARY, CONTEXT = 2048, 4096
-LAYERS, HIDDEN, HEADS, KV_HEADS, INTERMEDIATE = 5, 256, 4, 2, 704
+LAYERS, HIDDEN, HEADS, KV_HEADS, INTERMEDIATE = 8, 256, 4, 2, 704
+FIRST_LAYERS = 5
+"""The training begins with so many layers and grows (`grown`)."""
 RERANKER_VOCABULARY, RERANKER_CONTEXT = 4096, 512
 
 
@@ -45,15 +47,36 @@ def train_tokenizer(seed: int) -> Any:
     )
 
 
-def new_llm(tokenizer: Any) -> Any:
-    """A `LlamaForCausalLM` with fresh weights: 4 million parameters."""
+def grown(small: Any, tokenizer: Any) -> Any:
+    """A `LlamaForCausalLM` of `LAYERS` layers that says what `small`, with fewer, says: the new layers stand between
+    the old ones and add nothing yet (Net2Net, Chen et al. 2016)."""
+    import torch
+
+    large = new_llm(tokenizer, LAYERS)
+    old = small.config.num_hidden_layers
+    places = [round((number + 1) * LAYERS / old) - 1 for number in range(old)]
+    state = {key: tensor for key, tensor in small.state_dict().items() if ".layers." not in key}
+    for number, place in enumerate(places):
+        start, end = f"model.layers.{number}.", f"model.layers.{place}."
+        state |= {end + key.removeprefix(start): t for key, t in small.state_dict().items() if key.startswith(start)}
+    large.load_state_dict(state, strict=False)
+    with torch.no_grad():
+        for place in set(range(LAYERS)) - set(places):
+            layer = large.model.layers[place]
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    return large
+
+
+def new_llm(tokenizer: Any, layers: int = FIRST_LAYERS) -> Any:
+    """A `LlamaForCausalLM` with fresh weights: 4 million parameters with 5 layers, 6 with 8."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
         intermediate_size=INTERMEDIATE,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
         head_dim=HIDDEN // HEADS,

@@ -114,9 +114,14 @@ def other_passage(rng: random.Random, like: Passage, length: int) -> str:
 
 
 _SAYS = re.compile(
-    r"^((?:The|A|An|This|These|Some|All)\b.{2,60}?|\"[^\"]+\") (is|are|was|can be|may be|must be|has|have) (.+)$"
+    r"^((?:The|A|An|This|These|Some|All)\b.{2,60}?|\"[^\"]+\"|[A-Z][a-z]+(?: [a-z]+){0,3}(?<=s)) "
+    r"(is|are|was|can be|may be|must be|cannot be|has|have|cannot|can|must) (.+)$"
 )
 _ACTS = re.compile(r"^((?:The|A|An|This)\b.{2,50}?|\"[^\"]+\") ([a-z]{3,}s) (.+)$")
+_LED_IN = re.compile(
+    r"^(?:Note that|(In|For|With) ([^,]{4,60}),|(?:Unlike|Like|As) [^,]{1,60},|[A-Z][a-z]+ly,) (\S.{20,})$"
+)
+_NO_SUBJECT = {"This", "Returns", "Raises"}
 _IF = re.compile(r"^(If|When|Whenever|Unless) ([^,]{8,110}), (.+)\.$")
 _LATER_IF = re.compile(r"^(.{10,140}?),? (if|when|whenever|unless|only if) ([^,]{8,140})\.$")
 
@@ -154,8 +159,13 @@ def _when(rng: random.Random, claim: str) -> str | None:
 
 
 def _of_subject(rng: random.Random, sentence: str) -> str | None:
+    if found := _LED_IN.match(sentence):
+        made = _of_subject(rng, found[3][0].upper() + found[3][1:])
+        place = f" {found[1].lower()} {found[2]}?" if found[1] and rng.random() < 0.7 else "?"
+        return made and made.rstrip("?") + place
     body = sentence[:-1]
-    if found := _SAYS.match(body):
+    found = _SAYS.match(body)
+    if found and found[1] not in _NO_SUBJECT:
         subject, verb, rest = lowered(found[1]), found[2], found[3]
         words = rest.split()
         if verb in ("is", "are", "was"):
@@ -165,6 +175,12 @@ def _of_subject(rng: random.Random, sentence: str) -> str | None:
             return f"{rng.choice(('What', 'What exactly'))} {verb} {subject}?"
         if " be" in verb:
             return f"{rng.choice(('What', 'How', 'When', 'Where'))} {verb.split()[0]} {subject} be {words[0]}?"
+        if verb == "cannot":
+            return f"What can {subject} not {words[0]}?"
+        if verb in ("can", "must"):
+            return f"{rng.choice(('What', 'How', 'When', 'Where'))} {verb} {subject} {words[0]}?"
+        if verb == "have" and len(words) > 2 and rng.random() < 0.4:
+            return f"Which {words[-1]} do {subject} have?"
         return f"What {'does' if verb == 'has' else 'do'} {subject} have?"
     if found := _ACTS.match(body):
         subject, act = lowered(found[1]), _base(found[2])
@@ -202,7 +218,7 @@ def _of_words(rng: random.Random, sentence: str) -> str | None:
 def lowered(text: str) -> str:
     """Without the capital of a sentence's start."""
     first = text.split(" ", 1)[0]
-    return text[0].lower() + text[1:] if first in ("The", "A", "An", "This", "These", "Some", "All") else text
+    return text[0].lower() + text[1:] if (first.isalpha() and first[1:].islower()) or first == "A" else text
 
 
 def _base(verb: str) -> str:

@@ -17,7 +17,7 @@ UNKNOWN = "The passage does not say."
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One exchange. `skill` names the generator; `check` is what an evaluation compares."""
+    """One exchange. `skill` names the generator."""
 
     skill: str
     system: str
@@ -66,15 +66,46 @@ TOOL_SYSTEM = "Call the tool that fits the request. Answer with a JSON object wi
 
 def qa_facts(rng: random.Random, subjects: int | None = None) -> Example:
     """A question about generated facts in one passage or in several numbered ones."""
-    paragraphs = facts.document(rng, subjects or rng.choice((1, 2, 3, 4, 4, 5, 6)))
+    return _about("qa_facts", rng, facts.document(rng, subjects or rng.choice((1, 2, 3, 4, 4, 5, 6))))
+
+
+def qa_made_up(rng: random.Random) -> Example:
+    """The same for relations that nobody has heard of."""
+    return _about("qa_made_up", rng, facts.made_up_document(rng, rng.choice((1, 2, 3, 4, 5))))
+
+
+def qa_alike(rng: random.Random) -> Example:
+    """The same for subjects that differ in their names only."""
+    return _about("qa_alike", rng, facts.alike_document(rng, rng.choice((2, 3, 4, 5, 6))))
+
+
+def qa_missing(rng: random.Random) -> Example:
+    """A question that nothing answers: about somebody who is not there, or about something else."""
+    document = rng.choice((facts.document, facts.document, facts.alike_document))
+    paragraphs = document(rng, rng.choice((2, 3, 4, 4, 5, 6)))
+    about = rng.choice(paragraphs)
+    asked = rng.choice(about)
+    if rng.random() < 0.5:
+        paragraphs.remove(about)
+    paragraphs = [[f for f in paragraph if f is not asked] for paragraph in paragraphs]
+    return _asked("qa_missing", rng, asked, paragraphs, UNKNOWN)
+
+
+def _about(skill: str, rng: random.Random, paragraphs: list[list[facts.Fact]]) -> Example:
     asked = rng.choice(rng.choice(paragraphs))
     answer = asked.statement
     if rng.random() < 0.08:
         paragraphs = [[f for f in paragraph if f.statement != answer] for paragraph in paragraphs]
         answer = UNKNOWN
+    return _asked(skill, rng, asked, paragraphs, answer)
+
+
+def _asked(
+    skill: str, rng: random.Random, asked: facts.Fact, paragraphs: list[list[facts.Fact]], answer: str
+) -> Example:
     texts = [" ".join(f.statement for f in paragraph) for paragraph in paragraphs if paragraph]
     context = numbered(texts) if rng.random() < 0.4 else rng.choice((" ", "\n\n")).join(texts)
-    return _answering("qa_facts", rng, rng.choice(asked.questions), context or "Nothing.", answer)
+    return _answering(skill, rng, rng.choice(asked.questions), context or "Nothing.", answer)
 
 
 def qa_prose(rng: random.Random, length: int | None = None) -> Example:
@@ -222,14 +253,17 @@ def numbered(texts: list[str]) -> str:
 
 
 MIX: tuple[tuple[Callable[[random.Random], Example], float], ...] = (
-    (qa_facts, 0.48),
-    (qa_prose, 0.27),
-    (refine, 0.08),
-    (expand, 0.08),
+    (qa_facts, 0.40),
+    (qa_alike, 0.07),
+    (qa_made_up, 0.03),
+    (qa_missing, 0.01),
+    (qa_prose, 0.31),
+    (refine, 0.05),
+    (expand, 0.05),
     (combine, 0.02),
-    (judge, 0.02),
-    (situate, 0.02),
-    (tool_call, 0.03),
+    (judge, 0.015),
+    (situate, 0.015),
+    (tool_call, 0.02),
 )
 
 
