@@ -96,8 +96,12 @@ class EngineHost:
             await dropped({number: instance}, {number: start})
             raise
         else:
-            self.instances[number] = instance
-            self.port.add(number, instance)
+            self.add(number, instance)
+
+    def add(self, number: str, instance: RemoteInstance) -> None:
+        """One more that is up: it gets work from now on."""
+        self.instances[number] = instance
+        self.port.add(number, instance)
 
     def make_instance(self, number: str) -> RemoteInstance:
         options = instance_options(self.config)

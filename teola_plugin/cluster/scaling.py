@@ -89,8 +89,7 @@ class Scaler:
         number, self._made = str(self._made), self._made + 1
         instance = self._host.make_instance(number)
         await instance.start()
-        self._host.instances[number] = instance
-        self._host.port.add(number, instance)
+        self._host.add(number, instance)
 
     async def _remove(self) -> None:
         number = max(self._host.instances, key=int)

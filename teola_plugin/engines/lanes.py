@@ -18,17 +18,19 @@ _MOST = 8
 class Lanes:
     """Threads with an equal share of `threads` cores each, and a twin of the model: same weights, own tokenizer.
 
-    A tokenizer of Hugging Face must not be used by two threads (huggingface/tokenizers#537, "Already borrowed").
+    A tokenizer of Hugging Face must not be used by two threads (huggingface/tokenizers#537, "Already borrowed"). Twins
+    are made with the first batch: many engines never see a large one.
     """
 
     def __init__(self, model: Any, threads: int) -> None:
         self.count = min(threads, _MOST)
-        self._models = [model, *(twin(model) for _ in range(self.count - 1))]
+        self._models = [model]
         share = threads // self.count
         self._threads = ThreadPoolExecutor(self.count, "teola-lane", initializer=lambda: use_threads(share))
 
     def compute(self, work: Callable[[Any, list[T]], Sequence[V]], items: Sequence[T]) -> list[V]:
         """`work(model, part)` for parts of like lengths; the values in the order of `items`."""
+        self._models += [twin(self._models[0]) for _ in range(self.count - len(self._models))]
         order = sorted(range(len(items)), key=lambda at: len(items[at]))
         parts = [order[lane :: self.count] for lane in range(self.count)]
         values = self._threads.map(work, self._models, ([items[at] for at in part] for part in parts))

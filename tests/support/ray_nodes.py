@@ -7,11 +7,10 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from benchmarks.ray_cluster import STORE
+
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
-
-STORE = 100 * 2**20
-"""Bytes of shared memory of a node: values are small."""
 
 
 @contextlib.contextmanager
