@@ -8,12 +8,12 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableGenerator
 
 from teola_plugin.adapters.ahead import log_fallback
-from teola_plugin.adapters.langchain.bind import Bindings, bound
+from teola_plugin.adapters.langchain.binding.bind import Bindings, bound
+from teola_plugin.adapters.langchain.checking.shadow import Shadow, check_repeatable
 from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
-from teola_plugin.adapters.langchain.parts import Accelerate, with_parts
-from teola_plugin.adapters.langchain.routed import routed
+from teola_plugin.adapters.langchain.live.parts import Accelerate, with_parts
+from teola_plugin.adapters.langchain.own_models.routed import routed
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
-from teola_plugin.adapters.langchain.shadow import Shadow, check_repeatable
 from teola_plugin.errors import RegistrationError, TraceError, unknown_name
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
 from teola_plugin.passes import Pass, resolve_passes

@@ -13,12 +13,12 @@ from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.ahead import joinable, log_fallback, runs_ahead, shape, submitted
 from teola_plugin.adapters.langchain.active import active_run
-from teola_plugin.adapters.langchain.begun import Begun, BegunBatch, shared_limit, streaming
-from teola_plugin.adapters.langchain.gates import Gate
-from teola_plugin.adapters.langchain.places import AsyncPlace, Place, SyncPlace, placed
-from teola_plugin.adapters.langchain.routed import Routed
-from teola_plugin.adapters.langchain.session import SessionHandler, joined_config, live
-from teola_plugin.adapters.langchain.shadow import Shadow, ShadowReport
+from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport
+from teola_plugin.adapters.langchain.live.begun import Begun, BegunBatch, shared_limit, streaming
+from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config, live
+from teola_plugin.adapters.langchain.own_models.gates import Gate
+from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, placed
+from teola_plugin.adapters.langchain.own_models.routed import Routed
 from teola_plugin.graph import PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass

@@ -18,7 +18,7 @@ from support.openai_stub import MODEL, Stub, openai_stub
 from support.own_leaves import Chat, Ledger
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain.bind_huggingface import embeddings_on
+from teola_plugin.adapters.langchain.binding.huggingface import embeddings_on
 from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.shared_engine import SharedEngine, settings_of

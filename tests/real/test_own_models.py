@@ -266,7 +266,7 @@ class TestEmbeddings:
         assert trace is not None and "embedder" in {span.engine for span in trace.spans}
 
     def test_vectors_are_equal(self, models: EnginePool, embeddings: Any) -> None:
-        from teola_plugin.adapters.langchain.bind_huggingface import embeddings_on
+        from teola_plugin.adapters.langchain.binding.huggingface import embeddings_on
 
         texts = ["", "one line", "two\nlines", "word " * 400, "ünï 中文"]
         made = embeddings_on(embeddings, "embedder", models)
@@ -339,7 +339,7 @@ class TestRerankers:
         assert trace is not None and engines <= {span.engine for span in trace.spans}
 
     def test_scores_are_equal(self, models: EnginePool, scorer: Any) -> None:
-        from teola_plugin.adapters.langchain.bind_huggingface import cross_encoder_on
+        from teola_plugin.adapters.langchain.binding.huggingface import cross_encoder_on
 
         pairs = [(QUESTION, text) for text in TEXTS]
         assert cross_encoder_on(scorer, "reranker", models).score(pairs) == pytest.approx(scorer.score(pairs), abs=1e-5)

@@ -23,7 +23,7 @@ from langchain_core.stores import InMemoryByteStore, InMemoryStore
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain import runnable
-from teola_plugin.adapters.langchain.bind_huggingface import PoolCrossEncoder
+from teola_plugin.adapters.langchain.binding.huggingface import PoolCrossEncoder
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rerank import TeolaRerank

@@ -22,7 +22,7 @@ from langchain_core.runnables import (
 from benchmarks import apps
 from benchmarks.kits import scaled
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain.parts import with_parts
+from teola_plugin.adapters.langchain.live.parts import with_parts
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.engines import profiles
 

@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain import bind_stores
+from teola_plugin.adapters.langchain.binding import stores as bind_stores
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, embed_words
 from teola_plugin.engines.payloads import EmbedText

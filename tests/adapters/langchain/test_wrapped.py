@@ -22,7 +22,7 @@ from support.own_leaves import Chat, Ledger, Notes, SyncChat, Text
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
-from teola_plugin.adapters.langchain.routed import ClaimingLeaf
+from teola_plugin.adapters.langchain.own_models.routed import ClaimingLeaf
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.pool import EnginePool
 
@@ -417,7 +417,7 @@ def test_the_users_objects_are_neither_changed_nor_copied() -> None:
 
 
 def _walk(node: Any) -> Any:
-    from teola_plugin.adapters.langchain.routed import parts
+    from teola_plugin.adapters.langchain.own_models.routed import parts
 
     yield node
     for _, part in parts(node):

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from teola_plugin.adapters.langchain.gates import Gate
-from teola_plugin.adapters.langchain.places import Place
+from teola_plugin.adapters.langchain.own_models.gates import Gate
+from teola_plugin.adapters.langchain.own_models.places import Place
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 
 

@@ -20,8 +20,8 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 from langchain_core.tracers._streaming import _StreamingCallbackHandler, _V2StreamingCallbackHandler
 
-from teola_plugin.adapters.langchain.gates import inside_early
-from teola_plugin.adapters.langchain.in_place import InPlace
+from teola_plugin.adapters.langchain.own_models.gates import inside_early
+from teola_plugin.adapters.langchain.own_models.in_place import InPlace
 from teola_plugin.runtime.context import current_run
 
 _IGNORED_BY = {

@@ -33,11 +33,11 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import PrivateAttr
 
 from teola_plugin.adapters.langchain.active import runs_in
-from teola_plugin.adapters.langchain.gates import Gate, gate_of
-from teola_plugin.adapters.langchain.leaf_calls import Site
-from teola_plugin.adapters.langchain.places import AsyncPlace, Place, SyncPlace, open_places
-from teola_plugin.adapters.langchain.replay import may_be_kept_back
-from teola_plugin.adapters.langchain.wrapped import WRAPPED, CallLeaf, gained, shared_pool
+from teola_plugin.adapters.langchain.own_models.gates import Gate, gate_of
+from teola_plugin.adapters.langchain.own_models.leaf_calls import Site
+from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, open_places
+from teola_plugin.adapters.langchain.own_models.replay import may_be_kept_back
+from teola_plugin.adapters.langchain.own_models.wrapped import WRAPPED, CallLeaf, gained, shared_pool
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Effect
 from teola_plugin.passes import Pass

@@ -12,15 +12,15 @@ from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from teola_plugin.adapters.calls import carries_openai, check_engine
-from teola_plugin.adapters.langchain.bind_huggingface import (
+from teola_plugin.adapters.langchain.binding.huggingface import (
     cross_encoder_on,
     embeddings_on,
     is_cross_encoder,
     is_own_decoder,
 )
-from teola_plugin.adapters.langchain.bind_openai import is_openai_chat, served_by_server
-from teola_plugin.adapters.langchain.bind_stores import retriever_on, store_on
-from teola_plugin.adapters.langchain.bind_walk import Make, replaced
+from teola_plugin.adapters.langchain.binding.openai import is_openai_chat, served_by_server
+from teola_plugin.adapters.langchain.binding.stores import retriever_on, store_on
+from teola_plugin.adapters.langchain.binding.walk import Make, replaced
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.llm import TeolaLLM
 from teola_plugin.adapters.langchain.tools import taken

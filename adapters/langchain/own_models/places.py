@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import RunnableConfig
 
-from teola_plugin.adapters.langchain import replay
-from teola_plugin.adapters.langchain.gates import Gate, Pass
-from teola_plugin.adapters.langchain.leaf_calls import LeafCall, Outcome, Site, State, aoutcome_of, outcome_of, same
+from teola_plugin.adapters.langchain.own_models import replay
+from teola_plugin.adapters.langchain.own_models.gates import Gate, Pass
+from teola_plugin.adapters.langchain.own_models.leaf_calls import (
+    LeafCall,
+    Outcome,
+    Site,
+    State,
+    aoutcome_of,
+    outcome_of,
+    same,
+)
 
 if TYPE_CHECKING:
     from teola_plugin.pool import EnginePool
@@ -53,7 +61,7 @@ class Place:
 
     def open(self, query: str, pool: EnginePool) -> None:
         """From now on the pool's graph of this query finds the place. Raises `EngineUnavailable`."""
-        from teola_plugin.adapters.langchain.wrapped import started
+        from teola_plugin.adapters.langchain.own_models.wrapped import started
 
         started(pool)
         self._query = query

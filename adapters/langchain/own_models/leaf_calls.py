@@ -11,8 +11,8 @@ from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from teola_plugin.adapters.langchain.gates import Gate
-from teola_plugin.adapters.langchain.replay import EventLog
+from teola_plugin.adapters.langchain.own_models.gates import Gate
+from teola_plugin.adapters.langchain.own_models.replay import EventLog
 
 
 @dataclass(frozen=True, slots=True, eq=False)

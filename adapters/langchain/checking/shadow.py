@@ -17,10 +17,10 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from teola_plugin.adapters.langchain.gates import inside_early
-from teola_plugin.adapters.langchain.replay import untraced
-from teola_plugin.adapters.langchain.routed import parts
-from teola_plugin.adapters.langchain.sameness import difference, failure, snapshot
+from teola_plugin.adapters.langchain.checking.sameness import difference, failure, snapshot
+from teola_plugin.adapters.langchain.own_models.gates import inside_early
+from teola_plugin.adapters.langchain.own_models.replay import untraced
+from teola_plugin.adapters.langchain.own_models.routed import parts
 from teola_plugin.errors import QueryError, RegistrationError
 from teola_plugin.graph import WorkflowTemplate
 from teola_plugin.runtime.context import current_run

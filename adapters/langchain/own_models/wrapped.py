@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.adapters.ahead import freed, takes_time
-from teola_plugin.adapters.langchain.places import open_places
+from teola_plugin.adapters.langchain.own_models.places import open_places
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind

@@ -24,8 +24,8 @@ from langchain_core.runnables.configurable import RunnableConfigurableAlternativ
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.retry import RunnableRetry
 
-from teola_plugin.adapters.langchain.routed import parts as structural_parts
-from teola_plugin.adapters.langchain.routed import with_parts as with_structural_parts
+from teola_plugin.adapters.langchain.own_models.routed import parts as structural_parts
+from teola_plugin.adapters.langchain.own_models.routed import with_parts as with_structural_parts
 from teola_plugin.tracer.equivalents import equivalent
 from teola_plugin.tracer.lcel import trace
 from teola_plugin.tracer.lcel_classes import changed, is_pool_backed

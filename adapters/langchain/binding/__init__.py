@@ -1,0 +1,1 @@
+"""`bind=`: the user's own models and stores take their place on a pool's engines."""

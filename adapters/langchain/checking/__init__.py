@@ -1,0 +1,1 @@
+"""`shadow=`: some answers are compared with what the original says."""

@@ -1,0 +1,1 @@
+"""One accelerated call: the live query beside the plain object, and what joins it."""
