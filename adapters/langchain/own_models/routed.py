@@ -34,7 +34,7 @@ from pydantic import PrivateAttr
 
 from teola_plugin.adapters.langchain.active import runs_in
 from teola_plugin.adapters.langchain.own_models.gates import Gate, gate_of
-from teola_plugin.adapters.langchain.own_models.leaf_calls import Site
+from teola_plugin.adapters.langchain.own_models.leaf_calls import Site, same
 from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, open_places
 from teola_plugin.adapters.langchain.own_models.replay import may_be_kept_back
 from teola_plugin.adapters.langchain.own_models.wrapped import WRAPPED, CallLeaf, gained, shared_pool
@@ -127,7 +127,8 @@ def routed(chain: Node, pool: EnginePool | None, *, passes: tuple[Pass, ...] | N
     pool = pool or shared_pool()
     try:
         pruning = [p for p in (pool.passes if passes is None else passes) if p.name == "prune-dependencies"]
-        early = gained(pool.plan(traced.template, {}, passes=pruning, speculate=speculate))
+        planned = pool.plan(traced.template, {}, passes=pruning, speculate=speculate)
+        early = gained(planned, lambda one, other: _as_long(found[one].leaf, found[other].leaf))
     except TeolaError:  # what cannot be planned runs as it always did
         return None
     if not early:
@@ -195,7 +196,15 @@ def _concurrent(node: Any) -> bool:
     return isinstance(node, VectorStoreRetriever) and _own(type(node.vectorstore), "asimilarity_search")
 
 
+def _as_long(one: Any, other: Any) -> bool:
+    """Whether calls of the two last as long, side by side, too: equal ones that wait for others to do the work."""
+    store = getattr(one, "vectorstore", None)
+    waits = _concurrent(one) or _own(type(getattr(store, "embeddings", None)), "aembed_query")
+    return waits and same(one, other)
+
+
 def _own(cls: type[Any], name: str) -> bool:
+    """Whether a class has the method from elsewhere than the framework."""
     return not str(getattr(getattr(cls, name, None), "__module__", "langchain_core")).startswith("langchain_core")
 
 

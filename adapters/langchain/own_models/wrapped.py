@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from teola_plugin.adapters.ahead import freed, takes_time
 from teola_plugin.adapters.langchain.own_models.places import open_places
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.errors import EngineError
-from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.graph import Batching, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.local import LocalRuntime
@@ -124,16 +124,33 @@ def started(pool: EnginePool) -> None:
 _CALLS = (PrimitiveKind.PREFILLING, PrimitiveKind.SEARCHING)
 
 
-def gained(optimised: Optimised) -> frozenset[str]:
-    """Sites of wrapped leaves that no longer stand behind something they do not need, and that takes time."""
+def gained(optimised: Optimised, alike: Callable[[str, str], bool]) -> frozenset[str]:
+    """Sites of wrapped leaves that no longer stand behind something they do not need, and that takes time.
+
+    `alike`: whether the leaves at two sites take as long.
+    """
     source, graph = optimised.source, optimised.graph
     if source is None or source is graph:
         return frozenset()
+    calls = [p for p in graph if p.engine == WRAPPED and p.kind in _CALLS and p.id in source]
     return frozenset(
-        p.option("wrapped")
-        for p in graph
-        if p.engine == WRAPPED
-        and p.kind in _CALLS
-        and p.id in source
-        and any(takes_time(source[name]) for name in freed(p.id, source, graph))
+        _site(p)
+        for p in calls
+        if any(takes_time(source[name]) for name in freed(p.id, source, graph))
+        and not any(alike(_site(p), _site(q)) and _lasts_longer(q, p, source, graph) for q in calls)
     )
+
+
+def _site(p: Primitive) -> str:
+    return str(p.option("wrapped"))
+
+
+def _lasts_longer(q: Primitive, p: Primitive, source: Graph, graph: Graph) -> bool:
+    """Whether nobody has `p` sooner for its early start: a search that runs beside it in the plain object still waits
+    for all that `p` waited for, and whoever needs `p` needs both."""
+    if {p.kind, q.kind} != {PrimitiveKind.SEARCHING} or p is q:
+        return False
+    beside = p.id not in source.ancestors[q.id] and q.id not in source.ancestors[p.id]
+    users = [r for r in graph if takes_time(r) and p.id in graph.ancestors[r.id]]
+    needed = all(q.id in graph.ancestors[r.id] for r in users)
+    return beside and needed and freed(p.id, source, graph) <= graph.ancestors[q.id]

@@ -356,6 +356,22 @@ def test_nothing_to_gain_leaves_the_original_alone() -> None:
     assert fast.last_trace() is None
 
 
+def step_back(ledger: Ledger, second: Chain) -> Chain:
+    """Two searches side by side, of which only the second needs the first answer."""
+    first = itemgetter("question") | Notes(ledger=ledger)
+    both = RunnableParallel(normal=first, generic=itemgetter("generic") | second)
+    return RunnablePassthrough.assign(generic=ask("{question}", Chat(ledger=ledger, says="g"))) | both
+
+
+def test_a_search_beside_an_equal_one_that_has_to_wait_gains_nothing() -> None:
+    ledger = Ledger()
+    end = ask("{normal} {generic}", Chat(ledger=ledger))
+    assert untouched(step_back(ledger, Notes(ledger=ledger)) | end)
+    assert not untouched(step_back(ledger, Notes(ledger=Ledger())) | end)  # another one may be quicker
+    alone = RunnableParallel(a=itemgetter("normal") | ask("{x}", Chat(ledger=ledger)), b=end)
+    assert not untouched(step_back(ledger, Notes(ledger=ledger)) | alone)  # an answer needs the first search only
+
+
 def test_options_that_keep_the_original() -> None:
     assert untouched(three_assigns(Ledger()), speculate="off")
     assert untouched(three_assigns(Ledger()), passes=())
