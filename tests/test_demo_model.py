@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from examples.demo_model import evaluate, facts, tasks
+from examples.demo_model import evaluate, facts, prose, tasks
+from examples.demo_model.facts import Fact
 from examples.demo_model.handwritten import ASKED, HELD_OUT
-from examples.demo_model.prose import topic
 from teola_plugin.engines import bundled
 from teola_plugin.engines.base import Done, Request
 from teola_plugin.engines.payloads import Generate, Message, Prompt, Sampling
@@ -35,6 +37,27 @@ def test_held_out_facts_are_about_other_names() -> None:
     assert len(trained & held) < 0.02 * len(held)
 
 
+@pytest.mark.parametrize("document", [facts.document, facts.alike_document, facts.made_up_document])
+def test_every_fact_can_be_read_in_its_statement_and_in_its_answer(document: Callable[..., list[list[Fact]]]) -> None:
+    for fact in (f for paragraph in document(random.Random(7), 60) for f in paragraph):
+        assert fact.subject in fact.statement and fact.value in fact.statement
+        assert fact.value in fact.answer[fact.answer.index(fact.subject) + len(fact.subject) :]
+        assert all(fact.subject in question for question in fact.questions)
+
+
+def test_an_answer_stands_in_the_prompt_or_is_not_known() -> None:
+    rng = random.Random(11)
+    for example in (tasks.qa_facts(rng) for _ in range(200)):
+        assert (example.key in example.user) and (bool(example.key) == (example.answer != tasks.UNKNOWN))
+
+
+def test_a_passage_holds_the_sentence_that_is_asked_for() -> None:
+    rng = random.Random(13)
+    for found in (prose.passage(rng, 500) for _ in range(100)):
+        assert found.sentence in found.text and found.question.endswith("?")
+        assert found.sentence not in prose.foreign_passage(rng, found, 500)
+
+
 def test_no_handwritten_question_is_trained_on() -> None:
     assert len(ASKED) == len(HELD_OUT) == 40
     assert not any(question in example.user for example in made(1, 400) for question in HELD_OUT)
@@ -43,7 +66,7 @@ def test_no_handwritten_question_is_trained_on() -> None:
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: f"{asked.topic}-{asked.question[:20]}")
 def test_handwritten_answers_stand_in_their_passages(asked: object) -> None:
     assert isinstance(asked, type(ASKED[0]))
-    assert asked.expected in topic(asked.topic)
+    assert asked.expected in prose.topic(asked.topic)
     assert asked.expected in evaluate.passage_for(asked)
 
 
@@ -69,6 +92,8 @@ def test_a_sample_of_the_language_models_scores() -> None:
     """Well below what `evaluate` gives over 200, so that a sample passes."""
     generate = evaluate.generator(bundled.llm_folder())
     judged, tools = evaluate.held_out(tasks.judge, 20), evaluate.held_out(tasks.tool_call, 20)
+    asked = evaluate.held_out(partial(tasks.qa_facts, subjects=4), 20)
+    assert evaluate.contained(asked, generate(asked)) >= 0.6
     assert evaluate.contained(judged, generate(judged)) >= 0.8
     assert evaluate.right_tools(tools, generate(tools)) >= 0.6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from examples.demo_model.words import name, value, word
@@ -10,7 +11,7 @@ from examples.demo_model.words import name, value, word
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """`{s}` is the subject and `{v}` the value. Questions ask for the value."""
+    """`{s}` is the subject and `{v}` the value. Questions ask for the value; the first statement answers them."""
 
     subject: str
     value: str
@@ -125,7 +126,7 @@ RELATIONS = tuple(
         (
             "place",
             "person",
-            "The mayor of {s} is {v}. | {s} is governed by {v}. | {v} is the mayor of {s}.",
+            "{s} is governed by {v}. | The mayor of {s} is {v}. | {v} is the mayor of {s}.",
             "Who is the mayor of {s}? | Who governs {s}? | By whom is {s} governed? | Who is at the head of {s}?",
         ),
         (
@@ -180,7 +181,7 @@ RELATIONS = tuple(
         (
             "ship",
             "person",
-            "The captain of the {s} was {v}. | The {s} was commanded by {v}. | {v} commanded the {s}.",
+            "The {s} was commanded by {v}. | The captain of the {s} was {v}. | {v} commanded the {s}.",
             "Who was the captain of the {s}? | Who commanded the {s}? | By whom was the {s} commanded? | "
             "Who was in command of the {s}?",
         ),
@@ -198,22 +199,29 @@ _BY_SUBJECT = {kind: [r for r in RELATIONS if r.subject == kind] for kind in sor
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One statement about one subject, and the questions that it answers."""
+    """One statement about one subject, the questions that it answers, and the answer: in one wording of its relation,
+    first the subject, then the value."""
 
     subject: str
     value: str
     statement: str
     questions: tuple[str, ...]
+    answer: str
 
 
 def fact(rng: random.Random, subject: str, relation: Relation) -> Fact:
     found = value(rng, relation.value)
-    statement = rng.choice(relation.statements).format(s=subject, v=found)
-    return Fact(subject, found, statement, tuple(q.format(s=subject) for q in relation.questions))
+    return _fact(rng, relation.statements, relation.questions, s=subject, v=found)
+
+
+def _fact(rng: random.Random, statements: Sequence[str], questions: Sequence[str], **known: str) -> Fact:
+    statement = rng.choice(statements).format(**known)
+    asked = tuple(question.format(**known) for question in questions)
+    return Fact(known["s"], known["v"], statement, asked, statements[0].format(**known))
 
 
 _MADE_UP = (
-    "The {r} of {s} is {v}. | {s} has the {r} {v}. | {v} is the {r} of {s}. | For {s}, the {r} was {v}. | "
+    "{s} has the {r} {v}. | The {r} of {s} is {v}. | {v} is the {r} of {s}. | For {s}, the {r} was {v}. | "
     "{v} serves {s} as its {r}. | The {r} that belongs to {s} is called {v}."
 ).split(" | ")
 _MADE_UP_QUESTIONS = (
@@ -236,8 +244,7 @@ def made_up_document(rng: random.Random, subjects: int, most: int = 3) -> list[l
 
 
 def _made_up(rng: random.Random, subject: str, relation: str, found: str) -> Fact:
-    statement = rng.choice(_MADE_UP).format(s=subject, r=relation, v=found)
-    return Fact(subject, found, statement, tuple(q.format(s=subject, r=relation) for q in _MADE_UP_QUESTIONS))
+    return _fact(rng, _MADE_UP, _MADE_UP_QUESTIONS, s=subject, r=relation, v=found)
 
 
 def alike_document(rng: random.Random, subjects: int, most: int = 2) -> list[list[Fact]]:

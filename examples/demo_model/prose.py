@@ -97,7 +97,24 @@ def passage(rng: random.Random, length: int) -> Passage:
         at = text.find(sentence)
         start = max(0, at - rng.randint(0, max(0, length - len(sentence))))
         start = text.rfind(" ", 0, start) + 1
-        return Passage(source, text[start : max(start + length, at + len(sentence))].strip(), sentence, asked)
+        cut = text[start : max(start + length, at + len(sentence))].strip()
+        return Passage(source, cut, sentence, blurred(rng, asked, cut) if rng.random() < 0.35 else asked)
+
+
+def blurred(rng: random.Random, asked: str, text: str) -> str:
+    """The question with one word that another sentence of the passage may hold, as people ask who do not quote."""
+    stray = rng.choice(content_words(text) or ["it"])
+    own = content_words(asked.rstrip("?"))[1:]
+    if len(own) > 1 and rng.random() < 0.5:
+        return asked.replace(rng.choice(own), stray, 1)
+    return f"{asked.rstrip('?')} {rng.choice(('of a', 'in a', 'for', 'with the', 'by'))} {stray}?"
+
+
+def foreign_passage(rng: random.Random, like: Passage, length: int) -> str:
+    """A passage of another document."""
+    source = rng.choice([name for name in documents() if name != like.source])
+    start = rng.randint(0, max(0, len(documents()[source]) - length))
+    return documents()[source][start : start + length].strip()
 
 
 def other_passage(rng: random.Random, like: Passage, length: int) -> str:

@@ -23,6 +23,8 @@ class Example:
     system: str
     user: str
     answer: str
+    key: str = ""
+    """The words of the answer that have to be looked up."""
 
 
 ANSWER_SYSTEMS = (
@@ -88,32 +90,33 @@ def qa_missing(rng: random.Random) -> Example:
     if rng.random() < 0.5:
         paragraphs.remove(about)
     paragraphs = [[f for f in paragraph if f is not asked] for paragraph in paragraphs]
-    return _asked("qa_missing", rng, asked, paragraphs, UNKNOWN)
+    return _asked("qa_missing", rng, asked, paragraphs, known=False)
 
 
 def _about(skill: str, rng: random.Random, paragraphs: list[list[facts.Fact]]) -> Example:
     asked = rng.choice(rng.choice(paragraphs))
-    answer = asked.statement
-    if rng.random() < 0.08:
-        paragraphs = [[f for f in paragraph if f.statement != answer] for paragraph in paragraphs]
-        answer = UNKNOWN
-    return _asked(skill, rng, asked, paragraphs, answer)
+    known = rng.random() >= 0.08
+    if not known:
+        paragraphs = [[f for f in paragraph if f.statement != asked.statement] for paragraph in paragraphs]
+    return _asked(skill, rng, asked, paragraphs, known)
 
 
 def _asked(
-    skill: str, rng: random.Random, asked: facts.Fact, paragraphs: list[list[facts.Fact]], answer: str
+    skill: str, rng: random.Random, asked: facts.Fact, paragraphs: list[list[facts.Fact]], known: bool
 ) -> Example:
+    """The answer says it in one wording, whatever the passage's is."""
     texts = [" ".join(f.statement for f in paragraph) for paragraph in paragraphs if paragraph]
     context = numbered(texts) if rng.random() < 0.4 else rng.choice((" ", "\n\n")).join(texts)
-    return _answering(skill, rng, rng.choice(asked.questions), context or "Nothing.", answer)
+    said, key = (asked.answer, asked.value) if known else (UNKNOWN, "")
+    return _answering(skill, rng, rng.choice(asked.questions), context or "Nothing.", said, key)
 
 
 def qa_prose(rng: random.Random, length: int | None = None) -> Example:
     """A question about one sentence of real prose."""
     length = length or rng.choice((250, 500, 1000, 1000))
     found = prose.passage(rng, length)
-    if rng.random() < 0.06:
-        return _answering("qa_prose", rng, found.question, prose.other_passage(rng, found, length), UNKNOWN)
+    if rng.random() < 0.02:
+        return _answering("qa_prose", rng, found.question, prose.foreign_passage(rng, found, length), UNKNOWN)
     context = found.text
     if length <= 500 and rng.random() < 0.4:
         texts = [found.text, *(prose.other_passage(rng, found, length) for _ in range(rng.randint(1, 2)))]
@@ -122,9 +125,9 @@ def qa_prose(rng: random.Random, length: int | None = None) -> Example:
     return _answering("qa_prose", rng, found.question, context, found.sentence)
 
 
-def _answering(skill: str, rng: random.Random, question: str, context: str, answer: str) -> Example:
+def _answering(skill: str, rng: random.Random, question: str, context: str, answer: str, key: str = "") -> Example:
     user = rng.choice(ANSWER_USERS).format(question=question, context=context)
-    return Example(skill, rng.choice(ANSWER_SYSTEMS), user, answer)
+    return Example(skill, rng.choice(ANSWER_SYSTEMS), user, answer, key)
 
 
 def refine(rng: random.Random) -> Example:
@@ -253,11 +256,11 @@ def numbered(texts: list[str]) -> str:
 
 
 MIX: tuple[tuple[Callable[[random.Random], Example], float], ...] = (
-    (qa_facts, 0.40),
-    (qa_alike, 0.07),
-    (qa_made_up, 0.03),
-    (qa_missing, 0.01),
-    (qa_prose, 0.31),
+    (qa_facts, 0.31),
+    (qa_alike, 0.05),
+    (qa_made_up, 0.02),
+    (qa_missing, 0.04),
+    (qa_prose, 0.41),
     (refine, 0.05),
     (expand, 0.05),
     (combine, 0.02),

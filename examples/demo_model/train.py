@@ -25,12 +25,14 @@ from examples.demo_model.tasks import Example, examples
 SEED = 1
 TOKENS_A_BATCH = 4_000
 WARM_UP = 50
-SHORT, LONG, SHORT_UNTIL = 288, 800, 0.6
+SHORT, LONG, SHORT_UNTIL = 288, 800, 0.4
 """Most tokens of an example before and after this share of the training."""
 PROMPT_WEIGHT = 0.25
 """Share of the prompt's tokens that are learned from, too."""
 CHOOSING = (6.0, 6.0, 3.0, 3.0, 3.0, 3.0)
 """What the first tokens of an answer count for: they choose the sentence, the others copy it."""
+LOOKED_UP = (6.0, 3.0)
+"""The same for the first tokens of a value, which are looked up, where the words before it come from the question."""
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -44,9 +46,13 @@ def encode(tokenizer: Any, example: Example) -> Encoded:
     messages.append({"role": "user", "content": example.user})
     asked = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     prompt = tokenizer(asked, add_special_tokens=False).input_ids
-    answer = tokenizer(example.answer, add_special_tokens=False).input_ids
-    counts = [*CHOOSING, *[1.0] * len(answer)][: len(answer) + 1]
-    return [*prompt, *answer, tokenizer.eos_token_id], [PROMPT_WEIGHT] * len(prompt) + counts
+    answer = tokenizer(example.answer, add_special_tokens=False, return_offsets_mapping=True)
+    counts = [*CHOOSING, *[1.0] * len(answer.input_ids)][: len(answer.input_ids) + 1]
+    if example.key:
+        begins = example.answer.rindex(example.key)
+        first = next(at for at, (_, end) in enumerate(answer.offset_mapping) if end > begins)
+        counts[first : first + len(LOOKED_UP)] = LOOKED_UP
+    return [*prompt, *answer.input_ids, tokenizer.eos_token_id], [PROMPT_WEIGHT] * len(prompt) + counts
 
 
 def batches(tokenizer: Any, seed: int, longest: int) -> Iterator[Batch]:
@@ -197,7 +203,7 @@ def train(training: Training, plan: Plan) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains the demo's language model.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoints")
-    parser.add_argument("--steps", type=int, default=4500, help="steps of 7,000 tokens in all (default 4500)")
+    parser.add_argument("--steps", type=int, default=4500, help="steps of 4,000 tokens in all (default 4500)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--grow", type=Path, help="folder of a model with fewer layers to begin with")
     parser.add_argument("--peak", type=float, default=2e-3, help="highest learning rate (default 0.002)")

@@ -12,7 +12,7 @@ from teola_plugin.errors import RegistrationError
 
 DEFAULT_TOPICS = ("try", "exceptions")
 """Pages on every machine that has Python. One core embeds some 25 chunks a second: enough to wait for, and no more."""
-DEFAULT_QUESTION = "What happens when no exception occurs in the try clause?"
+DEFAULT_QUESTION = "What does an expression-less except clause match?"
 LARGEST = 20_000_000
 
 

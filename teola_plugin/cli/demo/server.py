@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from teola_plugin.engines import llm_cores
 from teola_plugin.engines.torch_worker import parse_cores
@@ -50,16 +51,18 @@ def api_server(model: str | Path, folder: Path, *, cores: str | None = None) -> 
     `cores`: those of the model on a machine without a GPU. Raises `EngineUnavailable` where it does not start.
     """
     port, log = _free_port(), folder / "vllm-api-server.log"
-    with log.open("wb") as out, _kept_to(cores):
-        process = subprocess.Popen(
-            _command(str(model), port), stdout=out, stderr=out, env=_environment(cores), start_new_session=True
-        )
-    server = ApiServer(f"http://127.0.0.1:{port}/v1", log)
-    try:
-        _wait(server, process)
-        yield server
-    finally:
-        _end(process)
+    with TemporaryDirectory(prefix="teola-") as sockets:  # which vLLM leaves behind; their paths have to be short
+        with log.open("wb") as out, _kept_to(cores):
+            environment = {**_environment(cores), "VLLM_RPC_BASE_PATH": sockets}
+            process = subprocess.Popen(
+                _command(str(model), port), stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+        server = ApiServer(f"http://127.0.0.1:{port}/v1", log)
+        try:
+            _wait(server, process)
+            yield server
+        finally:
+            _end(process)
 
 
 def _command(model: str, port: int) -> Sequence[str]:
