@@ -110,7 +110,7 @@ async def test_vllm_and_transformers_say_the_same() -> None:
     await engine.start()
     try:
         for number, (example, text) in enumerate(zip(examples, expected, strict=True)):
-            messages = tuple(Message(m["role"], (m["content"],)) for m in evaluate.messages(example))
+            messages = tuple(Message(m["role"], m["content"]) for m in evaluate.messages(example))
             asked = Generate(Prompt(messages), Sampling(max_tokens=48, temperature=0.0))
             request = Request(f"r{number}", PrimitiveKind.PREFILLING, asked)
             (done,) = [result async for result in engine.execute([request]) if isinstance(result, Done)]
