@@ -164,9 +164,9 @@ class TestOnVllm:
         try:
             one, two, three, four, listed = await served(
                 engine,
-                chat("Tell me.", temperature=1.0, seed=1, max_tokens=20),
-                chat("Tell me.", temperature=1.0, seed=1, max_tokens=20),
-                chat("Tell me.", temperature=1.0, seed=2, max_tokens=20),
+                chat("Tell me.", temperature=2.0, seed=1, ignore_eos=True, max_tokens=20),
+                chat("Tell me.", temperature=2.0, seed=1, ignore_eos=True, max_tokens=20),
+                chat("Tell me.", temperature=2.0, seed=2, ignore_eos=True, max_tokens=20),
                 chat("Tell me.", ignore_eos=True, max_tokens=30),
                 chat("Two numbers.", json_schema=schema, max_tokens=60),
             )
