@@ -112,9 +112,13 @@ def blurred(rng: random.Random, asked: str, text: str) -> str:
 
 def foreign_passage(rng: random.Random, like: Passage, length: int) -> str:
     """A passage of another document."""
-    source = rng.choice([name for name in documents() if name != like.source])
-    start = rng.randint(0, max(0, len(documents()[source]) - length))
-    return documents()[source][start : start + length].strip()
+    return _cut(rng, rng.choice([name for name in documents() if name != like.source]), length)
+
+
+def _cut(rng: random.Random, source: str, length: int) -> str:
+    text = documents()[source]
+    start = rng.randint(0, max(0, len(text) - length))
+    return text[start : start + length].strip()
 
 
 def other_passage(rng: random.Random, like: Passage, length: int) -> str:
@@ -122,9 +126,7 @@ def other_passage(rng: random.Random, like: Passage, length: int) -> str:
     names = list(documents())
     for _ in range(20):
         source = like.source if rng.random() < 0.5 else rng.choice(names)
-        text = documents()[source]
-        start = rng.randint(0, max(0, len(text) - length))
-        cut = text[start : start + length].strip()
+        cut = _cut(rng, source, length)
         if like.sentence[:40] not in cut and like.sentence[-40:] not in cut and len(cut) > 100:
             return cut
     return "This passage is about something else."

@@ -106,16 +106,19 @@ for _name in _IGNORED_BY:
     setattr(EventLog, _name, InPlace(_recorder(_name)))
 
 
+def _inherited(manager: type[CallbackManager] | type[AsyncCallbackManager], config: RunnableConfig) -> Any:
+    """The callback manager that a call with this config would have."""
+    return manager.configure(
+        config.get("callbacks"), inheritable_tags=config.get("tags"), inheritable_metadata=config.get("metadata")
+    )
+
+
 def deliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> None:
     """What the log has gathered goes to the handlers of `config`. Raises what a handler with `raise_error` raises."""
     events = log.drain()
     if not events:
         return
-    real = CallbackManager.configure(
-        config.get("callbacks"),
-        inheritable_tags=config.get("tags"),
-        inheritable_metadata=config.get("metadata"),
-    )
+    real = _inherited(CallbackManager, config)
     for event in events:
         moved = log.moved(event, leaf_tags, real)
         handle_event(real.handlers, moved.name, _IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
@@ -126,11 +129,7 @@ async def adeliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) 
     events = log.drain()
     if not events:
         return
-    real = AsyncCallbackManager.configure(
-        config.get("callbacks"),
-        inheritable_tags=config.get("tags"),
-        inheritable_metadata=config.get("metadata"),
-    )
+    real = _inherited(AsyncCallbackManager, config)
     for event in events:
         moved = log.moved(event, leaf_tags, real)
         await ahandle_event(real.handlers, moved.name, _IGNORED_BY[moved.name], *moved.args, **moved.kwargs)

@@ -53,7 +53,7 @@ def api_server(model: str | Path, folder: Path, *, cores: str | None = None) -> 
     port, log = _free_port(), folder / "vllm-api-server.log"
     with TemporaryDirectory(prefix="teola-") as sockets:  # which vLLM leaves behind; their paths have to be short
         with log.open("wb") as out, _kept_to(cores):
-            environment = {**_environment(cores), "VLLM_RPC_BASE_PATH": sockets}
+            environment = _environment(cores, sockets)
             process = subprocess.Popen(
                 _command(str(model), port), stdout=out, stderr=out, env=environment, start_new_session=True
             )
@@ -83,8 +83,9 @@ def _command(model: str, port: int) -> Sequence[str]:
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *parts, *_FLAGS]
 
 
-def _environment(cores: str | None) -> dict[str, str]:
-    ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}  # the first for emptying its prefix cache
+def _environment(cores: str | None, sockets: str) -> dict[str, str]:
+    ours = {"VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": sockets}
+    ours["VLLM_SERVER_DEV_MODE"] = "1"  # for emptying its prefix cache
     # Its scheduler and its worker would wait for each other in tight loops: on one core they are one process.
     alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if cores else {}
     return {**os.environ, **ours, **alone, **llm_cores.environment(cores)}
