@@ -35,18 +35,33 @@ def beginning(node: object) -> Node | None:
     return _made(node, _FIRST)
 
 
+def asked_per_query(node: Any) -> Node | None:
+    """The retriever that a known object asks for each of the queries it writes; None for any other object."""
+    return node.retriever if _make(node, _WHOLE) is _multi_query and not _is_llm_chain(node.llm_chain) else None
+
+
 def _made(node: object, known: Mapping[str, Make]) -> Node | None:
-    kind = type(node)
-    make = known.get(f"{kind.__module__}.{kind.__qualname__}")
+    make = _make(node, known)
     try:
-        return None if make is None or changed(node, kind) else make(node)
+        return None if make is None else make(node)
     except NotUnderstood:
         return None
 
 
+def _make(node: object, known: Mapping[str, Make]) -> Make | None:
+    kind = type(node)
+    make = known.get(f"{kind.__module__}.{kind.__qualname__}")
+    return None if make is None or changed(node, kind) else make
+
+
+def _is_llm_chain(node: object) -> bool:
+    """An object of its own kind, with memory and callbacks."""
+    return type(node).__name__ == "LLMChain"
+
+
 def _multi_query(node: Any) -> Node | None:
     """Queries are written, each is searched, the union is returned."""
-    if type(node.llm_chain).__name__ == "LLMChain":  # an object of its own kind, with memory and callbacks
+    if _is_llm_chain(node.llm_chain):
         return None
     found: Node = RunnableParallel(question=RunnablePassthrough()) | node.llm_chain | node.retriever.map()
     if node.include_original:

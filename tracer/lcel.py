@@ -217,7 +217,7 @@ class _Walk:
         body = self._draft.body()
         wanted = place.name("each")
         inner = _Place(f"{place.path}.bound", (*place.tags, paths.UNTAGGED), wanted, False, False, place.kwargs)
-        inside, _ = _Walk(body).visit(node.bound, Ref(ITEM), inner)
+        inside, _ = _Walk(body, self._leaves).visit(node.bound, Ref(ITEM), inner)
         hidden = next((n for n in body.nodes if n.level != "lowered"), None)
         if hidden is not None:
             raise NotUnderstood(f"{hidden.path} is not understood, so what it maps is not either: {hidden.reason}")
@@ -233,7 +233,7 @@ class _Walk:
     def _hidden(self, like: Node, place: _Place) -> str:
         """Why not all of `like` is lowered: nothing inside can be watched, for the plain object is another."""
         trial = Draft()
-        _Walk(trial).visit(like, Ref(INPUT), replace(place, watched=False))
+        _Walk(trial, self._leaves).visit(like, Ref(INPUT), replace(place, watched=False))
         row = next((n for n in trial.nodes if n.level != "lowered"), None)
         return "" if row is None else f"its {row.class_name} is not understood: {row.reason}"
 

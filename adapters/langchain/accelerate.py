@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableGenerator
+from langchain_core.runnables.base import RunnableEach
 
 from teola_plugin.adapters.ahead import log_fallback
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound
 from teola_plugin.adapters.langchain.checking.shadow import Shadow, check_repeatable
 from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
-from teola_plugin.adapters.langchain.live.parts import Accelerate, with_parts
-from teola_plugin.adapters.langchain.own_models.routed import routed
+from teola_plugin.adapters.langchain.live.parts import with_parts
+from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.errors import RegistrationError, TraceError, unknown_name
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
@@ -22,6 +24,8 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.lcel import trace
 from teola_plugin.tracer.report import TraceNode, TraceReport
+
+Node = Runnable[Any, Any]
 
 
 def accelerate_runnable(
@@ -45,37 +49,54 @@ def accelerate_runnable(
     chosen = None if passes is None else resolve_passes(passes)
     pool = pool or the_pool_of(runnable)
 
-    def part(node: Runnable[Any, Any]) -> Runnable[Any, Any]:
-        fast = _planned(node, node, pool, part, chosen, speculate, app)
-        return fast if fast.gains else fast.chain
-
-    fast = _planned(runnable, bound(runnable, bind, pool), pool, part, chosen, speculate, app)
+    planner = _Planner(pool, chosen, speculate, app)
+    fast = planner.planned(runnable, bound(runnable, bind, pool))
     if shadow:
         check_repeatable(runnable, fast._traced.template)
         fast._shadow = Shadow(shadow)
     return fast
 
 
-def _planned(
-    runnable: Runnable[Any, Any],
-    served: Runnable[Any, Any],
-    pool: EnginePool | None,
-    part: Accelerate,
-    passes: tuple[Pass, ...] | None,
-    speculate: str,
-    app: str | None,
-) -> AcceleratedRunnable:
-    """`served`: the runnable, with what is bound to engines in its place."""
-    try:
-        chain = with_parts(served, part)
-        traced, sooner = trace(chain), routed(chain, pool, passes=passes, speculate=speculate)
-    except (RegistrationError, TraceError):  # the user's to know
-        raise
-    except Exception as error:
-        log_fallback(error)
-        chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
-    kind = AcceleratedGenerator if isinstance(runnable, RunnableGenerator) else AcceleratedRunnable
-    return kind.of(runnable, traced, pool, passes=passes, speculate=speculate, app=app, chain=chain, routed=sooner)
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """Accelerates an object, and the parts of it that are planned when they begin."""
+
+    pool: EnginePool | None
+    passes: tuple[Pass, ...] | None
+    speculate: str
+    app: str | None
+    own_maps: bool = False
+    """Whether `.map()` may ask models and retrievers of the user's own, for what an item is predicted to be."""
+
+    def planned(self, runnable: Node, served: Node) -> AcceleratedRunnable:
+        """`served`: the runnable, with what is bound to engines in its place."""
+        pool = self.pool
+        try:
+            chain, traced, sooner = self._plans(served)
+        except (RegistrationError, TraceError):  # the user's to know
+            raise
+        except Exception as error:
+            log_fallback(error)
+            chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
+        kind = AcceleratedGenerator if isinstance(runnable, RunnableGenerator) else AcceleratedRunnable
+        options: Any = {"passes": self.passes, "speculate": self.speculate, "app": self.app}
+        return kind.of(runnable, traced, pool, chain=chain, routed=sooner, **options)
+
+    def _plans(self, served: Node) -> tuple[Node, Traced, Routed | None]:
+        if self.speculate == "all" and not self.own_maps and maps_own(served):
+            found = replace(self, own_maps=True)._plans(served)
+            if found[2] is not None:
+                return found
+        chain = with_parts(served, self)
+        sooner = routed(chain, self.pool, passes=self.passes, speculate=self.speculate, mapped=self.own_maps)
+        return chain, trace(chain), sooner
+
+    def __call__(self, node: Node, /) -> Node:
+        fast = replace(self, own_maps=False).planned(node, node)
+        return fast if fast.gains else fast.chain
+
+    def maps(self, node: RunnableEach[Any, Any], /) -> bool:
+        return lowered(node, mapped=self.own_maps)
 
 
 def untraced(runnable: Runnable[Any, Any], reason: str) -> Traced:

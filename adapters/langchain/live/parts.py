@@ -10,7 +10,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from langchain_core.runnables import (
     RouterRunnable,
@@ -24,17 +24,28 @@ from langchain_core.runnables.configurable import RunnableConfigurableAlternativ
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.retry import RunnableRetry
 
-from teola_plugin.adapters.langchain.own_models.routed import parts as structural_parts
-from teola_plugin.adapters.langchain.own_models.routed import with_parts as with_structural_parts
+from teola_plugin.adapters.langchain.own_models.composites import parts as structural_parts
+from teola_plugin.adapters.langchain.own_models.composites import with_parts as with_structural_parts
 from teola_plugin.tracer.equivalents import equivalent
-from teola_plugin.tracer.lcel import trace
 from teola_plugin.tracer.lcel_classes import changed, is_pool_backed
 from teola_plugin.tracer.pure import understood
 from teola_plugin.tracer.stores import written
 
 Node = Runnable[Any, Any]
-Accelerate = Callable[[Node], Node]
-"""A part -> the same part, accelerated if that is of any use."""
+
+
+class Accelerate(Protocol):
+    """What happens to the parts."""
+
+    def __call__(self, node: Node, /) -> Node:
+        """The same part, accelerated if that is of any use."""
+        ...
+
+    def maps(self, node: RunnableEach[Any, Any], /) -> bool:
+        """Whether the graph knows all that is done with an item, so that it needs no plan of its own."""
+        ...
+
+
 KEPT = 32
 """Runnables that a function of the user's returned, remembered with what was made of them."""
 
@@ -85,8 +96,8 @@ def _bound(node: RunnableBindingBase[Any, Any], accelerate: Accelerate) -> Node:
 
 
 def _each(node: RunnableEach[Any, Any], accelerate: Accelerate) -> Node:
-    if all(row.level == "lowered" for row in trace(node).report):
-        return node  # the graph maps it
+    if accelerate.maps(node):
+        return node
     return _updated(node, bound=accelerate(node.bound))
 
 

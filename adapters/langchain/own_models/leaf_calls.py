@@ -27,6 +27,10 @@ class Site:
     """What the bindings around it add to its config."""
     gate: Gate | None
     """Of the object: one call at a time, unless it is known to be safe."""
+    mapped: bool = False
+    """Called once for each item of a list, so maybe with what an item is predicted to be."""
+    within: str = ""
+    """Path of the user's object that holds it, where that is planned with an equivalent chain."""
 
     @property
     def tags(self) -> list[str]:

@@ -91,8 +91,9 @@ class Place:
 
     def ahead(self, key: str, input: Any) -> Future[Outcome]:
         """The outcome of the plain object's call, which is made now where that may be done ahead of it."""
+        often = self.sites[key].mapped  # what was predicted of a list may come again with the list itself
         with self._lock:
-            call = self._find(key, input, lambda c: not c.for_graph)
+            call = self._find(key, input, lambda c: often or not c.for_graph)
             fresh = call is None
             if call is None:
                 call = LeafCall(self.sites[key], input, State.DROPPED if self._closed else State.WAITING)

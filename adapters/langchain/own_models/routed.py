@@ -8,57 +8,30 @@ was made for the input as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.language_models import LLM, BaseChatModel, BaseLLM, FakeListLLM
-from langchain_core.language_models.fake_chat_models import (
-    FakeListChatModel,
-    FakeMessagesListChatModel,
-    GenericFakeChatModel,
-)
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import (
-    Runnable,
-    RunnableAssign,
-    RunnableBinding,
-    RunnableConfig,
-    RunnableParallel,
-    RunnableSequence,
-)
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.config import merge_configs
-from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import PrivateAttr
 
 from teola_plugin.adapters.langchain.active import runs_in
-from teola_plugin.adapters.langchain.own_models.gates import Gate, gate_of
-from teola_plugin.adapters.langchain.own_models.leaf_calls import Site, same
+from teola_plugin.adapters.langchain.own_models.composites import Node, rebuilt
+from teola_plugin.adapters.langchain.own_models.gates import Gate
+from teola_plugin.adapters.langchain.own_models.leaf_calls import Site
 from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, open_places
 from teola_plugin.adapters.langchain.own_models.replay import may_be_kept_back
-from teola_plugin.adapters.langchain.own_models.wrapped import WRAPPED, CallLeaf, gained, shared_pool
+from teola_plugin.adapters.langchain.own_models.sites import as_long, one_by_one, sites_of
+from teola_plugin.adapters.langchain.own_models.wrapped import WRAPPED, CallLeaf, gained, predicted, shared_pool
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import Effect
+from teola_plugin.graph import Effect, WorkflowTemplate
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.lcel import trace
-from teola_plugin.tracer.lcel_classes import is_pool_backed
 from teola_plugin.tracer.leaf import WrappedLeaf
-
-Node = Runnable[Any, Any]
-_STATEFUL = (FakeListChatModel, FakeMessagesListChatModel, GenericFakeChatModel, FakeListLLM)
-"""Fakes of the framework that answer by the order of their calls."""
-
-
-_ASYNC: tuple[tuple[type, str], ...] = (
-    (BaseRetriever, "_aget_relevant_documents"),
-    (LLM, "_acall"),
-    (BaseLLM, "_agenerate"),
-    (BaseChatModel, "_agenerate"),
-)
-"""The method by which a class says that it has async code of its own."""
 
 
 class ClaimingLeaf(RunnableBindingBase[Any, Any]):
@@ -118,130 +91,83 @@ class Routed:
         return kind(config, self.early, self.sites, limit or (Gate(most) if most else None))
 
 
-def routed(chain: Node, pool: EnginePool | None, *, passes: tuple[Pass, ...] | None, speculate: str) -> Routed | None:
-    """The routed copy, or None where nothing would start sooner by it. Runs no user code."""
-    found = {} if speculate == "off" else dict(_sites(chain, "chain", {}, {}))
+def routed(
+    chain: Node, pool: EnginePool | None, *, passes: tuple[Pass, ...] | None, speculate: str, mapped: bool = False
+) -> Routed | None:
+    """The routed copy, or None where nothing would start sooner by it. Runs no user code.
+
+    `mapped`: leaves that are called once for each item of a list are among those that it is about.
+    """
+    found = {} if speculate == "off" else sites_of(chain, mapped=mapped)
     if not found or (pool is not None and WRAPPED in pool.engine_names):
         return None
-    traced = trace(chain, lambda node, kwargs, path: _leaf(found, node, kwargs, path))
+    traced = _traced(chain, found)
     pool = pool or shared_pool()
+    chosen = pool.passes if passes is None else passes
     try:
-        pruning = [p for p in (pool.passes if passes is None else passes) if p.name == "prune-dependencies"]
-        planned = pool.plan(traced.template, {}, passes=pruning, speculate=speculate)
-        early = gained(planned, lambda one, other: _as_long(found[one].leaf, found[other].leaf))
+        early = _sooner(traced, found, pool, [p for p in chosen if p.name == "prune-dependencies"], speculate)
+        if mapped:
+            early |= predicted(pool.plan(traced.template, {}, passes=chosen, speculate=speculate).graph)
     except TeolaError:  # what cannot be planned runs as it always did
         return None
     if not early:
         return None
-    lowered = {key for c in traced.template.components if (key := dict(c.options).get("wrapped"))}
-    sites = {key: found[key] for key in lowered}
-    batches = all(type(site.leaf).batch is Runnable.batch for site in sites.values())
-    return Routed(_rebuilt(chain, "chain", sites), traced, pool, sites, early, batches)
+    sites = {key: found[key] for key in _lowered_sites(traced.template)}
+    batches = all(one_by_one(site.leaf) for site in sites.values())
+    return Routed(_rebuilt(chain, sites), traced, pool, sites, early, batches)
+
+
+def maps_own(chain: Node) -> bool:
+    """Whether anything of the user's own is called once for each item of a list."""
+    return any(site.mapped for site in sites_of(chain, mapped=True).values())
+
+
+def lowered(node: Node, *, mapped: bool) -> bool:
+    """Whether all of it is lowered; with `mapped`, the user's own leaves too."""
+    found = sites_of(node, mapped=True) if mapped else {}
+    return all(row.level == "lowered" for row in _traced(node, found).report)
+
+
+def _traced(chain: Node, found: Mapping[str, Site]) -> Traced:
+    return trace(chain, (lambda node, kwargs, path: _leaf(found, node, kwargs, path)) if found else None)
+
+
+def _sooner(
+    traced: Traced, found: Mapping[str, Site], pool: EnginePool, pruning: Sequence[Pass], speculate: str
+) -> frozenset[str]:
+    """Sites that do not stand behind what they do not need any more."""
+    planned = pool.plan(traced.template, {}, passes=pruning, speculate=speculate)
+    return gained(planned, lambda one, other: as_long(found[one].leaf, found[other].leaf))
+
+
+def _lowered_sites(template: WorkflowTemplate) -> Iterator[str]:
+    """Keys of the sites that the template knows of, also inside of what it holds."""
+    for component in template.components:
+        if key := dict(component.options).get("wrapped"):
+            yield str(key)
+        for inner in (component.body, component.otherwise):
+            if inner is not None:
+                yield from _lowered_sites(inner)
 
 
 def _leaf(found: Mapping[str, Site], node: Node, kwargs: Mapping[str, Any], path: str) -> WrappedLeaf | None:
     site = found.get(path)
+    if site is None:  # of an object that is planned with an equivalent chain, which has paths of its own
+        hidden = (s for s in found.values() if s.within and path.startswith(f"{s.within}.") and s.leaf is node)
+        site = next(hidden, None)
     if site is None or site.leaf is not node or dict(kwargs) != site.kwargs:
         return None
+    key = site.key
     if isinstance(node, BaseRetriever):
         effect = Effect(f"store:{id(node)}")
-        return WrappedLeaf(path, "retrieval", lambda value: CallLeaf(path, value), (effect,))
-    return WrappedLeaf(path, "generation", lambda value: CallLeaf(path, value))
+        return WrappedLeaf(key, "retrieval", lambda value: CallLeaf(key, value), (effect,))
+    return WrappedLeaf(key, "generation", lambda value: CallLeaf(key, value))
 
 
-# ------------------------------------------------------------ where the leaves are
-
-
-def parts(node: Node) -> Iterator[tuple[str, Node]]:
-    """The parts of a composite that is looked into, and where they are; as the tracer walks."""
-    if isinstance(node, RunnableSequence):
-        yield from ((f".steps[{i}]", step) for i, step in enumerate(node.steps))
-    elif isinstance(node, RunnableAssign):
-        yield ".mapper", node.mapper
-    elif isinstance(node, RunnableParallel):
-        yield from ((f'.steps__["{key}"]', step) for key, step in node.steps__.items())
-    elif isinstance(node, RunnableBinding):
-        yield ".bound", node.bound
-
-
-def _sites(node: Node, path: str, kwargs: Mapping[str, Any], config: RunnableConfig) -> Iterator[tuple[str, Site]]:
-    if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
-        if _eligible(node):
-            gate = None if _concurrent(node) else gate_of(node)
-            yield path, Site(path, node, dict(kwargs), config, gate)
-        return
-    if isinstance(node, RunnableBinding):
-        if not node.config_factories:  # what they make is known only when the plain call is made
-            callbacks_apart: Any = {k: v for k, v in node.config.items() if k != "callbacks"}
-            inner = merge_configs(callbacks_apart, config)
-            yield from _sites(node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner)
-        return
-    below: Any = {k: v for k, v in config.items() if k not in ("run_name", "run_id")}
-    for i, (where, part) in enumerate(parts(node)):
-        first = isinstance(node, RunnableSequence) and i == 0
-        yield from _sites(part, path + where, kwargs if first else {}, below)
-
-
-def _eligible(node: Any) -> bool:
-    """Whether its call is the same call ahead of its place: no handlers, printing or cache of its own."""
-    if is_pool_backed(node) or isinstance(node, _STATEFUL) or {"invoke", "ainvoke"} & vars(node).keys():
-        return False
-    return not (getattr(node, "callbacks", None) or getattr(node, "verbose", False) or getattr(node, "cache", None))
-
-
-def _concurrent(node: Any) -> bool:
-    """Whether it has async code of its own, so that several calls at once are what it was made for."""
-    if any(_own(type(node), name) for base, name in _ASYNC if isinstance(node, base)):
-        return True
-    return isinstance(node, VectorStoreRetriever) and _own(type(node.vectorstore), "asimilarity_search")
-
-
-def _as_long(one: Any, other: Any) -> bool:
-    """Whether calls of the two last as long, side by side, too: equal ones that wait for others to do the work."""
-    store = getattr(one, "vectorstore", None)
-    waits = _concurrent(one) or _own(type(getattr(store, "embeddings", None)), "aembed_query")
-    return waits and same(one, other)
-
-
-def _own(cls: type[Any], name: str) -> bool:
-    """Whether a class has the method from elsewhere than the framework."""
-    return not str(getattr(getattr(cls, name, None), "__module__", "langchain_core")).startswith("langchain_core")
-
-
-# ------------------------------------------------------------ the copy
-
-
-def _rebuilt(chain: Node, path: str, sites: Mapping[str, Site]) -> Node:
+def _rebuilt(chain: Node, sites: Mapping[str, Site]) -> Node:
     def claiming(where: str) -> Node:
         made = ClaimingLeaf(bound=sites[where].leaf)
         made._site = sites[where]
         return made
 
-    return rebuilt(chain, path, {where: claiming for where in sites})
-
-
-def rebuilt(node: Node, path: str, chosen: Mapping[str, Callable[[str], Node]]) -> Node:
-    """A copy of the composites above the chosen paths, which are made anew; all else is the very same object."""
-    if path in chosen:
-        return chosen[path](path)
-    inner = {where: rebuilt(part, path + where, chosen) for where, part in parts(node)}
-    before = dict(parts(node))
-    if all(inner[where] is before[where] for where in inner):
-        return node
-    return with_parts(node, inner)
-
-
-def with_parts(node: Node, inner: Mapping[str, Node]) -> Node:
-    """A copy of a composite with other `parts`."""
-    return node.model_copy(update=_fields(node, inner))  # type: ignore[attr-defined, no-any-return]
-
-
-def _fields(node: Node, inner: Mapping[str, Node]) -> dict[str, Any]:
-    made = list(inner.values())
-    if isinstance(node, RunnableSequence):
-        return {"first": made[0], "middle": made[1:-1], "last": made[-1]}
-    if isinstance(node, RunnableAssign):
-        return {"mapper": made[0]}
-    if isinstance(node, RunnableParallel):
-        return {"steps__": dict(zip(node.steps__, made, strict=True))}
-    return {"bound": made[0]}
+    return rebuilt(chain, "chain", {where: claiming for where in sites})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from teola_plugin.adapters.ahead import freed, takes_time
 from teola_plugin.adapters.langchain.own_models.places import open_places
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.errors import EngineError
-from teola_plugin.graph import Batching, EngineProfile, Graph, Primitive, PrimitiveKind
+from teola_plugin.graph import STREAM_ITEMS, Batching, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.local import LocalRuntime
@@ -122,6 +122,7 @@ def started(pool: EnginePool) -> None:
 
 
 _CALLS = (PrimitiveKind.PREFILLING, PrimitiveKind.SEARCHING)
+_WRITING = (PrimitiveKind.DECODING, PrimitiveKind.PARTIAL_DECODING)
 
 
 def gained(optimised: Optimised, alike: Callable[[str, str], bool]) -> frozenset[str]:
@@ -139,6 +140,22 @@ def gained(optimised: Optimised, alike: Callable[[str, str], bool]) -> frozenset
         if any(takes_time(source[name]) for name in freed(p.id, source, graph))
         and not any(alike(_site(p), _site(q)) and _lasts_longer(q, p, source, graph) for q in calls)
     )
+
+
+def predicted(graph: Graph) -> frozenset[str]:
+    """Sites of wrapped leaves that are called for the items of a list while an engine is still writing it."""
+    writing = [d for d in graph if d.kind in _WRITING and d.engine != WRAPPED]
+    grown = {name for d in writing for option, name in d.options if option == STREAM_ITEMS}
+    cut = [p for p in graph if p.tentative and any(d.id in graph.ancestors[p.id] for d in writing)]
+    held = [q for p in graph if p.id in grown for q in _within(p)]
+    return frozenset(_site(q) for q in (*cut, *held) if q.engine == WRAPPED and q.kind in _CALLS)
+
+
+def _within(p: Primitive) -> Iterator[Primitive]:
+    yield p
+    for arm in (p.fragment, p.otherwise):
+        for q in () if arm is None else arm.graph:
+            yield from _within(q)
 
 
 def _site(p: Primitive) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from langchain_core.runnables import (
     RunnableParallel,
     RunnablePassthrough,
 )
+from langchain_core.runnables.base import RunnableEach
 
 from benchmarks import apps
 from benchmarks.kits import scaled
@@ -112,15 +114,29 @@ def test_errors_are_the_plain_ones(bench: apps.Bench) -> None:
             accelerate(chain, pool=bench.pool).invoke(given)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What is done with the parts of a composite."""
+
+    make: Callable[[Chain], Chain]
+
+    def __call__(self, node: Chain, /) -> Chain:
+        return self.make(node)
+
+    def maps(self, node: RunnableEach[Any, Any], /) -> bool:
+        return True
+
+
 def test_what_has_nothing_to_gain_is_left_as_it_is(bench: apps.Bench) -> None:
     def accelerated(node: Chain) -> Chain:
         raise AssertionError("not asked for")
 
     plain = ChatPromptTemplate.from_template("{question}") | bench.model(10)
-    assert with_parts(plain, accelerated) is plain
-    assert with_parts(plain.map(), accelerated) is not None
+    assert with_parts(plain, Parts(accelerated)) is plain
+    mapped = plain.map()
+    assert with_parts(mapped, Parts(accelerated)) is mapped
     same = RunnableBranch((chosen, plain), plain)
-    assert with_parts(same, lambda node: node) is same
+    assert with_parts(same, Parts(lambda node: node)) is same
 
 
 def test_a_class_of_the_users_own_is_left_as_it_is() -> None:
@@ -129,7 +145,7 @@ def test_a_class_of_the_users_own_is_left_as_it_is() -> None:
             return "mine"
 
     chain = Mine((chosen, RunnablePassthrough()), RunnablePassthrough())
-    assert with_parts(chain, lambda node: AcceleratedRunnable(bound=node)) is chain
+    assert with_parts(chain, Parts(lambda node: AcceleratedRunnable(bound=node))) is chain
 
 
 def test_a_function_that_keeps_returning_one_chain_is_traced_once(bench: apps.Bench) -> None:
@@ -140,7 +156,7 @@ def test_a_function_that_keeps_returning_one_chain_is_traced_once(bench: apps.Be
         seen.append(node)
         return node
 
-    made = with_parts(RunnableLambda(lambda x: rag if chosen(x) else "text"), accelerated)
+    made = with_parts(RunnableLambda(lambda x: rag if chosen(x) else "text"), Parts(accelerated))
     assert isinstance(made, RunnableLambda)
     assert made.func(GIVEN) is rag and made.func(GIVEN) is rag and made.func({"key": "no"}) == "text"
     assert seen == [rag]

@@ -433,7 +433,7 @@ def test_the_users_objects_are_neither_changed_nor_copied() -> None:
 
 
 def _walk(node: Any) -> Any:
-    from teola_plugin.adapters.langchain.own_models.routed import parts
+    from teola_plugin.adapters.langchain.own_models.composites import parts
 
     yield node
     for _, part in parts(node):
