@@ -260,3 +260,14 @@ def own_kit(machine: Machine) -> Kit:
         uploads.store.clear,
         web(machine),
     )
+
+
+def mixed_kit(machine: Machine) -> Kit:
+    """A model of the pool; the user's own stores, embeddings and reranker, as with one's own LLM server."""
+    pool, own = pool_kit(machine), own_kit(machine)
+
+    def fresh() -> None:
+        pool.fresh()
+        own.fresh()
+
+    return replace(own, name="mixed", chat=pool.chat, pool=pool.pool, fresh=fresh)

@@ -23,12 +23,12 @@ from langchain_core.runnables import Runnable
 
 from benchmarks.common import arguments, environment, pattern_options, report, summary
 from benchmarks.cookbook import PATTERNS, Pattern
-from benchmarks.kits import Kit, own_kit, pool_kit, scaled
+from benchmarks.kits import Kit, mixed_kit, own_kit, pool_kit, scaled
 from benchmarks.pattern_bounds import BOUNDS, Costs
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 
-KITS: dict[str, Callable[[Any], Kit]] = {"pool": pool_kit, "own": own_kit}
+KITS: dict[str, Callable[[Any], Kit]] = {"pool": pool_kit, "mixed": mixed_kit, "own": own_kit}
 PLAIN = ("plain sync", "plain async")
 WAYS = (*PLAIN, "auto async", "auto sync", "all async", "all sync")
 

@@ -15,13 +15,14 @@ import pytest
 from differential.recording import Recorder
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.output_parsers import CommaSeparatedListOutputParser, StrOutputParser
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from support.api_server import MODEL, ApiServer
 
 from teola_plugin import accelerate
+from teola_plugin.cli.demo.steps import EXPAND, LIST_OF_QUESTIONS
 from teola_plugin.engines.bundled import reranker_folder
 from teola_plugin.engines.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.engines.openai_api import OpenAIServer
@@ -401,3 +402,22 @@ class TestTogether:
         assert vllm_api.metric("vllm:request_success_total") - before == 2, "one warm-up and one generation"
         usage = answer.usage_metadata
         assert usage is not None and usage["input_token_details"]["cache_read"] > 64
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_store_of_ones_own_is_searched_while_the_server_writes(
+        self, pool: EnginePool, chat: Callable[..., ChatOpenAI], embeddings: Any, way: str
+    ) -> None:
+        """The store and its embeddings stay what they are; only the model is bound."""
+        model = chat(max_tokens=96)
+        shape = {"type": "json_schema", "json_schema": {"name": "questions", "schema": LIST_OF_QUESTIONS}}
+        search = in_memory(embeddings).as_retriever(search_kwargs={"k": 2})
+        chain = EXPAND | model.bind(response_format=shape) | JsonOutputParser() | search.map()
+        plain = asked(chain, way, {"question": QUESTION})
+        fast = accelerate(chain, pool=pool, bind=[(model, "llm")], speculate="all")
+        assert asked(fast, way, {"question": QUESTION}) == plain and plain
+        if way in ("invoke", "ainvoke"):
+            trace = fast.last_trace()
+            assert trace is not None
+            written = max(span.done or 0.0 for span in trace.spans if span.engine == "llm")
+            searched = [span.begin for span in trace.spans if span.engine == "wrapped"]
+            assert len(searched) >= 3 and min(searched) < written

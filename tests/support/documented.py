@@ -227,9 +227,14 @@ def patterns() -> str:
     by_name: dict[str, dict[str, Any]] = {}
     for case in found["cases"]:
         by_name.setdefault(case["pattern"], {})[case["objects"]] = case
-    kinds = [(objects, key) for objects in ("pool", "own") for key in ("speedup", "speedup_sync", "speedup_all")]
-    rows = ["| pattern | pool | pool, sync | pool, all | possible | own | own, sync | own, all | ms behind |"]
-    rows.append("|---|" + "--:|" * 8)
+    shown = {
+        "pool": ("speedup", "speedup_sync", "speedup_all"),
+        "mixed": ("speedup", "speedup_all"),
+        "own": ("speedup", "speedup_sync"),
+    }
+    kinds = [(objects, key) for objects, keys in shown.items() for key in keys]
+    rows = ["| pattern | pool | pool, sync | pool, all | possible | mixed | mixed, all | own | own, sync | ms behind |"]
+    rows.append("|---|" + "--:|" * 9)
     for name, cases in by_name.items():
         behind = max((case["behind_ms"] for case in cases.values() if "behind_ms" in case), default=None)
         figures = [f"{cases[objects][key]:.2f}" for objects, key in kinds]

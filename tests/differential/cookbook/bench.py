@@ -10,7 +10,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.documents import BaseDocumentCompressor, Document
@@ -187,12 +187,12 @@ class OwnReranker(BaseDocumentCompressor):
         return sorted(documents, key=lambda d: -len(asked.keys() & bag_of_words(d.page_content).keys()))[:2]
 
 
-# ------------------------------------------------------------ the two
+# ------------------------------------------------------------ the three
 
 
-def own_bench() -> Bench:
+def own_bench(ledger: Ledger | None = None) -> Bench:
     """No pool anywhere."""
-    ledger = Ledger()
+    ledger = ledger or Ledger()
     embeddings = OwnEmbeddings(ledger)
     uploads = InMemoryVectorStore(embeddings)
     kit = Kit(
@@ -210,9 +210,9 @@ def own_bench() -> Bench:
     return Bench(kit, made, embeddings, ledger, lambda name: InMemoryVectorStore(embeddings))
 
 
-def pool_bench() -> Bench:
+def pool_bench(ledger: Ledger | None = None) -> Bench:
     """Everything on one pool of fakes, but for the keyword search; close its pool."""
-    ledger = Ledger()
+    ledger = ledger or Ledger()
 
     def said(prompt: Prompt, sampling: Sampling) -> str:
         text = "\n".join(f"{m.role}: {m.content}" for m in prompt.messages)
@@ -249,6 +249,19 @@ def pool_bench() -> Bench:
         Keywords(documents=DOCUMENTS[3:], seconds=0, k=1),
     )
     return Bench(kit, ToolChat(llm=ChatTeola(pool=pool, max_tokens=9)), embeddings, ledger, new_store)
+
+
+def mixed_bench() -> Bench:
+    """A model of the pool, everything else the user's own; close its pool."""
+    ledger = Ledger()
+    pool, own = pool_bench(ledger), own_bench(ledger)
+
+    def fresh() -> None:
+        pool.kit.fresh()
+        own.kit.fresh()
+
+    kit = replace(own.kit, name="mixed", chat=pool.kit.chat, pool=pool.kit.pool, fresh=fresh)
+    return replace(own, kit=kit, tooled=pool.tooled)
 
 
 class RecordingEmbedder(FakeEmbedder):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from differential.cookbook import control, retrieval
-from differential.cookbook.bench import Bench, own_bench, pool_bench
+from differential.cookbook.bench import Bench, mixed_bench, own_bench, pool_bench
 from differential.cookbook.compare import EVERY, Seen, differences, see
 from differential.recording import plain
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
@@ -40,16 +40,16 @@ CHAINS: dict[str, tuple[Make, Any]] = {
     **control.CHAINS,
 }
 LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
-KITS: dict[str, Callable[[], Bench]] = {"pool": pool_bench, "own": own_bench}
+KITS: dict[str, Callable[[], Bench]] = {"pool": pool_bench, "own": own_bench, "mixed": mixed_bench}
 
 
-def over(*groups: str, all_of_first: bool = False) -> Any:
+def over(*groups: str, all_of_first: bool = False, kits: tuple[str, ...] = ("pool", "own")) -> Any:
     """Every kit and chain; of each group of entry points one, in turn, and another for the other kit.
 
     The long version takes them all.
     """
     cases = []
-    for k, kit in enumerate(KITS):
+    for k, kit in enumerate(kits):
         for i, name in enumerate(CHAINS):
             for g, group in enumerate(map(str.split, groups)):
                 every = LONG or (all_of_first and not g)
@@ -68,7 +68,7 @@ def benches() -> Iterator[dict[str, Bench]]:
             one.kit.pool.close()
 
 
-@pytest.fixture(params=KITS)
+@pytest.fixture(params=("pool", "own"))
 def bench(request: pytest.FixtureRequest, benches: dict[str, Bench]) -> Bench:
     gc.freeze()  # every call is followed by a collection, to see generators that were left: let it be a short one
     return benches[request.param]
@@ -98,7 +98,7 @@ def test_same(bench: Bench, name: str, way: str) -> None:
     same(before, after, way, merged=bench.kit.pool is not None)
 
 
-@over("invoke ainvoke")
+@over("invoke ainvoke", kits=tuple(KITS))
 def test_same_with_all_speculation(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, speculate="all")
     same(before, after, way, merged=True)
