@@ -1,4 +1,4 @@
-"""Cookbook patterns: plain `invoke` and `ainvoke` against accelerated ones, on a pool and on the user's own models.
+"""Cookbook patterns, plain and accelerated: on a pool, on the user's own models, and on a pool's model with own stores.
 
 Engines and models take as long as RTX 3090s (`profiles.rtx3090`), times `--scale`, in wall-clock time. The order
 alternates, caches are emptied before each run, answers are compared. A speed-up is over the better plain way; what is
@@ -163,6 +163,6 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    given = arguments("Cookbook patterns: plain against accelerated.", lambda p: pattern_options(p, "pool,own"))
+    given = arguments("Cookbook patterns: plain against accelerated.", lambda p: pattern_options(p, ",".join(KITS)))
     outcome = main(given)
     report(outcome, given, f"cookbook patterns, RTX 3090 profile times {given.scale}", rows(outcome))

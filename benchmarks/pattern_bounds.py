@@ -76,6 +76,11 @@ def refine(c: Costs) -> float:
     return c.dense + c.answer(CHUNK) + 2 * c.write(ANSWER, ANSWER)
 
 
+def refine_chain(c: Costs) -> float:
+    """In these prompts the passage stands behind the answer so far, so none of it can be known before."""
+    return c.dense + c.answer(CHUNK) + 2 * c.write(ANSWER + CHUNK, ANSWER)
+
+
 BOUNDS: dict[str, Callable[[Costs], float]] = {
     "multi-query": several,
     "multi-query retriever": lambda c: several(c, own=4),
@@ -93,7 +98,7 @@ BOUNDS: dict[str, Callable[[Costs], float]] = {
     "conversational": lambda c: c.write(QUESTION, QUERIES) + c.dense + c.answer(4 * CHUNK),
     "map-reduce": lambda c: c.dense + c.write(6 * CHUNK, ANSWER) + c.answer(6 * ANSWER),
     "refine": refine,
-    "refine chain": refine,
+    "refine chain": refine_chain,
     "aspects": lambda c: c.dense + c.write(3 * 2 * CHUNK, ANSWER) + c.answer(3 * ANSWER),
     "RAG with sources": lambda c: c.dense + c.answer(4 * CHUNK),
 }

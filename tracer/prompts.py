@@ -13,6 +13,8 @@ from langchain_core.prompts import (
     BasePromptTemplate,
     ChatMessagePromptTemplate,
     ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
+    FewShotPromptTemplate,
     MessagesPlaceholder,
     PromptTemplate,
 )
@@ -22,9 +24,11 @@ from langchain_core.prompts.chat import (
     HumanMessagePromptTemplate,
     SystemMessagePromptTemplate,
 )
+from langchain_core.prompts.string import StringPromptTemplate
 
 from teola_plugin.engines.payloads import UNKNOWN
 from teola_plugin.graph import PromptPart, Ref
+from teola_plugin.tracer.few_shot import messages_of, template_of
 from teola_plugin.tracer.lcel_classes import changed
 from teola_plugin.tracer.symbols import BASE, NotUnderstood, Prompted, Record, Value
 
@@ -33,6 +37,8 @@ _ROLES: tuple[tuple[type, str], ...] = (
     (HumanMessagePromptTemplate, "user"),
     (AIMessagePromptTemplate, "assistant"),
 )
+_TEXTS = (PromptTemplate, FewShotPromptTemplate)
+_KNOWN = (ChatPromptTemplate, FewShotChatMessagePromptTemplate, *_TEXTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,40 +91,51 @@ class PromptShape:
 
 def understand(template: BasePromptTemplate[Any]) -> PromptShape:
     """The shape of a prompt template. Raises `NotUnderstood` for one that does more than fill variables in."""
-    known = ChatPromptTemplate if isinstance(template, ChatPromptTemplate) else PromptTemplate
-    if not isinstance(template, known):
+    if not isinstance(template, _KNOWN):
         raise NotUnderstood(f"{type(template).__name__} is not known to be pure")
     return PromptShape(template, tuple(_segments(template, {})))
 
 
 def _segments(template: Any, partials: Mapping[str, Any]) -> Iterator[_Segment]:
-    known = ChatPromptTemplate if isinstance(template, ChatPromptTemplate) else PromptTemplate
+    known = next(cls for cls in _KNOWN if isinstance(template, cls))
     if other := changed(template, known):
         raise NotUnderstood(f"{other} overrides how the prompt is made")
     partials = {**template.partial_variables, **partials}
     if any(callable(value) for value in partials.values()):
         raise NotUnderstood("a partial variable is a function, called for every prompt")
-    if isinstance(template, PromptTemplate):
+    if isinstance(template, StringPromptTemplate):
         yield from _text(template, partials)
         return
-    for message in template.messages:
+    for message in template.messages if isinstance(template, ChatPromptTemplate) else (template,):
         yield from _message(message, partials)
     yield _Segment("\nassistant: ")
 
 
 def _text(template: Any, partials: Mapping[str, Any]) -> Iterator[_Segment]:
-    if not isinstance(template, PromptTemplate) or changed(template, PromptTemplate):
+    known = next((cls for cls in _TEXTS if isinstance(template, cls)), None)
+    if known is None or changed(template, known):
         raise NotUnderstood(f"{type(template).__name__} inside the prompt is not known to be pure")
     if template.template_format != "f-string":
         raise NotUnderstood(f"a {template.template_format} template may run code")
     if any(callable(value) for value in template.partial_variables.values()):
         raise NotUnderstood("a partial variable is a function, called for every prompt")
     defaults = {**template.partial_variables, **partials}
-    for text, variable, _, _ in Formatter().parse(template.template):
+    for text, variable, _, _ in _parsed(template):
         if text:
             yield _Segment(text)
         if variable:
             yield _Segment(variable=variable, default=str(defaults[variable]) if variable in defaults else None)
+
+
+def _parsed(template: Any) -> list[tuple[str, str | None, str | None, str | None]]:
+    """Literals and variables. Raises `NotUnderstood`."""
+    if isinstance(template, PromptTemplate):
+        return list(Formatter().parse(template.template))
+    list(_text(template.example_prompt, {}))  # or it is not known to be pure
+    try:
+        return list(Formatter().parse(template_of(template)))
+    except ValueError as error:
+        raise NotUnderstood(f"with its examples it is no template: {error}") from None
 
 
 def _message(message: Any, partials: Mapping[str, Any]) -> Iterator[_Segment]:
@@ -126,6 +143,10 @@ def _message(message: Any, partials: Mapping[str, Any]) -> Iterator[_Segment]:
         yield _Segment(f"\n{message.type}: {message.text}")
     elif isinstance(message, ChatPromptTemplate):
         yield from _segments(message, partials)
+    elif type(message) is FewShotChatMessagePromptTemplate:
+        list(_message(message.example_prompt, {}))  # or it is not known to be pure
+        for one in messages_of(message):
+            yield from _message(one, {})
     elif type(message) is MessagesPlaceholder:
         given = partials.get(message.variable_name, [])
         default = "\n".join(str(one) for one in given) if isinstance(given, list) else str(given)

@@ -8,7 +8,7 @@ was made for the input as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,11 +105,12 @@ def routed(
     pool = pool or shared_pool()
     chosen = pool.passes if passes is None else passes
     try:
-        early = _sooner(traced, found, pool, [p for p in chosen if p.name == "prune-dependencies"], speculate)
-        if mapped:
-            early |= predicted(pool.plan(traced.template, {}, passes=chosen, speculate=speculate).graph)
+        planned = pool.plan(traced.template, {}, passes=chosen, speculate=speculate)
     except TeolaError:  # what cannot be planned runs as it always did
         return None
+    early = gained(planned, lambda one, other: as_long(found[one].leaf, found[other].leaf))
+    if mapped:
+        early |= predicted(planned.graph)
     if not early:
         return None
     sites = {key: found[key] for key in _lowered_sites(traced.template)}
@@ -130,14 +131,6 @@ def lowered(node: Node, *, mapped: bool) -> bool:
 
 def _traced(chain: Node, found: Mapping[str, Site]) -> Traced:
     return trace(chain, (lambda node, kwargs, path: _leaf(found, node, kwargs, path)) if found else None)
-
-
-def _sooner(
-    traced: Traced, found: Mapping[str, Site], pool: EnginePool, pruning: Sequence[Pass], speculate: str
-) -> frozenset[str]:
-    """Sites that do not stand behind what they do not need any more."""
-    planned = pool.plan(traced.template, {}, passes=pruning, speculate=speculate)
-    return gained(planned, lambda one, other: as_long(found[one].leaf, found[other].leaf))
 
 
 def _lowered_sites(template: WorkflowTemplate) -> Iterator[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import (
     ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
     FewShotPromptTemplate,
     HumanMessagePromptTemplate,
     MessagesPlaceholder,
@@ -125,6 +127,60 @@ class Polite(HumanMessagePromptTemplate):
     pass
 
 
+class Newest(BaseExampleSelector):
+    """Chooses the examples."""
+
+    def add_example(self, example: Any) -> None: ...
+
+    def select_examples(self, input_variables: Any) -> list[dict[str, str]]:
+        return [{"a": "now"}]
+
+
+class OwnExamples(FewShotPromptTemplate):
+    def format(self, **kwargs: Any) -> str:
+        return super().format(**kwargs).upper()
+
+
+def few_shot(**given: Any) -> FewShotPromptTemplate:
+    options = {
+        "examples": [{"a": "1"}, {"a": "{x} too", "unused": print}],
+        "example_prompt": PromptTemplate.from_template("For {a}."),
+        "prefix": "Examples of {style}:",
+        "suffix": "Now {x}, {{literally}}",
+        "input_variables": ["x"],
+        "partial_variables": {"style": "prose"},
+    }
+    return FewShotPromptTemplate(**(options | given))
+
+
+def chat_few_shot(**given: Any) -> FewShotChatMessagePromptTemplate:
+    example = ChatPromptTemplate.from_messages([("human", "What of {a}?"), ("ai", "{a} is {{fine}}.")])
+    options = {"examples": [{"a": "one"}, {"a": 2}], "example_prompt": example}
+    return FewShotChatMessagePromptTemplate(**(options | given))
+
+
+def test_examples_are_part_of_the_text() -> None:
+    template = few_shot()
+    prompted = bind(understand(template), Record({"x": Ref("x")}))
+    assert shown(prompted)[:3] == ["Examples of prose:\n\nFor 1.\n\nFor ", "<x>", " too.\n\nNow "]
+    assert prompted.render({"x": "this"}) == template.invoke({"x": "this"})
+    inside = ChatPromptTemplate.from_messages([HumanMessagePromptTemplate(prompt=template)])
+    assert bind(understand(inside), Ref("x")).render({"x": "this"}) == inside.invoke("this")
+
+
+def test_examples_are_messages() -> None:
+    template = ChatPromptTemplate.from_messages([("system", "Be brief."), chat_few_shot(), ("human", "{q}")])
+    prompted = bind(understand(template), Ref("x"))
+    start = "\nsystem: Be brief.\nhuman: What of one?\nai: one is {fine}.\nhuman: What of 2?\nai: 2 is {fine}.\nuser: "
+    assert shown(prompted) == [start, "<q>", "\nassistant: "]
+    assert prompted.render({"q": "this"}) == template.invoke("this")
+    assert len(prompted.render({}).to_messages()) == 6
+    alone = bind(understand(chat_few_shot()), Ref("x"))
+    assert alone.inputs == () and alone.render({}) == chat_few_shot().invoke({})
+    one = chat_few_shot(example_prompt=HumanMessagePromptTemplate.from_template("Of {a}."))
+    assert bind(understand(one), Ref("x")).render({}) == one.invoke({})
+
+
 @pytest.mark.parametrize(
     ("template", "why"),
     [
@@ -138,15 +194,16 @@ class Polite(HumanMessagePromptTemplate):
             "Shouting",
         ),
         (ChatPromptTemplate.from_messages([Polite.from_template("{x}")]), "Polite"),
-        (
-            FewShotPromptTemplate(
-                examples=[{"a": "1"}],
-                example_prompt=PromptTemplate.from_template("{a}"),
-                suffix="{x}",
-                input_variables=["x"],
-            ),
-            "FewShot",
-        ),
+        (few_shot(examples=None, example_selector=Newest()), "selector"),
+        (few_shot(examples=[{"a": Newest()}]), "other than texts"),
+        (few_shot(examples=[{"b": 1}]), "lacks 'a'"),
+        (few_shot(examples=[{"a": "a lone {"}]), "no template"),
+        (few_shot(example_prompt=Shouting.from_template("{a}")), "Shouting"),
+        (few_shot(template_format="jinja2"), "jinja2"),
+        (OwnExamples(**vars(few_shot())), "OwnExamples"),
+        (chat_few_shot(examples=None, example_selector=Newest()), "selector"),
+        (chat_few_shot(example_prompt=Polite.from_template("{a}")), "Polite"),
+        (ChatPromptTemplate.from_messages([chat_few_shot(examples=[{"a": print}])]), "other than texts"),
     ],
 )
 def test_what_may_run_code_is_not_understood(template: Any, why: str) -> None:
