@@ -61,7 +61,7 @@ def pattern_options(parser: argparse.ArgumentParser, objects: str) -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each way")
     parser.add_argument("--scale", type=float, default=0.25, help="latencies, times this; 1 is an RTX 3090")
     parser.add_argument("--only", default="", help="only patterns whose name contains this")
-    parser.add_argument("--objects", default=objects, help=f"one or more of {objects}")
+    parser.add_argument("--objects", default=objects, help="pool, own, or others of the benchmark; several with commas")
 
 
 def report(result: dict[str, Any], options: argparse.Namespace, title: str, rows: Sequence[dict[str, Any]]) -> None:

@@ -170,7 +170,7 @@ async def _claim(conn: Connection, collection: str, dimension: int, index: str |
 
 async def search(conn: Connection, table: Table, needles: Sequence[Needle]) -> list[tuple[Hit, ...]]:
     """The hits of needles of one group, in one round trip; by distance, then in the order of insertion."""
-    from pgvector import Vector
+    from pgvector.psycopg.vector import Vector  # the place that all versions have in common
 
     _, k, wanted = needles[0].group
     statement = (_INDEXED if table.indexed else _EXACT).format(place=table.place, filter=_conditions(wanted))

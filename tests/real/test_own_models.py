@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pydoc_data.topics import topics
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from differential.recording import Recorder
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from support.api_server import MODEL, ApiServer
+from support.own_leaves import Chat, Ledger
 
 from teola_plugin import accelerate
 from teola_plugin.cli.demo.steps import EXPAND, LIST_OF_QUESTIONS
@@ -32,12 +34,15 @@ from teola_plugin.pool import EnginePool
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    import chromadb
+    from langchain_chroma import Chroma
     from langchain_classic.retrievers import ContextualCompressionRetriever
     from langchain_classic.retrievers.document_compressors import CrossEncoderReranker, EmbeddingsFilter
     from langchain_community.cross_encoders import HuggingFaceCrossEncoder
     from langchain_community.vectorstores import FAISS
     from langchain_huggingface import HuggingFaceEmbeddings
     from langchain_openai import ChatOpenAI
+    from langchain_qdrant import QdrantVectorStore, RetrievalMode
 
 Chain = Runnable[Any, Any]
 # The clients that plain objects keep for ever close their sockets when they are forgotten.
@@ -249,10 +254,24 @@ def in_memory(embeddings: Any) -> VectorStore:
     return InMemoryVectorStore.from_texts(TEXTS, embeddings, ids=[str(i) for i in range(len(TEXTS))])
 
 
+def chroma(embeddings: Any) -> VectorStore:
+    client = chromadb.EphemeralClient(chromadb.Settings(anonymized_telemetry=False))
+    ids = [str(i) for i in range(len(TEXTS))]
+    return Chroma.from_texts(TEXTS, embeddings, ids=ids, client=client, collection_name=f"texts-{uuid4()}")
+
+
+def qdrant(embeddings: Any, **options: Any) -> VectorStore:
+    ids = [str(UUID(int=i)) for i in range(len(TEXTS))]
+    return QdrantVectorStore.from_texts(TEXTS, embeddings, ids=ids, location=":memory:", **options)
+
+
+STORES = [faiss, in_memory, chroma, qdrant]
+
+
 @pytest.mark.models
 class TestEmbeddings:
     @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
-    @pytest.mark.parametrize("store", [faiss, in_memory])
+    @pytest.mark.parametrize("store", STORES)
     @pytest.mark.parametrize("search", [{"k": 3}, {"k": 2, "fetch_k": 9, "lambda_mult": 0.2}])
     def test_stores_that_split(
         self, models: EnginePool, embeddings: Any, store: Any, search: dict[str, Any], way: str
@@ -265,6 +284,18 @@ class TestEmbeddings:
         assert asked(fast, way, {"question": QUESTION}) == plain and plain
         trace = fast.last_trace()
         assert trace is not None and "embedder" in {span.engine for span in trace.spans}
+
+    @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+    @pytest.mark.parametrize("store", STORES)
+    def test_stores_as_they_are(self, embeddings: Any, store: Any, way: str) -> None:
+        """Nothing is on an engine: the store is searched while a model of the user's own answers something else."""
+        slow = PromptTemplate.from_template("{question}") | Chat(ledger=Ledger(jitter=0.05)) | StrOutputParser()
+        search = itemgetter("question") | store(embeddings).as_retriever(search_kwargs={"k": 3})
+        chain = RunnablePassthrough.assign(slow=slow).assign(found=search)
+        fast = accelerate(chain)
+        assert fast._routed is not None
+        plain = asked(chain, way, {"question": QUESTION})
+        assert asked(fast, way, {"question": QUESTION}) == plain and len(plain["found"]) == 3
 
     def test_vectors_are_equal(self, models: EnginePool, embeddings: Any) -> None:
         from teola_plugin.adapters.langchain.binding.huggingface import embeddings_on
@@ -307,6 +338,10 @@ class TestEmbeddings:
             def similarity_search_with_score(self, *args: Any, **kwargs: Any) -> Any:
                 return []
 
+        sparse = qdrant(embeddings)
+        sparse.retrieval_mode = RetrievalMode.SPARSE  # type: ignore[attr-defined]
+        with pytest.raises(RegistrationError, match=r"of type 'similarity' in a QdrantVectorStore"):
+            accelerate(RunnablePassthrough() | sparse.as_retriever(), pool=models, bind=[(embeddings, "embedder")])
         with pytest.raises(RegistrationError, match=r"cannot be bound inside a search of type 'similarity' in a Other"):
             chain = RunnablePassthrough() | Other(embeddings).as_retriever()
             accelerate(chain, pool=models, bind=[(embeddings, "embedder")])

@@ -31,17 +31,25 @@ _SEARCHES = {
 """Search type -> the method to which the store's own search hands the vector of the query."""
 SMALL = 500
 """Documents that are searched in a few milliseconds: an early search holds up the loop of the engines."""
-_LAZY = (("langchain_community.vectorstores.faiss", "FAISS", ("similarity", "mmr")),)
-"""More stores that split: where the class is, what splits. Looked up only when somebody has imported them."""
+_LAZY = (
+    ("langchain_community.vectorstores.faiss", "FAISS"),
+    ("langchain_chroma.vectorstores", "Chroma"),
+    ("langchain_qdrant.qdrant", "QdrantVectorStore"),
+)
+"""More stores that split: where the class is. Looked up only when somebody has imported them."""
 
 
 def _splits(store: VectorStore, search_type: str) -> bool:
-    known: list[tuple[type[Any], tuple[str, ...]]] = [(InMemoryVectorStore, ("similarity", "mmr"))]
-    for module, name, types in _LAZY:
-        cls = getattr(sys.modules.get(module), name, None)
-        if cls is not None:
-            known.append((cls, types))
-    return any(isinstance(store, cls) and not changed(store, cls) and search_type in types for cls, types in known)
+    lazy = (getattr(sys.modules.get(module), name, None) for module, name in _LAZY)
+    known = [InMemoryVectorStore, *(cls for cls in lazy if cls is not None)]
+    mode = getattr(
+        getattr(store, "retrieval_mode", None), "value", "dense"
+    )  # Qdrant: sparse vectors are another search
+    return (
+        search_type in _SEARCHES
+        and mode == "dense"
+        and any(isinstance(store, cls) and not changed(store, cls) for cls in known)
+    )
 
 
 def retriever_on(node: VectorStoreRetriever, embeddings: TeolaEmbeddings) -> VectorStoreRetriever:
@@ -72,7 +80,7 @@ def store_on(store: VectorStore, embeddings: TeolaEmbeddings) -> VectorStore:
 def _refused(where: str) -> RegistrationError:
     return RegistrationError(
         f"embeddings cannot be bound inside {where}, which is not known to embed and then search by vector.",
-        hint="leave them unbound, or keep the documents in FAISS, InMemoryVectorStore or TeolaVectorStore(pool=pool)",
+        hint="leave them unbound, or use FAISS, Chroma, Qdrant, InMemoryVectorStore or TeolaVectorStore(pool=pool)",
     )
 
 
