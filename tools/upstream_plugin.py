@@ -207,9 +207,9 @@ def _every_plan_runs() -> Any:
 
 def _every_leaf_ahead() -> None:
     """Models and retrievers are called as soon as their input is known, even if the plain object is there as soon."""
-    routed, engine = _module("routed"), _module("wrapped").WRAPPED
-    routed._STATEFUL = ()
-    routed.gained = lambda optimised: frozenset(
+    engine = _module("own_models.wrapped").WRAPPED
+    _module("own_models.sites")._STATEFUL = ()
+    _module("own_models.routed").gained = lambda optimised, alike: frozenset(
         p.option("wrapped") for p in optimised.graph if p.engine == engine and p.option("wrapped")
     )
 
