@@ -207,10 +207,13 @@ def _every_plan_runs() -> Any:
 
 def _every_leaf_ahead() -> None:
     """Models and retrievers are called as soon as their input is known, even if the plain object is there as soon."""
-    engine = _module("own_models.wrapped").WRAPPED
+    wrapped = _module("own_models.wrapped")
     _module("own_models.sites")._STATEFUL = ()
     _module("own_models.routed").gained = lambda optimised, alike: frozenset(
-        p.option("wrapped") for p in optimised.graph if p.engine == engine and p.option("wrapped")
+        q.option("wrapped")
+        for p in optimised.graph
+        for q in wrapped.within(p)
+        if q.engine == wrapped.WRAPPED and q.option("wrapped")
     )
 
 

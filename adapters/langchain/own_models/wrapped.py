@@ -147,15 +147,16 @@ def predicted(graph: Graph) -> frozenset[str]:
     writing = [d for d in graph if d.kind in _WRITING and d.engine != WRAPPED]
     grown = {name for d in writing for option, name in d.options if option == STREAM_ITEMS}
     cut = [p for p in graph if p.tentative and any(d.id in graph.ancestors[p.id] for d in writing)]
-    held = [q for p in graph if p.id in grown for q in _within(p)]
+    held = [q for p in graph if p.id in grown for q in within(p)]
     return frozenset(_site(q) for q in (*cut, *held) if q.engine == WRAPPED and q.kind in _CALLS)
 
 
-def _within(p: Primitive) -> Iterator[Primitive]:
+def within(p: Primitive) -> Iterator[Primitive]:
+    """The primitive, and all that the fragments which it holds are made of."""
     yield p
     for arm in (p.fragment, p.otherwise):
         for q in () if arm is None else arm.graph:
-            yield from _within(q)
+            yield from within(q)
 
 
 def _site(p: Primitive) -> str:
