@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
@@ -219,6 +219,12 @@ class EnginePool:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EnginePool:
         return self  # engines are shared, whoever copies the objects that use them
+
+    def __reduce__(self) -> NoReturn:
+        raise RegistrationError(
+            "an engine pool cannot be pickled: its engines live in this process.",
+            hint="make the pool, and accelerate, in the process that asks; EnginePool.connect() shares engines",
+        )
 
 
 def _by_name(engines: Engines) -> dict[str, Engine | Sequence[Engine]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -31,6 +33,17 @@ DEADLINE, TENANT, WEIGHT = "teola_deadline_s", "teola_tenant", "teola_weight"
 share (a cache salt); its share among the queries of a pool (1.0 is ordinary)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What `accelerate` was called with, to do the same for a copy of the original."""
+
+    accelerate: Callable[..., AcceleratedRunnable]
+    options: Mapping[str, Any]
+
+    def again(self, bound: Runnable[Any, Any]) -> AcceleratedRunnable:
+        return self.accelerate(bound, **self.options)
+
+
 class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     """The original (`.bound`) with a live query beside it.
 
@@ -51,6 +64,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     _chain: Runnable[Any, Any] = PrivateAttr()
     """The original, with what the user bound to engines in its place."""
     _routed: Routed | None = PrivateAttr(default=None)
+    _terms: Terms | None = PrivateAttr(default=None)
     _limit: Gate | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
 
@@ -75,6 +89,15 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         made._speculate = speculate
         made._app = app or "default"
         return made
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
+        """A copy of the original, accelerated on the same terms; pools are shared."""
+        bound, terms = copy.deepcopy((self.bound, self._terms), memo)
+        return self.model_copy() if terms is None else terms.again(bound)
+
+    def __reduce__(self) -> Any:
+        """As the original is pickled. Raises `RegistrationError` for one with a pool, which stays where it is."""
+        return super().__reduce__() if self._terms is None else (_accelerated_again, (self._terms, self.bound))
 
     # ------------------------------------------------------------ seeing it
 
@@ -375,3 +398,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         made = self.model_copy()
         made._limit = limit
         return made
+
+
+def _accelerated_again(terms: Terms, bound: Runnable[Any, Any]) -> AcceleratedRunnable:
+    return terms.again(bound)
