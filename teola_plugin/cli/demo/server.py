@@ -10,12 +10,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from teola_plugin.engines import llm_cores
+from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.engines.torch_worker import parse_cores
 from teola_plugin.errors import EngineUnavailable
 
@@ -50,8 +51,9 @@ def api_server(model: str | Path, folder: Path, *, cores: str | None = None) -> 
 
     `cores`: those of the model on a machine without a GPU. Raises `EngineUnavailable` where it does not start.
     """
-    port, log = _free_port(), folder / "vllm-api-server.log"
-    with TemporaryDirectory(prefix="teola-") as sockets:  # which vLLM leaves behind; their paths have to be short
+    log = folder / "vllm-api-server.log"
+    # Sockets are left behind by vLLM; their paths have to be short.
+    with TemporaryDirectory(prefix="teola-") as sockets, held_port() as port:
         with log.open("wb") as out, _kept_to(cores):
             environment = _environment(cores, sockets)
             process = subprocess.Popen(
@@ -128,8 +130,23 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait(30)
 
 
-def _free_port() -> int:
-    for wanted in (_PORT, 0):
+@contextmanager
+def held_port() -> Iterator[int]:
+    """The usual port where it is free, any other where not, or where another demo holds it without listening yet."""
+    from filelock import FileLock, Timeout
+
+    with ExitStack() as held:
+        wanted = [_PORT, 0]
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(cache_folder() / f"port-{_PORT}.lock", timeout=0))
+        except (Timeout, OSError):
+            wanted.remove(_PORT)
+        yield _free(wanted)
+
+
+def _free(ports: Sequence[int]) -> int:
+    for wanted in ports:
         with socket.socket() as found, suppress(OSError):
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections linger
             found.bind(("127.0.0.1", wanted))
