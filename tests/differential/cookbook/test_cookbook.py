@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import gc
 import os
 import random
 from collections import Counter
@@ -62,7 +61,6 @@ def over(*groups: str, all_of_first: bool = False, kits: tuple[str, ...] = ("poo
 def benches() -> Iterator[dict[str, Bench]]:
     made = {name: make() for name, make in KITS.items()}
     yield made
-    gc.unfreeze()
     for one in made.values():
         if one.kit.pool is not None:
             one.kit.pool.close()
@@ -70,7 +68,6 @@ def benches() -> Iterator[dict[str, Bench]]:
 
 @pytest.fixture(params=("pool", "own"))
 def bench(request: pytest.FixtureRequest, benches: dict[str, Bench]) -> Bench:
-    gc.freeze()  # every call is followed by a collection, to see generators that were left: let it be a short one
     return benches[request.param]
 
 
