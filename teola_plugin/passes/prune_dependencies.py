@@ -89,8 +89,9 @@ class _Pruning:
 
     def _effects(self, p: Primitive) -> tuple[Effect, ...]:
         if p.kind is PrimitiveKind.AGGREGATE and p.call == CONCAT:
-            # The end of staged primitives stands for all of them.
-            return p.effects + tuple(e for r in p.refs if not r.external for e in self.graph[r.producer].effects)
+            # The end of staged primitives stands for all of them, and a stage may have stages.
+            staged = [self.graph[r.producer] for r in p.refs if not r.external]
+            return p.effects + tuple(e for q in staged for e in self._effects(q))
         return p.effects
 
     def _needed(self, before: int, waits: int, effects: tuple[Effect, ...] | None) -> tuple[list[int], int]:

@@ -12,7 +12,7 @@ import pytest
 from pass_apps import CONTEXT, ONE_DEVICE, PROFILES, Golden, K, advanced_rag, call
 
 from teola_plugin.errors import GraphError, PassError, RegistrationError
-from teola_plugin.graph import Graph, GraphEdit, Primitive, Ref, build_pgraph, named
+from teola_plugin.graph import INPUT, Effect, EngineProfile, Graph, GraphEdit, Primitive, Ref, build_pgraph, named
 from teola_plugin.passes import (
     GraphCache,
     Pass,
@@ -80,6 +80,25 @@ def test_all_four_passes_show_in_advanced_rag(golden: Golden) -> None:
 def test_the_result_is_a_fixed_point() -> None:
     made = default_pipeline().run(build_pgraph(advanced_rag()), CONTEXT).graph
     assert default_pipeline().run(made, CONTEXT).graph is made
+
+
+def test_stages_of_stages_stand_for_their_writes() -> None:
+    """Embedded in twos, stored one by one; a second write waits for the end of the first, which stands for it all."""
+    source, write = Ref(INPUT), (Effect("a", writes=True),)
+    once = {"kind": K.INGESTION, "engine": "store", "batchable": True, "effects": write}
+    graph = Graph(
+        (
+            Primitive("vectors", K.EMBEDDING, "embedder", inputs=named(texts=source), size=4, batchable=True),
+            Primitive("first", inputs=named(chunks=source, vectors=Ref("vectors")), **once),
+            Primitive("second", inputs=named(chunks=source, vectors=source), after=("first",), **once),
+        ),
+        Ref("second"),
+    )
+    engines = {"embedder": EngineProfile(max_efficient_batch=2), "store": EngineProfile(max_efficient_batch=1)}
+    context = PassContext(engines)
+    made = default_pipeline().run(graph, context).graph
+    assert "first#1#0" in made and made["second"].after == ("first",)
+    assert default_pipeline().run(made, context).graph is made
 
 
 def test_reports_reach_the_observer() -> None:
