@@ -212,7 +212,7 @@ def _every_leaf_ahead() -> None:
     _module("own_models.routed").gained = lambda optimised, alike: frozenset(
         q.option("wrapped")
         for p in optimised.graph
-        for q in wrapped.within(p)
+        for q in wrapped.held(p)
         if q.engine == wrapped.WRAPPED and q.option("wrapped")
     )
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableGenerator
 from langchain_core.runnables.base import RunnableEach
 
 from teola_plugin.adapters.ahead import log_fallback
-from teola_plugin.adapters.langchain.binding.bind import Bindings, bound
+from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
 from teola_plugin.adapters.langchain.checking.shadow import Shadow, check_repeatable
 from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.live.parts import with_parts
 from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
-from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable, Terms
+from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.errors import RegistrationError, TraceError, unknown_name
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
 from teola_plugin.passes import Pass, resolve_passes
@@ -47,11 +48,13 @@ def accelerate_runnable(
     if speculate not in SPECULATE:
         raise unknown_name("value of speculate", speculate, list(SPECULATE))
     chosen = None if passes is None else resolve_passes(passes)
-    bind = tuple(bind.items() if isinstance(bind, Mapping) else bind or ())
-    options = {"pool": pool, "bind": bind, "passes": chosen, "speculate": speculate, "app": app, "shadow": shadow}
+    bind = pairs(bind)
+    again = partial(
+        accelerate_runnable, pool=pool, bind=bind, passes=chosen, speculate=speculate, app=app, shadow=shadow
+    )
     pool = pool or the_pool_of(runnable)
     fast = _Planner(pool, chosen, speculate, app).planned(runnable, bound(runnable, bind, pool))
-    fast._terms = Terms(accelerate_runnable, options)
+    fast._again = again
     if shadow:
         check_repeatable(runnable, fast._traced.template)
         fast._shadow = Shadow(shadow)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -33,17 +32,6 @@ DEADLINE, TENANT, WEIGHT = "teola_deadline_s", "teola_tenant", "teola_weight"
 share (a cache salt); its share among the queries of a pool (1.0 is ordinary)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What `accelerate` was called with, to do the same for a copy of the original."""
-
-    accelerate: Callable[..., AcceleratedRunnable]
-    options: Mapping[str, Any]
-
-    def again(self, bound: Runnable[Any, Any]) -> AcceleratedRunnable:
-        return self.accelerate(bound, **self.options)
-
-
 class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     """The original (`.bound`) with a live query beside it.
 
@@ -64,7 +52,8 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     _chain: Runnable[Any, Any] = PrivateAttr()
     """The original, with what the user bound to engines in its place."""
     _routed: Routed | None = PrivateAttr(default=None)
-    _terms: Terms | None = PrivateAttr(default=None)
+    _again: Callable[[Runnable[Any, Any]], AcceleratedRunnable] | None = PrivateAttr(default=None)
+    """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
     _limit: Gate | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
 
@@ -92,12 +81,12 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
         """A copy of the original, accelerated on the same terms; pools are shared."""
-        bound, terms = copy.deepcopy((self.bound, self._terms), memo)
-        return self.model_copy() if terms is None else terms.again(bound)
+        bound, again = copy.deepcopy((self.bound, self._again), memo)
+        return self.model_copy() if again is None else again(bound)
 
     def __reduce__(self) -> Any:
         """As the original is pickled. Raises `RegistrationError` for one with a pool, which stays where it is."""
-        return super().__reduce__() if self._terms is None else (_accelerated_again, (self._terms, self.bound))
+        return super().__reduce__() if self._again is None else (self._again, (self.bound,))
 
     # ------------------------------------------------------------ seeing it
 
@@ -398,7 +387,3 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         made = self.model_copy()
         made._limit = limit
         return made
-
-
-def _accelerated_again(terms: Terms, bound: Runnable[Any, Any]) -> AcceleratedRunnable:
-    return terms.again(bound)

@@ -109,7 +109,7 @@ def _is_list(ref: Ref | None, maker: str) -> bool:
 def _may_run(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> bool:
     """Whether everything an early instance of `p` holds may be tentative."""
     inner = list(p.fragment.graph) if p.fragment is not None else [p]
-    every = [held for q in inner for held in _held(q)]
+    every = [one for q in inner for one in held(q)]
     if not all(q.kind in TENTATIVE_KINDS for q in every) or not context.may_predict(*(q.engine for q in every)):
         return False
     if any(e.writes for q in every for e in q.effects):
@@ -117,14 +117,14 @@ def _may_run(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> 
     return all(e.validated or not _overtaken((e,), q, p, d, graph) for q in inner for e in q.effects)
 
 
-def _held(p: Primitive) -> Iterator[Primitive]:
+def held(p: Primitive) -> Iterator[Primitive]:
     """`p` itself, or what the fragments that it holds are made of, however deep."""
     arms = [arm for arm in (p.fragment, p.otherwise) if arm is not None]
     if not arms:
         yield p
     for arm in arms:
         for q in arm.graph:
-            yield from _held(q)
+            yield from held(q)
 
 
 def _overtaken(effects: tuple[Effect, ...], q: Primitive, p: Primitive, d: Primitive, graph: Graph) -> tuple[str, ...]:

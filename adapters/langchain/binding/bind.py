@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.documents.compressor import BaseDocumentCompressor
@@ -44,7 +44,12 @@ _KEPT = (
 )
 
 
-def bound(chain: Node, bind: Bindings | None, pool: EnginePool | None) -> Node:
+def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:
+    """Objects and names of engines."""
+    return tuple(bind.items() if isinstance(bind, Mapping) else bind or ())
+
+
+def bound(chain: Node, bind: Sequence[tuple[Any, str]], pool: EnginePool | None) -> Node:
     """The chain with the named objects replaced by ones on the pool; the very chain when nothing is bound.
 
     A `ChatOpenAI` on an `OpenAIServer` engine keeps its own code and is carried by the engine. Another chat model
@@ -53,12 +58,11 @@ def bound(chain: Node, bind: Bindings | None, pool: EnginePool | None) -> Node:
     `response_metadata`. Embeddings and cross encoders are replaced wherever they sit in retrievers and compressors;
     see `bind_stores` for the stores. Raises `RegistrationError` for what cannot be served faithfully.
     """
-    pairs = list(bind.items() if isinstance(bind, Mapping) else bind or ())
-    if pairs and pool is None:
+    if bind and pool is None:
         raise RegistrationError(
             "bind= names engines, but there is no pool.", hint="accelerate(..., pool=..., bind=...)"
         )
-    for obj, engine in pairs:
+    for obj, engine in bind:
         assert pool is not None
         check_engine(pool, engine)
         made = replaced(chain, _stand_in(obj, engine, pool))

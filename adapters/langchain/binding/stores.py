@@ -42,14 +42,11 @@ _LAZY = (
 def _splits(store: VectorStore, search_type: str) -> bool:
     lazy = (getattr(sys.modules.get(module), name, None) for module, name in _LAZY)
     known = [InMemoryVectorStore, *(cls for cls in lazy if cls is not None)]
-    mode = getattr(
-        getattr(store, "retrieval_mode", None), "value", "dense"
-    )  # Qdrant: sparse vectors are another search
-    return (
-        search_type in _SEARCHES
-        and mode == "dense"
-        and any(isinstance(store, cls) and not changed(store, cls) for cls in known)
-    )
+    # Of Qdrant only: a search by sparse vectors is another one.
+    dense = getattr(getattr(store, "retrieval_mode", None), "value", "dense") == "dense"
+    if search_type not in _SEARCHES or not dense:
+        return False
+    return any(isinstance(store, cls) and not changed(store, cls) for cls in known)
 
 
 def retriever_on(node: VectorStoreRetriever, embeddings: TeolaEmbeddings) -> VectorStoreRetriever:

@@ -108,9 +108,7 @@ def routed(
         planned = pool.plan(traced.template, {}, passes=chosen, speculate=speculate)
     except TeolaError:  # what cannot be planned runs as it always did
         return None
-    early = gained(planned, lambda one, other: as_long(found[one].leaf, found[other].leaf))
-    if mapped:
-        early |= predicted(planned.graph)
+    early = gained(planned, lambda one, other: as_long(found[one].leaf, found[other].leaf)) | predicted(planned.graph)
     if not early:
         return None
     sites = {key: found[key] for key in _lowered_sites(traced.template)}

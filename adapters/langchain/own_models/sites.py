@@ -18,7 +18,7 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from teola_plugin.adapters.langchain.own_models.composites import Node, parts
-from teola_plugin.adapters.langchain.own_models.gates import gate_of
+from teola_plugin.adapters.langchain.own_models.gates import Gate, gate_of
 from teola_plugin.adapters.langchain.own_models.leaf_calls import Site, same
 from teola_plugin.tracer.equivalents import asked_per_query
 from teola_plugin.tracer.lcel_classes import is_pool_backed
@@ -57,22 +57,25 @@ class _Walk:
                 inner = merge_configs(callbacks_apart, config)
                 yield from self.sites(node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner, each=each)
         elif self._mapped or type(node) is not RunnableEach:
+            maps = type(node) is RunnableEach
             below: Any = {k: v for k, v in config.items() if k not in ("run_name", "run_id")}
             for i, (where, part) in enumerate(parts(node)):
-                first = type(node) is RunnableEach or (isinstance(node, RunnableSequence) and i == 0)
-                inside = each or type(node) is RunnableEach
-                yield from self.sites(part, path + where, kwargs if first else {}, below, each=inside)
+                first = maps or (isinstance(node, RunnableSequence) and i == 0)
+                yield from self.sites(part, path + where, kwargs if first else {}, below, each=each or maps)
 
     def _leaf(
         self, node: Any, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, each: bool
     ) -> Iterator[tuple[str, Site]]:
         if eligible(node) and not (each and not one_by_one(node)):
-            gate = None if concurrent(node) else gate_of(node)
-            yield path, Site(path, node, dict(kwargs), config, gate, mapped=each)
+            yield path, Site(path, node, dict(kwargs), config, _gate(node), mapped=each)
         asked = asked_per_query(node) if self._mapped and not kwargs else None
         if asked is not None and eligible(asked):
-            gate, where = None if concurrent(asked) else gate_of(asked), f"{path}.retriever"
-            yield where, Site(where, asked, {}, config, gate, mapped=True, within=path)
+            where = f"{path}.retriever"
+            yield where, Site(where, asked, {}, config, _gate(asked), mapped=True, within=path)
+
+
+def _gate(node: Node) -> Gate | None:
+    return None if concurrent(node) else gate_of(node)
 
 
 def eligible(node: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import STREAM_ITEMS, Batching, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Optimised
+from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.local import LocalRuntime
 
@@ -147,16 +148,8 @@ def predicted(graph: Graph) -> frozenset[str]:
     writing = [d for d in graph if d.kind in _WRITING and d.engine != WRAPPED]
     grown = {name for d in writing for option, name in d.options if option == STREAM_ITEMS}
     cut = [p for p in graph if p.tentative and any(d.id in graph.ancestors[p.id] for d in writing)]
-    held = [q for p in graph if p.id in grown for q in within(p)]
-    return frozenset(_site(q) for q in (*cut, *held) if q.engine == WRAPPED and q.kind in _CALLS)
-
-
-def within(p: Primitive) -> Iterator[Primitive]:
-    """The primitive, and all that the fragments which it holds are made of."""
-    yield p
-    for arm in (p.fragment, p.otherwise):
-        for q in () if arm is None else arm.graph:
-            yield from within(q)
+    mapped = [q for p in graph if p.id in grown for q in held(p)]
+    return frozenset(_site(q) for q in (*cut, *mapped) if q.engine == WRAPPED and q.kind in _CALLS)
 
 
 def _site(p: Primitive) -> str:
