@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from teola_plugin.engines.payloads import Version
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 
@@ -51,6 +52,8 @@ class Done:
     request_id: str
     value: Any
     stats: Mapping[str, float] = field(default_factory=dict)
+    version: Version | None = None
+    """SEARCHING: of the collection, read in the search's own snapshot; None from a store that cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)

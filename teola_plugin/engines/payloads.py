@@ -63,6 +63,16 @@ class Hit:
     """Cosine similarity, in [-1, 1]; higher is nearer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What a collection held, as its store counts: a search is still true while the version is the same."""
+
+    identity: str
+    """Of the collection: another one after it was deleted and made anew, or where the counter began anew."""
+    counter: int
+    """Grows with every change, whichever process, connection or program makes it."""
+
+
 class Stored(Protocol):
     """What searches and look-ups give: a `Hit` or a `Chunk`."""
 

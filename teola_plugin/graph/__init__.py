@@ -16,7 +16,7 @@ from teola_plugin.graph.kinds import (
 )
 from teola_plugin.graph.primitive import STREAM_ITEMS, Primitive, read_path
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
-from teola_plugin.graph.query import Query
+from teola_plugin.graph.query import Query, Terms
 from teola_plugin.graph.refs import (
     CARRY,
     INPUT,
@@ -65,6 +65,7 @@ __all__ = [
     "Role",
     "Shape",
     "Slice",
+    "Terms",
     "WorkflowTemplate",
     "build_pgraph",
     "conflict",

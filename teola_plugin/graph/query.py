@@ -14,6 +14,30 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """On whose behalf work is done, and how urgent it is. Never part of what is asked for.
+
+    They travel with every call into the pool, beside plans: also with calls that no plan knows of.
+    """
+
+    tenant: str = ""
+    """Cache salt: prefixes are shared within one tenant only."""
+    app: str = "default"
+    deadline: float | None = None
+    """On the runtime's clock; None for none."""
+    goal: float | None = None
+    """Seconds that the whole query should take; None for as soon as possible."""
+    weight: float = 1.0
+    """Share among the queries of a pool; 1.0 is ordinary."""
+    depth: int = 0
+    """Longest way to the output of its query."""
+    session: str = ""
+    """Work that should meet on one instance, e.g. the prefillings of one prompt."""
+    gang: str = ""
+    """Work that is done when its last member is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Query:
     """Inputs and the terms under which they are worked on."""
 
@@ -26,6 +50,10 @@ class Query:
     deadline: float | None = None
     """On the runtime's clock; None for none."""
     weight: float = 1.0
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.tenant, self.app, self.deadline, weight=self.weight)
 
     def check(self, graph: Graph) -> None:
         """Proves that every external value of `graph` is bound by this very query. Raises `RegistrationError`."""
