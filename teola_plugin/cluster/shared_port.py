@@ -32,6 +32,7 @@ from teola_plugin.graph import Primitive
 from teola_plugin.runtime.engine_port import ForwardingPort, PortListener
 from teola_plugin.runtime.prescheduling import Follow
 from teola_plugin.runtime.request_table import PendingCall, RequestEntry, request_id
+from teola_plugin.runtime.works import Party
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 
 
@@ -180,7 +181,7 @@ class SharedPort(ForwardingPort):
         """The value of a request that has ended, made again because it was lost. Raises what the engine raises."""
         asked = replace(request, id=request_id(request.query), stays=False)
         again, future = RequestEntry(asked, self.name, None, event.primitive), Future[list[Any]]()
-        again.by_plain = 1
+        again.subscribers[Party.PLAIN] = 1
         PendingCall([again], future)
         self.enqueue([again], replace(event, requests=()))
         [value] = await asyncio.wrap_future(future)

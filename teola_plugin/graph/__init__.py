@@ -14,7 +14,7 @@ from teola_plugin.graph.kinds import (
     LLM_PREFILLS,
     PrimitiveKind,
 )
-from teola_plugin.graph.primitive import STREAM_ITEMS, Primitive, read_path
+from teola_plugin.graph.primitive import STREAM_ITEMS, Primitive, is_impure, read_path
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
 from teola_plugin.graph.query import Query, Terms
 from teola_plugin.graph.refs import (
@@ -71,6 +71,7 @@ __all__ = [
     "conflict",
     "growth",
     "growths",
+    "is_impure",
     "named",
     "read_path",
 ]

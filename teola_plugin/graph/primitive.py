@@ -126,3 +126,12 @@ def read_path(value: Any, path: Path) -> Any:
     for key in path:
         value = value[key.start : key.stop] if isinstance(key, Slice) else value[key]
     return value
+
+
+def is_impure(p: Primitive) -> bool:
+    """User code, or a holder whose instances run user code."""
+    if p.kind in IMPURE_KINDS:
+        return True
+    if p.fragment is None:
+        return False
+    return any(is_impure(inner) for f in (p.fragment, p.otherwise) if f is not None for inner in f.graph)

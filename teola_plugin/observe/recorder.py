@@ -168,9 +168,22 @@ class TraceRecorder:
         self._kept.append(trace)
         return trace
 
+    def story(self, query_id: str, most: int = 50) -> tuple[str, ...]:
+        """What has happened to a running query so far, a line a primitive; the last ones where there are many."""
+        query = self._open.get(query_id)
+        lines = [_line(name, span, query.started) for name, span in query.order[-most:]] if query is not None else []
+        return tuple(lines)
+
     def _find(self, query_id: str, primitive: str) -> _OpenSpan | None:
         query = self._open.get(query_id)
         return None if query is None else query.live.get(primitive)
+
+
+def _line(name: str, span: _OpenSpan, began: float) -> str:
+    engine = f" at {span.about[1]}" if span.about[1] else ""
+    times = [("queued", span.queued), ("started", span.started), ("first piece", span.first), ("ended", span.done)]
+    told = ", ".join(f"{what} {1000 * (at - began):.1f} ms" for what, at in times if at is not None)
+    return f"{name}{engine}: {span.outcome or 'not ended'} ({told})"
 
 
 def _closed(query_id: str, app: str, primitive: str, span: _OpenSpan) -> Span:

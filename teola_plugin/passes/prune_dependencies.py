@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from teola_plugin.graph import IMPURE_KINDS, Effect, Graph, GraphEdit, Primitive, PrimitiveKind, conflict
+from teola_plugin.graph import IMPURE_KINDS, Effect, Graph, GraphEdit, Primitive, PrimitiveKind, conflict, is_impure
 from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.stage_decomposition import CONCAT
 
@@ -111,12 +111,3 @@ class _Pruning:
                 waits |= self.walked[self.order[latest].id][1]
                 missing &= ~waits
         return needed, waits
-
-
-def is_impure(p: Primitive) -> bool:
-    """User code, or a holder whose instances run user code."""
-    if p.kind in IMPURE_KINDS:
-        return True
-    if p.fragment is None:
-        return False
-    return any(is_impure(inner) for f in (p.fragment, p.otherwise) if f is not None for inner in f.graph)

@@ -4,51 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.cache_news import ask_for_news
 from teola_plugin.engines.calibration import calibrate
+from teola_plugin.engines.payloads import Version
 from teola_plugin.errors import EngineUnavailable, unknown_name
-from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref
+from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
+from teola_plugin.runtime.calls import Call, PlainCalls
+from teola_plugin.runtime.context import current_terms
 from teola_plugin.runtime.engine_port import EnginePort, Port, PortListener
 from teola_plugin.runtime.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
-from teola_plugin.runtime.request_table import PendingCall, RequestEntry
 from teola_plugin.runtime.requests import Calls
-from teola_plugin.runtime.tickets import call_ticket
 from teola_plugin.scheduling import BatchPolicy
-from teola_plugin.scheduling.events import CancelQuery, Close, PartEnded
-
-_calls = itertools.count(1)
-_log = logging.getLogger("teola_plugin")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """One call from outside, on its way: a request per payload."""
-
-    kind: PrimitiveKind
-    port: Port
-    payloads: Sequence[Any]
-    future: Future[list[Any]]
-    log: PieceLog | None
-    """Where its pieces go, if it is streamed."""
-    stays: bool = False
-    """Whether its values may stay where they are made."""
-    entries: list[RequestEntry] = field(default_factory=list)
-    """Its requests, once they are made or claimed."""
+from teola_plugin.scheduling.events import CancelQuery, Close
 
 
 class LocalRuntime:
@@ -76,8 +56,9 @@ class LocalRuntime:
         threads = isinstance(self.loop, LoopThread)
         self.recorder = TraceRecorder(keep_traces, details=details, wall=time.time if threads else None)
         self._driver = GraphDriver(self.recorder, threads=threads)
-        driver = self._driver
-        self._listener = PortListener(driver.request_started, driver.request_piece, driver.request_ended)
+        self._calls = PlainCalls(self._driver, self._version, self._deliver)
+        engine_work = self._driver.engines
+        self._listener = PortListener(engine_work.request_started, engine_work.request_piece, engine_work.request_ended)
         self._ports: dict[str, Port] = {}
         self._running = False
 
@@ -121,6 +102,7 @@ class LocalRuntime:
 
     async def astop(self) -> None:
         self._running = False
+        self._driver.code.close()
         for port in self._ports.values():
             await port.close()
         stops = (e.stop() for instances in self._engines.values() for e in instances)
@@ -180,11 +162,15 @@ class LocalRuntime:
         before = "" if pgraph is None else _text(pgraph)
         self.recorder.describe(run.id, graph=_view(graph), graph_text=_text(graph), pgraph_text=before, passes=passes)
 
+    def asked(self, query: str) -> int:
+        """Works of a live query that are under way, or that its graph asked for."""
+        return sum(1 for _ in self._driver.engines.works.of(query))
+
     def begin_part(self, run: QueryRun, name: str, graph: Graph, calls: Calls, value: Any) -> None:
         self.loop.post(self._driver.begin_part, run, name, graph, calls, value)
 
     def end_part(self, run: QueryRun, name: str) -> None:
-        self.loop.post(lambda: self._driver.post(PartEnded(self._driver.now(), run.id, name)))
+        self.loop.post(self._driver.end_part, run, name)
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
         self.loop.post(self._driver.observe, run, primitive, value)
@@ -219,102 +205,45 @@ class LocalRuntime:
         stream: bool = False,
         stays: bool = False,
         run: QueryRun | None = None,
+        terms: Terms | None = None,
     ) -> CallHandle:
         """One request per payload; inside a live query, what was asked for already is claimed.
 
-        With `stays`, large values may stay where they are made: what is got are `KeptValue`s, for other requests.
+        A call of no live query goes by `terms`, or those of the context. With `stays`, large values may stay where they
+        are made: what is got are `KeptValue`s, for other requests.
         """
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
-        call = _Call(kind, port, list(payloads), future, PieceLog() if stream else None, stays)
-        self.loop.post(self._join, run, call)
+        given, log = list(payloads), PieceLog() if stream else None
+        call = Call(kind, port, given, (), _terms_of(run, terms), future, log, stays)
+        if run is not None and run.claims and not run.closed:
+            call.identities = [self._driver.engines.identity(port, run.query.tenant, one) for one in given]
+        self.loop.post(self._calls.join, run, call)
         return CallHandle(
-            future, pieces=call.log, cancel=lambda: self.loop.post(self._give_up, call.entries), owner=self.loop.ident
+            future, pieces=log, cancel=lambda: self.loop.post(self._calls.give_up, call), owner=self.loop.ident
         )
-
-    def _join(self, run: QueryRun | None, call: _Call) -> None:
-        """A call always ends: one that cannot join its query is an ordinary one; one that comes late fails."""
-        late = run.late if run is not None else None
-        if late is not None:
-            call.future.set_exception(late)
-            if call.log is not None:
-                call.log.close()
-            return
-        try:
-            self._make(run, call)
-        except Exception as error:
-            if call.future.done():
-                return
-            if run is None:
-                call.future.set_exception(error)
-                return
-            _log.warning(
-                "a call cannot join its query and is made by itself (%s is a bug of teola-plugin: please report it)",
-                type(error).__name__,
-                exc_info=True,
-            )
-            for entry in call.entries:
-                entry.waiting = [pending for pending in entry.waiting if pending.future is not call.future]
-            call.entries.clear()
-            self._join(None, call)
-
-    def _make(self, run: QueryRun | None, call: _Call) -> None:
-        driver, port = self._driver, call.port
-        live = run is not None and run.id in driver.runs
-        if run is None or not live:
-            run = QueryRun(self, Query(id=f"call{next(_calls)}"), None, {}, True, QueryStore({}))
-        run.calls_made += 1
-        name = f"{port.name}.call#{run.calls_made}"
-        fresh = []
-        for payload in call.payloads:
-            entry = driver.claim(run, port, payload, plain=True) if live and run.claims else None
-            if entry is None:
-                entry = driver.new_entry(run, name, call.kind, port, payload)
-                if call.log is None and not (live and run.claims):
-                    entry.request = replace(entry.request, stream=False)  # nobody can come to read its pieces
-                if call.stays:
-                    entry.request = replace(entry.request, stays=True)
-                fresh.append(entry)
-            entry.by_plain += 1
-            call.entries.append(entry)
-            if call.log is not None:
-                entry.read_into(call.log)
-        PendingCall(call.entries, call.future, Future.set_result if call.stays else self._deliver)
-        if fresh:
-            self._enqueue_fresh(run, call.kind, port, name, fresh, live)
-
-    def _enqueue_fresh(
-        self, run: QueryRun, kind: PrimitiveKind, port: Port, name: str, fresh: list[RequestEntry], live: bool
-    ) -> None:
-        now = self._driver.now()
-        depth = 0
-        if live:
-            # The plain object waits for this very call: nothing of its query is more urgent.
-            depth = max((p.depth for p in self._driver.scheduler.queries[run.id] if not p.status.ended), default=0)
-            self.recorder.queued(run.id, name, now, kind=kind.name, engine=port.name, depth=depth, size=len(fresh))
-        event, known = call_ticket(now, run, kind, name, depth, fresh)
-        if known is not None:
-            port.depths(known)
-        port.enqueue(fresh, event)
 
     def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
         """The values of a call are there. On the loop."""
         future.set_result(values)
 
-    def _give_up(self, entries: list[RequestEntry]) -> None:
-        for entry in entries:
-            entry.by_plain = max(0, entry.by_plain - 1)
-            self._driver.give_up(entry)
+    async def _version(self, port: Port, collection: str) -> Version | None:
+        """Of a collection now; None from a store that cannot tell."""
+        if getattr(port.engine, "version", None) is None and not self.shared:
+            return None
+        found = await self._administer(port, "version", (collection,))
+        return found if isinstance(found, Version) else None
 
     def admin(self, engine: str, method: str, *args: Any) -> Future[Any]:
         """Run a coroutine method of the engine's (first) instance on the pool's loop, e.g. `count`, `delete`."""
         return self.loop.run(self._admin(self.port(engine), method, args))
 
     async def _admin(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
-        result = await self._administer(port, method, args)
-        self._driver.writes.administered(port.name, method, args)
-        return result
+        try:
+            return await self._administer(port, method, args)
+        finally:
+            self._driver.engines.administered(port.name, method, args)
 
     async def _administer(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
         return await getattr(port.engine, method)(*args)
@@ -327,6 +256,13 @@ class LocalRuntime:
         for instances in self._engines.values():
             for engine in instances:
                 await engine.reset()
+
+
+def _terms_of(run: QueryRun | None, terms: Terms | None) -> Terms:
+    """Of a call that may find its query over, or belongs to none: what goes on after a query keeps its tenant."""
+    if run is not None:
+        return replace(run.query.terms, deadline=None)
+    return terms or current_terms.get() or Terms()
 
 
 @functools.lru_cache(maxsize=64)

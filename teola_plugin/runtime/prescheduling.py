@@ -15,7 +15,7 @@ from typing import Any
 from teola_plugin.graph import Primitive, PrimitiveKind, Ref
 from teola_plugin.runtime.engine_port import ForwardingPort, Port
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.works import Work
 from teola_plugin.scheduling.events import Enqueue
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
 
@@ -60,7 +60,7 @@ class PreScheduling:
                 for name in ahead.values():
                     port.disown(name)
 
-    def leave(self, query: LiveQuery, p: Primitive, entries: Iterable[RequestEntry]) -> None:
+    def leave(self, query: LiveQuery, p: Primitive, entries: Iterable[Work]) -> None:
         """Mark the requests of a primitive whose value nobody but engines reads."""
         if self._stays(query, p):
             for entry in entries:

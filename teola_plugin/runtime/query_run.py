@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.runtime.generation_group import GenerationGroup
 from teola_plugin.runtime.growing_prefix import Growing
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.query_store import QueryStore
-from teola_plugin.runtime.request_table import RequestEntry, RequestTable
+from teola_plugin.runtime.works import Work
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.local import LocalRuntime
@@ -22,18 +23,32 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class LivePrimitiveRun:
-    """A dispatched primitive: the requests it waits for, the decodings its request also serves."""
+    """A dispatched primitive: the works it waits for, the decodings its request also serves."""
 
     primitive: Primitive
-    entries: list[RequestEntry]
     depth: int
-    group: tuple[Primitive, ...] = ()
+    works: list[Work] = field(default_factory=list)
+    group: GenerationGroup | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    """What has ended, by request."""
     left: int = 0
     began: bool = False
-    prefilled: bool = False
-    items: Any = None
-    """The `ItemStream` of a splittable group."""
-    closed_items: int = 0
+
+    def wait_for(self, work: Work) -> None:
+        self.works.append(work)
+        if work.ended:
+            self.values[work.request.id] = work.value
+        else:
+            self.left += 1
+
+    def take(self, work: Work, value: Any) -> None:
+        self.values[work.request.id] = value
+        self.left -= 1
+
+    @property
+    def results(self) -> list[Any]:
+        """Of its works, in order."""
+        return [self.values[work.request.id] for work in self.works]
 
 
 @dataclass(slots=True, eq=False)
@@ -41,12 +56,12 @@ class QueryRun:
     """What the adapters hold of a live query. `observe`, `call` and `close` may be used from any thread."""
 
     runtime: LocalRuntime
+    """None (and never asked) for a call of no live query."""
     query: Query
     graph: Graph | None
     calls: Mapping[str, Callable[..., Any]]
     ahead: bool
     store: QueryStore
-    table: RequestTable = field(default_factory=RequestTable)
     primitives: dict[str, LivePrimitiveRun] = field(default_factory=dict)
     errors: dict[str, BaseException] = field(default_factory=dict)
     waiters: dict[str, list[str]] = field(default_factory=dict)
@@ -60,7 +75,11 @@ class QueryRun:
     joins: bool = True
     """Whether parts may bring graphs of their own; from then on, calls are served."""
     calls_made: int = 0
-    last_calls: dict[tuple[str, PrimitiveKind], tuple[RequestEntry, bool]] = field(default_factory=dict)
+    has_user_code: bool = False
+    """Whether user code runs in it, as far as its graphs know."""
+    preparing: set[str] = field(default_factory=set)
+    """Primitives that were dispatched, and whose payloads the client's code is making."""
+    last_calls: dict[tuple[str, PrimitiveKind], tuple[Work, bool]] = field(default_factory=dict)
     """The plain object's last call by engine and kind, and whether it is known for a member of a gang."""
     sent_ahead: dict[str, str] = field(default_factory=dict)
     """Primitives that were sent along with the one before them, and the names of their requests."""
@@ -94,6 +113,12 @@ class QueryRun:
         name = f"part{next(self._numbers)}"
         self.runtime.begin_part(self, name, graph, calls, value)
         return PartRun(self, name)
+
+    def over(self) -> None:
+        """The query has ended: what it held is let go."""
+        self.store.clear()
+        for held in (self.primitives, self.waiters, self.preparing, self.last_calls, self.parts):
+            held.clear()
 
     def observe(self, primitive: str, value: Any) -> None:
         """The plain object has computed the value of an opaque primitive."""

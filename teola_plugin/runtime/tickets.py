@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from teola_plugin.graph import Primitive, PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.works import Work
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 from teola_plugin.scheduling.live_query import LivePrimitive
 from teola_plugin.scheduling.objectives import WARM_UP, Objective, Wanted
@@ -21,9 +21,7 @@ def ticket(at: float, run: QueryRun, p: Primitive, depth: int, live: LivePrimiti
     return Enqueue(at, run.id, p.id, p.kind, (), depth, *terms)
 
 
-def classed(
-    at: float, run: QueryRun, live: LivePrimitive | None, claimed: Iterable[RequestEntry]
-) -> DepthChanged | None:
+def classed(at: float, run: QueryRun, live: LivePrimitive | None, claimed: Iterable[Work]) -> DepthChanged | None:
     """The plain object called before the graph came to it. If the graph knows that call for a member of a gang, the
     call's engine is told; otherwise None."""
     if live is None or live.wanted.objective is not Objective.THROUGHPUT:
@@ -34,7 +32,7 @@ def classed(
 
 
 def call_ticket(
-    at: float, run: QueryRun, kind: PrimitiveKind, name: str, depth: int, fresh: Sequence[RequestEntry]
+    at: float, run: QueryRun, kind: PrimitiveKind, name: str, depth: int, fresh: Sequence[Work]
 ) -> tuple[Enqueue, DepthChanged | None]:
     """For a call of the plain object, which no graph says anything of, and what it tells of the call before.
 

@@ -20,10 +20,12 @@ class Writes:
         if isinstance(payload, IngestRow):
             self._counts[engine, payload.collection] += 1
 
-    def administered(self, engine: str, method: str, args: Sequence[Any]) -> None:
-        """A method of the engine was called, with the collection first."""
-        if method.startswith("delete") and args and isinstance(args[0], str):
+    def administered(self, engine: str, method: str, args: Sequence[Any]) -> bool:
+        """A method of the engine was called, with the collection first. Whether it may have written."""
+        writes = method.startswith(("delete", "forget")) and bool(args) and isinstance(args[0], str)
+        if writes:
             self._counts[engine, args[0]] += 1
+        return writes
 
     def version(self, engine: str, payload: Any) -> int:
         """Of the collection that a search is for; -1 for any other request."""

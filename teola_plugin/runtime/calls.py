@@ -1,0 +1,258 @@
+"""Calls of the plain object: what was asked for already is claimed, the rest is asked for. Lives on the pool's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from teola_plugin.engines.base import Request
+from teola_plugin.engines.payloads import IngestRow, SearchVector, Version
+from teola_plugin.errors import QueryTimeout
+from teola_plugin.graph import PrimitiveKind, Query, Terms
+from teola_plugin.runtime.engine_port import Port
+from teola_plugin.runtime.graph_driver import GraphDriver
+from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.runtime.tickets import call_ticket
+from teola_plugin.runtime.works import Identity, Party, PendingCall, Work, request_id
+
+_calls = itertools.count(1)
+_log = logging.getLogger("teola_plugin")
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call from outside, on its way: a request per payload."""
+
+    kind: PrimitiveKind
+    port: Port
+    payloads: Sequence[Any]
+    identities: Sequence[Identity | None]
+    """Empty where nothing can be claimed."""
+    terms: Terms
+    future: Future[list[Any]]
+    log: PieceLog | None
+    """Where its pieces go, if it is streamed."""
+    stays: bool = False
+    """Whether its values may stay where they are made."""
+    works: list[Work] = field(default_factory=list)
+    """One for each payload, once they are made or claimed."""
+    given_up: bool = False
+
+
+class PlainCalls:
+    """Joins calls to their queries. `version` reads that of a collection; `deliver` hands over the values of a call."""
+
+    def __init__(
+        self,
+        driver: GraphDriver,
+        version: Callable[[Port, str], Awaitable[Version | None]],
+        deliver: Callable[[Future[list[Any]], list[Any]], None],
+    ) -> None:
+        self._driver, self._version, self._deliver = driver, version, deliver
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def join(self, run: QueryRun | None, call: Call) -> None:
+        """A call always ends: one that cannot join its query is an ordinary one; one that comes late fails."""
+        late = run.late if run is not None else None
+        if late is not None:
+            self._refuse(call, late)
+            return
+        live = run is not None and run.id in self._driver.runs
+        try:
+            self._make(run if live and run is not None else self._alone(call), call, live=live)
+        except Exception as error:
+            if call.future.done():
+                return
+            if not live:
+                self._refuse(call, error)
+                return
+            _log.warning(
+                "a call cannot join its query and is made by itself (%s is a bug of teola-plugin: please report it)",
+                type(error).__name__,
+                exc_info=True,
+            )
+            for work in call.works:
+                work.waiting = [pending for pending in work.waiting if pending.future is not call.future]
+            call.works.clear()
+            call.identities = ()
+            self.join(None, call)
+
+    @staticmethod
+    def _refuse(call: Call, error: BaseException) -> None:
+        call.future.set_exception(error)
+        if call.log is not None:
+            call.log.close()
+
+    def _alone(self, call: Call) -> QueryRun:
+        """For a call of no live query: its terms hold all the same."""
+        terms, name = call.terms, f"call{next(_calls)}"
+        query = Query(id=name, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
+        if terms.deadline is not None and not self._in_time(call, name, terms.deadline):
+            raise _too_late(name)
+        return QueryRun(None, query, None, {}, True, QueryStore({}))  # type: ignore[arg-type]
+
+    def _in_time(self, call: Call, name: str, deadline: float) -> bool:
+        """Whether there is time left; the call ends when there is none."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= deadline:
+            return False
+        timer = loop.call_at(deadline, self._ring, call, name)
+        call.future.add_done_callback(lambda _: loop.call_soon_threadsafe(timer.cancel))
+        return True
+
+    def _ring(self, call: Call, name: str) -> None:
+        if not call.future.done():
+            self._refuse(call, _too_late(name))
+            self.give_up(call)
+
+    def _make(self, run: QueryRun, call: Call, *, live: bool) -> None:
+        run.calls_made += 1
+        name = f"{call.port.name}.call#{run.calls_made}"
+        for collection in {one.collection for one in call.payloads if isinstance(one, IngestRow)}:
+            self._driver.engines.works.overwritten(call.port.name, collection)
+        doubtful: list[int] = []
+        for number, payload in enumerate(call.payloads):
+            work = self._claimed(run, call, number, name) if live else self._own(run, call, payload, name)
+            call.works.append(work)
+            if work.made and isinstance(payload, SearchVector):
+                doubtful.append(number)
+        if doubtful:
+            self._spawn(self._checked(run, call, doubtful, name))
+        else:
+            self._wait(run, call, name)
+        self._send(run, call, name, live=live)
+
+    def _claimed(self, run: QueryRun, call: Call, number: int, name: str) -> Work:
+        """The work of a live query that is claimed, or yet to be sent."""
+        payload, engines = call.payloads[number], self._driver.engines
+        known = None
+        if run.claims:
+            known = call.identities[number] if call.identities else None
+            known = known or engines.identity(call.port, run.query.tenant, payload)
+        work = engines.join(run, Party.PLAIN, call.port, call.kind, payload, known, name)
+        if not work.made and not run.claims:  # nobody can come to read its pieces
+            work.request = replace(work.request, stream=call.log is not None)
+        if call.log is not None:
+            work.read_into(call.log)
+        return work
+
+    @staticmethod
+    def _own(run: QueryRun, call: Call, payload: Any, name: str) -> Work:
+        """Of no live query."""
+        terms, streamed = run.query.terms, call.log is not None
+        name_of_request = request_id(run.id)
+        request = Request(name_of_request, call.kind, payload, query=run.id, tenant=terms.tenant, stream=streamed)
+        work = Work(request, call.port.name, None, name, terms=terms, made=False)
+        work.subscribe(Party.PLAIN, terms)
+        if call.log is not None:
+            work.read_into(call.log)
+        return work
+
+    def _send(self, run: QueryRun, call: Call, name: str, *, live: bool) -> None:
+        """Queue what nobody has asked for yet."""
+        driver, fresh = self._driver, list({id(work): work for work in call.works if not work.made}.values())
+        if not fresh:
+            return
+        for work in fresh:
+            work.made = True
+            work.primitive = name
+            if call.stays:
+                work.request = replace(work.request, stays=True)
+        depth, query = 0, driver.query(run) if live else None
+        if query is not None:
+            # The plain object waits for this very call: nothing of its query is more urgent.
+            depth = max((p.depth for p in query if not p.status.ended), default=0)
+            driver.trace.called(run, name, fresh, depth)
+        event, known = call_ticket(driver.now(), run, call.kind, name, depth, fresh)
+        if known is not None:
+            call.port.depths(known)
+        call.port.enqueue(fresh, event)
+
+    def _wait(self, run: QueryRun, call: Call, name: str) -> None:
+        deliver = Future.set_result if call.stays else self._deliver
+        PendingCall(call.works, call.future, deliver, again=lambda work: self._again(run, call, work, name))
+
+    def _again(self, run: QueryRun, call: Call, lost: Work, name: str) -> Work | None:
+        """Early work that failed after it was claimed: the plain object's own request is made, as it would have been.
+
+        None where that cannot be: the query is over, or pieces were passed on.
+        """
+        if lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up or (call.log and lost.pieces):
+            return None
+        number = next(i for i, work in enumerate(call.works) if work is lost)
+        work = call.works[number] = self._claimed(run, call, number, name)
+        self._send(run, call, name, live=True)
+        return work
+
+    def give_up(self, call: Call) -> None:
+        """The caller does not want it any more."""
+        call.given_up = True
+        for work in call.works:
+            self._driver.engines.give_up(work, Party.PLAIN)
+
+    # ------------------------------------------------------------ searches that were made before
+
+    async def _checked(self, run: QueryRun, call: Call, doubtful: list[int], name: str) -> None:
+        """A search is claimed only if its collection is still what it was: asked for again, from now on."""
+        try:
+            for number in doubtful:
+                if not await self._still_true(run, call, call.works[number], call.payloads[number].collection):
+                    self._search_again(run, call, number, name)
+            if not call.given_up:
+                self._send(run, call, name, live=run.id in self._driver.runs)
+            self._wait(run, call, name)
+        except Exception as error:
+            if not call.future.done():
+                self._refuse(call, error)
+
+    def _search_again(self, run: QueryRun, call: Call, number: int, name: str) -> None:
+        work = call.works[number]
+        work.stale = True
+        self._driver.engines.give_up(work, Party.PLAIN)
+        live = run.id in self._driver.runs
+        payload = call.payloads[number]
+        call.works[number] = self._claimed(run, call, number, name) if live else self._own(run, call, payload, name)
+
+    async def _still_true(self, run: QueryRun, call: Call, work: Work, collection: str) -> bool:
+        current = await self._version(call.port, collection)
+        if not work.ended:
+            await _end_of(work)
+        if work.failed or work.cancelled:
+            return False
+        found = work.found_version
+        if found is None or current is None:  # nobody can tell: not across anything that might have written
+            written = self._driver.engines.writes.version(call.port.name, work.request.payload)
+            return work.writes_seen == written and not run.has_user_code
+        return found.identity == current.identity and found.counter >= current.counter
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _too_late(name: str) -> QueryTimeout:
+    return QueryTimeout(f"call {name} did not end before its deadline.", query_id=name, hint="allow more time")
+
+
+async def _end_of(work: Work) -> None:
+    """Returns when the work has ended, well or not."""
+    waiter = asyncio.get_running_loop().create_future()
+
+    class Waiter:
+        future = waiter
+
+        @staticmethod
+        def one_ended(_: Work) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    work.waiting.append(Waiter())  # type: ignore[arg-type]
+    await waiter
