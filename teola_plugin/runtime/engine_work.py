@@ -69,6 +69,7 @@ class EngineWork:
         inputs = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer in run.store}
         run.preparing.add(p.id)
         self._upper.code.run(
+            run.id,
             lambda: requests.payloads(p, inputs, calls),
             lambda made, error: self._prepared(run, order, made, error),
             short=not requests.needs_client(p, calls),

@@ -202,6 +202,7 @@ class GraphDriver:
         verifies = p.kind is PrimitiveKind.VERIFY
         inputs = {key: run.store.read(ref) for key, ref in p.inputs if key == "actual" or not verifies}
         self.code.run(
+            run.id,
             lambda: _client_value(run, p, inputs),
             lambda value, error: self._called(run, p, value, error),
             short=p.kind is not PrimitiveKind.CHUNKING and not requests.needs_client(p, run.calls_of(p.id)),
