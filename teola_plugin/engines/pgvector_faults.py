@@ -64,8 +64,9 @@ def is_loss(error: Exception) -> bool:
     return not _state(error) or _state(error).startswith(_GONE)
 
 
-def is_missing_table(error: Exception) -> bool:
-    return _state(error) == "42P01"
+def is_missing(error: Exception) -> bool:
+    """Whether a table or a function is not there."""
+    return _state(error) in ("42P01", "42883")
 
 
 def _state(error: Exception) -> str:

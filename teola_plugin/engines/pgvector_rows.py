@@ -63,7 +63,7 @@ def to_needle(payload: SearchVector) -> Needle:
     if not isinstance(payload.k, int) or payload.k < 0:
         raise ValueError(f"k must be a number of hits, not {payload.k!r}")
     collection = _text(payload.collection, "the collection's name")
-    return Needle(to_vector(payload.vector), (collection, payload.k, to_wanted(payload.filter)))
+    return Needle(to_vector(payload.vector), (collection, int(payload.k), to_wanted(payload.filter)))
 
 
 def to_wanted(filter: Sequence[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
@@ -72,11 +72,11 @@ def to_wanted(filter: Sequence[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
 
 
 def to_vector(given: Sequence[float]) -> np.ndarray:
-    """The vector as float32, [dimension]. Raises `ValueError`."""
+    """The vector as float32, [dimension]: a copy, whatever its owner does with it. Raises `ValueError`."""
     import numpy as np
 
     with np.errstate(over="ignore"):
-        vector = np.asarray(given, dtype=np.float32)
+        vector = np.array(given, dtype=np.float32)
     if vector.ndim != 1 or not 1 <= len(vector) <= MAX_DIMENSION:
         shape = "x".join(map(str, vector.shape)) or "a single number"
         raise ValueError(f"a vector must be a list of 1 to {MAX_DIMENSION} numbers, not {shape}")

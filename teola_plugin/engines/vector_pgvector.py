@@ -1,7 +1,8 @@
 """The vector store engine: PostgreSQL with pgvector, the embedded server by default.
 
 Ingestions of a batch go into one binary COPY per collection, whichever queries they come from; searches of a batch go
-into one statement per (collection, k, filter). All run side by side on the connections of a pool.
+into one statement per (collection, k, filter), which also tells the collection's version. They run side by side on the
+connections of a pool; writes of one collection run one after the other, in the order in which they came.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from teola_plugin.engines import pgvector_sql as sql
+from teola_plugin.engines import pgvector_versions
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.engines.embedded_postgres import EmbeddedPostgres
-from teola_plugin.engines.payloads import Chunk, IngestRow, SearchVector
-from teola_plugin.engines.pgvector_faults import Faults, is_missing_table
+from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector, Version
+from teola_plugin.engines.pgvector_faults import Faults, is_missing
 from teola_plugin.engines.pgvector_rows import Needle, Row, to_needle, to_row, to_wanted
+from teola_plugin.engines.pgvector_tables import Tables
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
@@ -28,6 +32,8 @@ _K = PrimitiveKind
 _T = TypeVar("_T")
 _TAKES: dict[PrimitiveKind, type] = {_K.INGESTION: IngestRow, _K.SEARCHING: SearchVector}
 _CONNECT_SECONDS = 10
+_SEARCHES = 3
+"""Times that a search is tried while others make its collection anew."""
 _PROFILE = EngineProfile(
     {_K.INGESTION: Curve.linear(0.004, 0.00003), _K.SEARCHING: Curve.linear(0.001, 0.001)},
     batching=Batching.CONTINUOUS,
@@ -45,6 +51,13 @@ class _Work:
     asked: dict[str, Any] = field(default_factory=dict)
     """What is asked, by request id: a `Row` or a `Needle` each."""
     task: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    hits: dict[str, tuple[Hit, ...]]
+    """By request id."""
+    version: Version | None
 
 
 class PgVectorEngine:
@@ -77,7 +90,8 @@ class PgVectorEngine:
         self._profile = _PROFILE
         self._died = False
         self._versions: Mapping[str, str] = {}
-        self._tables: dict[str, sql.Table] = {}
+        self._tables = Tables()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._live: dict[str, _Work] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
@@ -189,18 +203,29 @@ class PgVectorEngine:
     async def _run(self, work: _Work) -> None:
         """Do the work; whatever happens, each of its requests is ended."""
         try:
-            collection = next(iter(work.asked.values())).collection
-            async with self._connection() as conn:
-                asked = self._left(work)
-                if asked and isinstance(next(iter(asked.values())), Row):
-                    await self._ingest(conn, collection, asked)
-                elif asked:
-                    await self._search(conn, collection, asked)
+            first = next(iter(work.asked.values()))
+            if isinstance(first, Row):
+                async with self._turn(first.collection):
+                    await self._with_connection(self._ingest, first.collection, work)
+            else:
+                await self._with_connection(self._search, first.collection, work)
         except asyncio.CancelledError:
             self._fail(work.asked, self._faults.bad("the request was cancelled"))
             raise
         except Exception as error:
             await self._broken(work.asked, error)
+
+    async def _with_connection(
+        self, do: Callable[[sql.Connection, str, dict[str, Any]], Awaitable[None]], collection: str, work: _Work
+    ) -> None:
+        async with self._connection() as conn:
+            asked = self._left(work)
+            if asked:
+                await do(conn, collection, asked)
+
+    def _turn(self, collection: str) -> asyncio.Lock:
+        """Held by whoever writes to a collection: of two rows with one id, the one that came later must stay."""
+        return self._turns.setdefault(collection, asyncio.Lock())
 
     async def _broken(self, request_ids: Iterable[str], error: Exception) -> None:
         """Fail requests; with the server dead, all: they need not wait in vain for a connection."""
@@ -222,8 +247,9 @@ class PgVectorEngine:
 
     async def _ingest(self, conn: sql.Connection, collection: str, asked: dict[str, Row]) -> None:
         """Write rows; should the database refuse, in halves until the bad one is alone."""
-        distinct = {row.id: row for row in asked.values()}  # of several rows with one id, the last counts
-        dimension = self.dimension or len(next(iter(distinct.values())).vector)
+        # Of several rows with one id the last counts, of those that the collection can hold.
+        distinct = {(row.id, len(row.vector)): row for row in asked.values()}
+        dimension = self.dimension or len(next(iter(asked.values())).vector)
         try:
             table = await sql.ingest(conn, collection, list(distinct.values()), dimension, self.index)
         except Exception as error:
@@ -238,26 +264,30 @@ class PgVectorEngine:
             self._end(Done(request_id, row.id))
 
     async def _search(self, conn: sql.Connection, collection: str, asked: dict[str, Needle]) -> None:
-        known = self._tables.get(collection)
-        if known is not None and any(len(needle.vector) != known.dimension for needle in asked.values()):
-            known = None  # it may have been made anew since
-        table = known or await sql.find(conn, collection)
-        if table is None:
-            found: list[Any] = [()] * len(asked)
-        else:
-            self._tables[collection] = table
-            asked = self._fitting(asked, table)
-            try:
-                found = await sql.search(conn, table, list(asked.values()))
-            except Exception as error:
-                if not is_missing_table(error):
-                    raise
-                self._tables.pop(collection, None)  # deleted meanwhile, perhaps by another process
-                found = [()] * len(asked)
-                if known is not None:
-                    return await self._search(conn, collection, asked)
-        for request_id, hits in zip(asked, found, strict=True):
-            self._end(Done(request_id, hits))
+        found = await self._found(conn, collection, asked)
+        for request_id, hits in found.hits.items():
+            self._end(Done(request_id, hits, version=found.version))
+
+    async def _found(
+        self, conn: sql.Connection, collection: str, asked: dict[str, Needle], tries: int = _SEARCHES
+    ) -> _Found:
+        """The hits by request id, and the version that they are true for. Those that do not fit fail."""
+        table = await self._tables.meet(conn, collection, {len(needle.vector) for needle in asked.values()})
+        if isinstance(table, Version):
+            return _Found(dict.fromkeys(asked, ()), table)
+        asked = self._fitting(asked, table)
+        try:
+            found = await sql.search(conn, table, list(asked.values()))
+        except Exception as error:
+            if not is_missing(error) or tries == 1:
+                raise
+            self._tables.forget(collection)  # deleted meanwhile, perhaps by another process
+            return await self._found(conn, collection, asked, tries - 1)
+        if table.counted and found.version is None:
+            self._tables.forget(collection)
+        if found.parts > pgvector_versions.MANY_CHANGES:
+            await pgvector_versions.tidy(conn, table.oid)
+        return _Found(dict(zip(asked, found.hits, strict=True)), found.version)
 
     def _fitting(self, asked: dict[str, _T], table: sql.Table) -> dict[str, _T]:
         """Those whose vector the collection can hold; the others fail."""
@@ -308,9 +338,12 @@ class PgVectorEngine:
 
     # Administration; all raise `EngineError`
 
-    async def version(self, collection: str) -> int:
-        """Grows with every change of the collection, also across its deletion; 0 before the first."""
-        return await self._with(sql.version, collection)
+    async def version(self, collection: str) -> Version | None:
+        """As long as it is equal, so are the rows, whoever writes: the database counts.
+
+        None where it cannot: the role may not add triggers to the collection's table.
+        """
+        return await self._with(self._tables.version, collection)
 
     async def count(self, collection: str) -> int:
         return await self._with(sql.count, collection)
@@ -328,15 +361,19 @@ class PgVectorEngine:
         return await self._with(lambda conn: sql.having(conn, collection, to_wanted(wanted)))
 
     async def delete(self, collection: str, ids: Sequence[str]) -> int:
-        """Deletes rows; says how many there were."""
-        return await self._with(sql.delete, collection, ids)
+        """Deletes rows; says how many there were. What is being written comes before."""
+        return await self._change(sql.delete, collection, tuple(ids))
 
     async def delete_collection(self, collection: str) -> None:
-        await self._with(sql.delete_collection, collection)
+        await self._change(sql.delete_collection, collection)
 
     async def forget(self, collection: str) -> None:
         """Delete a collection and its version, as if it had never been there."""
-        await self._with(sql.forget, collection)
+        await self._change(sql.forget, collection)
+
+    async def _change(self, do: Callable[..., Awaitable[_T]], collection: str, *args: Any) -> _T:
+        async with self._turn(collection):
+            return await self._with(do, collection, *args)
 
     async def _with(self, do: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         try:
