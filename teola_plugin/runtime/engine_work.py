@@ -44,6 +44,8 @@ class Upper(Protocol):
 
     def fail(self, run: QueryRun, name: str, error: BaseException) -> None: ...
 
+    def broken(self, query: str, primitive: str, error: Exception) -> None: ...
+
     def made(self, run: QueryRun, name: str) -> None: ...
 
     def dispatched(self, run: QueryRun, p: Primitive) -> None: ...
@@ -83,6 +85,13 @@ class EngineWork:
         if made is None:  # early work on values of an unexpected kind: the plain object will tell
             self._upper.fail(run, p.id, error or TypeError("no payloads"))
             return
+        try:
+            self._asked(run, order, made)
+        except Exception as bug:
+            self._upper.broken(run.id, p.id, bug)
+
+    def _asked(self, run: QueryRun, order: Dispatch, made: list[Any]) -> None:
+        p = order.primitive
         self._upper.dispatched(run, p)
         live = run.primitives[p.id] = LivePrimitiveRun(p, order.depth)
         if p.leads_group:

@@ -144,14 +144,14 @@ class GraphDriver:
         try:
             instructions = self.scheduler.handle(event)
         except Exception as error:
-            self._broken(getattr(event, "query", ""), "", error)
+            self.broken(getattr(event, "query", ""), "", error)
             return
         for instruction in instructions:
             try:
                 self._carry_out(instruction)
             except Exception as error:
                 named = getattr(instruction, "primitive", "")
-                self._broken(getattr(instruction, "query", ""), getattr(named, "id", named), error)
+                self.broken(getattr(instruction, "query", ""), getattr(named, "id", named), error)
 
     def _carry_out(self, instruction: Instruction) -> None:
         if isinstance(instruction, WakeAt):
@@ -162,7 +162,7 @@ class GraphDriver:
         if run is not None:
             self._perform[type(instruction)](run, instruction)
 
-    def _broken(self, query: str, primitive: str, error: Exception) -> None:
+    def broken(self, query: str, primitive: str, error: Exception) -> None:
         """A bug of ours: the primitive fails; without one the query ends, and nobody waits for it in vain."""
         log.error("query=%s primitive=%s: a bug of teola-plugin, please report it", query, primitive, exc_info=error)
         run = self.runs.get(query)
@@ -211,10 +211,13 @@ class GraphDriver:
     def _called(self, run: QueryRun, p: Primitive, value: Any, error: BaseException | None) -> None:
         if run.id not in self.runs:
             return
-        if error is None:
-            self._store(run, p.id, value)
-        else:
-            self.fail(run, p.id, error)
+        try:
+            if error is None:
+                self._store(run, p.id, value)
+            else:
+                self.fail(run, p.id, error)
+        except Exception as bug:
+            self.broken(run.id, p.id, bug)
 
     def _await(self, run: QueryRun, order: Await) -> None:
         """User code: the plain object runs it; a query without one runs it here, once, on a thread."""
