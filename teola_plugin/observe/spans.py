@@ -179,8 +179,8 @@ class QueryTrace:
         return total
 
     def wasted(self) -> tuple[int, int]:
-        """(spans, tokens) of work that was begun and that nobody used."""
-        lost = [s for s in self.spans if s.unused and s.started is not None]
+        """(spans, tokens) of work of engines that was begun and that nobody used."""
+        lost = [s for s in self.spans if s.unused and s.started is not None and s.engine]
         return len(lost), sum(s.tokens for s in lost)
 
     def summary(self) -> dict[str, Any]:
