@@ -150,13 +150,22 @@ class Graph:
     @cached_property
     def above(self) -> Mapping[str, int]:
         """`ancestors` as integers, which are quicker to make and to compare."""
+        return self.reached(self.bits)
+
+    def reached(self, bits: Mapping[str, int]) -> dict[str, int]:
+        """For each primitive, the bits of all that it waits for, directly or not."""
         above: dict[str, int] = {}
-        for name in self.bits:
+        for name in [p.id for p in self._order]:
             mask = 0
             for parent in self._parents[name]:
-                mask |= above[parent] | self.bits[parent]
+                mask |= above[parent] | bits.get(parent, 0)
             above[name] = mask
         return above
+
+    def forget_ancestors(self) -> None:
+        """Give up sets that grow with the square of the graph; they are made again when they are needed."""
+        for name in ("bits", "above", "ancestors"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def external_reads(self) -> frozenset[str]:

@@ -439,7 +439,9 @@ def _laid_out_early(live: LivePrimitive) -> bool:
     """A FOLD is laid out once its items are known: only its first instance needs the value that it begins with, and
     the others have prompts whose beginnings can be prefilled."""
     p = live.primitive
+    if p.kind is not _K.FOLD:
+        return False
     items, init = p.input("items"), p.input("init")
-    if p.kind is not _K.FOLD or items is None or init is None:
+    if items is None or init is None:
         return False
     return live.waits == {init.producer} and items.producer != init.producer

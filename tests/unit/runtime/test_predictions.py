@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any, cast
 
-from tests.support.steps import growth
-
 from teola_plugin.graph import Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.runtime.fragments import expansion
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.scheduling.events import Expand
+from tests.support.steps import growth
 
 K = PrimitiveKind
 EACH = Graph([Primitive("e", K.CALL, inputs=named(x=Ref("$item")))], Ref("e"))
