@@ -36,7 +36,9 @@ def runs_ahead(source: Graph, graph: Graph) -> bool:
     """`pays`, for a p-graph and its e-graph."""
     if any(p.id not in source or p.option(GROW) or (p.on_engine and p.option(LOOKAHEAD) is not None) for p in graph):
         return True  # stages, partial prefillings, partial decodings, growing lists, parts that may be chosen
-    if any(p.on_engine and any(takes_time(source[name]) for name in freed(p.id, source, graph)) for p in graph):
+    bits = {p.id: 1 << place for place, p in enumerate(p for p in source if takes_time(p))}
+    before, now = source.reached(bits), graph.reached(bits)
+    if any(p.on_engine and before[p.id] & ~now[p.id] for p in graph):
         return True
     return any(_holder_pays(source[p.id], p) for p in graph if p.holds_fragment)
 

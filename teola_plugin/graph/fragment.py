@@ -32,5 +32,5 @@ class Fragment:
     @property
     def externals(self) -> frozenset[str]:
         """External producers that an instance must bind."""
-        refs = {ref.producer for p in self.graph for ref in p.refs if ref.external}
-        return frozenset(refs | ({self.output.producer} if self.output.external else set()))
+        refs = self.graph.external_reads
+        return refs | {self.output.producer} if self.output.external else refs

@@ -150,18 +150,32 @@ class Graph:
     @cached_property
     def above(self) -> Mapping[str, int]:
         """`ancestors` as integers, which are quicker to make and to compare."""
+        return self.reached(self.bits)
+
+    def reached(self, bits: Mapping[str, int]) -> dict[str, int]:
+        """For each primitive, the bits of all that it waits for, directly or not."""
         above: dict[str, int] = {}
-        for name in self.bits:
+        for name in [p.id for p in self._order]:
             mask = 0
             for parent in self._parents[name]:
-                mask |= above[parent] | self.bits[parent]
+                mask |= above[parent] | bits.get(parent, 0)
             above[name] = mask
         return above
+
+    def forget_ancestors(self) -> None:
+        """Give up sets that grow with the square of the graph; they are made again when they are needed."""
+        for name in ("bits", "above", "ancestors"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def external_reads(self) -> frozenset[str]:
+        """External producers that its primitives read, those inside of fragments aside."""
+        return frozenset([ref.producer for p in self for ref in p.refs if ref.external])
 
     @cached_property
     def external_inputs(self) -> frozenset[str]:
         """External producers that a query (or an instance) must bind."""
-        names = {ref.producer for p in self for ref in p.refs if ref.external}
+        names = set(self.external_reads)
         for p in self:
             for fragment in (p.fragment, p.otherwise):
                 if fragment is not None:
@@ -174,12 +188,18 @@ class Graph:
         return hashlib.sha256(str(self).encode()).hexdigest()[:12]
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if not isinstance(other, Graph):
             return NotImplemented
         return self.output == other.output and self._by_id == other._by_id
 
-    def __hash__(self) -> int:
+    @cached_property
+    def _hash(self) -> int:
         return hash((self.output, frozenset(self._by_id)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __reduce__(self) -> tuple[type[Graph], tuple[tuple[Primitive, ...], Ref]]:
         return Graph, (self._order, self.output)

@@ -110,7 +110,11 @@ class PassPipeline:
     def run(self, graph: Graph, context: PassContext) -> Optimised:
         """The fixed point, fragments included. Raises `PassError` when a pass fails, or the passes never agree."""
         settled = self._settle(graph, context)
-        return self._inside(settled, context) if self.passes else settled
+        made = self._inside(settled, context) if self.passes else settled
+        for report in made.reports:  # whoever keeps them keeps them long
+            report.before.forget_ancestors()
+            report.after.forget_ancestors()
+        return made
 
     def _inside(self, outer: Optimised, context: PassContext) -> Optimised:
         """Fragments are optimised once, here, instead of at every splice: their instances are all alike."""

@@ -75,16 +75,26 @@ class _Sight:
         self.ready = dict.fromkeys(context.late, LATE) | ready_times(graph, context)
         self.engines: dict[str, int] = {}
         """What runs on each engine."""
-        self.placed: dict[str, list[Primitive]] = {}
-        """The same, as they come."""
+        self._busy: dict[str, dict[str, float]] = {}
         self.unmeasured = 0
         for p in graph:
             if p.on_engine:
                 bit = graph.bits[p.id]
                 self.engines[p.engine] = self.engines.get(p.engine, 0) | bit
-                self.placed.setdefault(p.engine, []).append(p)
                 if not measured(p, context):
                     self.unmeasured |= bit
+
+    def busy(self, engine: str) -> dict[str, float]:
+        """For each primitive, when the last of the engine's that it waits for, directly or not, is expected to end."""
+        found = self._busy.get(engine)
+        if found is None:
+            found = self._busy[engine] = {}
+            until: dict[str, float] = {}
+            for p in self.graph:
+                parents = self.graph.parents(p.id)
+                found[p.id] = latest = max([until[name] for name in parents], default=0.0)
+                until[p.id] = max(latest, self.ready[p.id]) if p.engine == engine and p.on_engine else latest
+        return found
 
     def above(self, p: Primitive, start: int, end: int) -> int:
         """What parts `start` to `end` of the prompt wait for."""
@@ -150,8 +160,7 @@ def _pauses(p: Primitive, sight: _Sight) -> bool:
     """Whether its engine is expected to pause before `p`, long enough to prefill the prefix at nobody's cost."""
     graph, ready = sight.graph, sight.ready
     needed = max([ready[name] for name in graph.parents(p.id)], default=0.0)
-    above = graph.above[p.id]
-    busy = max([ready[q.id] for q in sight.placed[p.engine] if above & graph.bits[q.id]], default=0.0)
+    busy = sight.busy(p.engine)[p.id]
     profile = sight.context.profiles[p.engine]
     return needed - busy >= max(MIN_GAP, 0.5 * profile.seconds(_K.PREFILLING, tokens(p.prompt)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from teola_plugin.graph import PrimitiveKind, Ref
@@ -22,11 +23,30 @@ def expansion(run: QueryRun, order: Expand, now: float) -> Expanded:
 def _matches(run: QueryRun, items: list[Any], predicted: tuple[Ref, ...]) -> tuple[int | None, ...]:
     """Which prediction equals each item; its own place first. A prediction serves one item."""
     guesses = {i: run.store.read(ref) for i, ref in enumerate(predicted) if ref.producer in run.store}
+    alike: dict[Hashable, dict[int, Any]] = {}
+    for place, guess in guesses.items():
+        alike.setdefault(_kind(guess), {})[place] = guess
     matches: list[int | None] = []
     for index, item in enumerate(items):
-        order = [index, *guesses] if index in guesses else list(guesses)
-        hit = next((i for i in order if type(guesses[i]) is type(item) and guesses[i] == item), None)
+        mine = alike.get(_kind(item), {})
+        order = (index, *mine) if index in mine else mine
+        hit = next((i for i in order if type(mine[i]) is type(item) and mine[i] == item), None)
         matches.append(hit)
         if hit is not None:
-            del guesses[hit]
+            del mine[hit]
     return tuple(matches)
+
+
+def _kind(value: Any) -> Hashable:
+    """The same for values of one type that are equal, and rarely for others: there may be thousands of them."""
+    try:
+        return type(value), hash(_frozen(value))
+    except Exception:  # not even hashable: compared with all of its type
+        return type(value), None
+
+
+def _frozen(value: Any) -> Hashable:
+    """Lists and dictionaries, which is what lists of items hold, by what is in them."""
+    if type(value) is dict:
+        return frozenset([(key, _frozen(inner)) for key, inner in value.items()])
+    return tuple([_frozen(inner) for inner in value]) if type(value) is list else value

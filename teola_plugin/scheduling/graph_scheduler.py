@@ -10,7 +10,7 @@ State of a primitive::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from teola_plugin.graph import IMPURE_KINDS, INPUT, STREAM_ITEMS, Fragment, PrimitiveKind, Ref
 from teola_plugin.graph.build import captures
@@ -52,6 +52,8 @@ class GraphScheduler:
     def __init__(self, *, max_rounds: int = 64) -> None:
         self.max_rounds = max_rounds
         self.queries: dict[str, LiveQuery] = {}
+        self._announced: float | None = None
+        """When a `Tick` is to come, as far as it was asked for."""
         self._out: Instructions = []
         self._spliced: list[LivePrimitive] = []
         self._handlers: dict[type, Callable[..., None]] = {
@@ -85,17 +87,26 @@ class GraphScheduler:
     def _admit(self, event: Admit) -> None:
         query = LiveQuery(event.query, event.graph, deadline=event.deadline, ahead=event.ahead)
         self.queries[query.id] = query
-        if event.deadline is not None:
-            self._out.append(WakeAt(event.deadline))
+        self._announce(event.deadline)
         for live in query:
             if not live.waits or _laid_out_early(live):
                 self._start(query, live)
         self._end_if_done(query)
 
+    def _announce(self, deadline: float | None) -> None:
+        """Ask for a `Tick` at the earliest deadline, once: the next one is asked for when it comes."""
+        if deadline is not None and (self._announced is None or deadline < self._announced):
+            self._announced = deadline
+            self._out.append(WakeAt(deadline))
+
     def _tick(self, event: Tick) -> None:
         for query in list(self.queries.values()):
             if query.deadline is not None and event.at >= query.deadline:
                 self._end(query, "timeout")
+        if self._announced is not None and event.at >= self._announced:
+            self._announced = None
+            left = (query.deadline for query in self.queries.values() if query.deadline is not None)
+            self._announce(min(left, default=None))
 
     def _cancel_query(self, query: LiveQuery, event: CancelQuery) -> None:
         self._end(query, "cancelled")
@@ -161,9 +172,7 @@ class GraphScheduler:
 
     def _after_end(self, query: LiveQuery, live: LivePrimitive) -> None:
         """Its readers may be ready now; values that only it read are released."""
-        for producer in query.released_by(live.id):
-            self._out.append(Release(query.id, producer))
-        for child in query.children(live.id):
+        for child in self._severed(query, live):
             child.waits.discard(live.id)
             self._advance(query, child)
         self._end_if_done(query)
@@ -181,31 +190,48 @@ class GraphScheduler:
         """A full prefilling whose data is there does not wait for a warm-up that has not even started."""
         if live.primitive.kind is not _K.FULL_PREFILLING:
             return
-        waited = [query[name] for name in live.waits if name in query]
-        if all(w.primitive.kind is _K.PARTIAL_PREFILLING and w.status is not Status.RUNNING for w in waited):
-            for warmup in sorted(waited, key=lambda w: w.id):
-                self._drop(query, warmup)
+        waited = (query.get(name) for name in live.waits)
+        if all(w is None or _spare(w) for w in waited):  # mostly over with the first, however many they are
+            for name in sorted(live.waits):
+                if name in query:
+                    self._drop(query, query[name])
 
     def _drop(self, query: LiveQuery, live: LivePrimitive, *, cancel: bool = True) -> None:
         """It ends without a value, and so does everything that cannot do without that value."""
-        if live.status.ended:
-            return
+        if not live.status.ended:
+            self._mark_dropped(query, live, cancel=cancel)
+            self._cut_off(query, live)
+
+    def _mark_dropped(self, query: LiveQuery, live: LivePrimitive, *, cancel: bool = True) -> None:
         if cancel and live.status.active:
             self._out.append(Cancel(query.id, live.id))
         live.status = Status.DROPPED
-        self._cut_off(query, live)
 
     def _cut_off(self, query: LiveQuery, live: LivePrimitive) -> None:
-        for producer in query.released_by(live.id):
-            self._out.append(Release(query.id, producer))
-        for child in query.children(live.id):
-            child.waits.discard(live.id)
+        """Depth first, on a stack of its own: a chain may be thousands of primitives long."""
+        todo = [(live, self._severed(query, live))]
+        while todo:
+            gone, children = todo[-1]
+            child = next(children, None)
+            if child is None:
+                todo.pop()
+                continue
+            child.waits.discard(gone.id)
             if child.status.ended:
                 continue
-            if optional_edge(child.primitive, live.primitive) and live.id not in {r.producer for r in child.outputs}:
+            if optional_edge(child.primitive, gone.primitive) and gone.id not in child.collects:
                 self._advance(query, child)
             else:
-                self._drop(query, child)
+                self._mark_dropped(query, child)
+                todo.append((child, self._severed(query, child)))
+
+    def _severed(self, query: LiveQuery, live: LivePrimitive) -> Iterator[LivePrimitive]:
+        """What it read is released; its children."""
+        self._release(query, query.released_by(live.id))
+        return iter(query.children(live.id))
+
+    def _release(self, query: LiveQuery, producers: Iterable[str]) -> None:
+        self._out += [Release(query.id, producer) for producer in producers]
 
     def _failed(self, query: LiveQuery, event: PrimitiveFailed) -> None:
         live = query.get(event.primitive)
@@ -227,6 +253,8 @@ class GraphScheduler:
         whole = Fragment(event.graph, event.graph.output)
         made, _ = whole.instantiate(event.name, {INPUT: Ref(event.value)})
         self._spliced += query.splice(made, event.graph, event.name, SINK)
+        if not query.read(event.value):
+            self._release(query, (event.value,))
         self._begin_spliced(query)
 
     def _part_ended(self, query: LiveQuery, event: PartEnded) -> None:
@@ -267,8 +295,8 @@ class GraphScheduler:
             if match is not None:
                 outputs.append(live.early[match])
             else:
-                taken = any(x.id.startswith(f"{p.id}[{index}]/") for x in query)
-                name = f"{p.id}[{index}']" if taken else f"{p.id}[{index}]"
+                name = f"{p.id}[{index}]"
+                name = f"{name[:-1]}']" if query.within(name) else name
                 bind = {"$item": items.at(index)}
                 outputs.append(self._instance(query, live, p.fragment, name, bind, together=event.count))
         self._await_outputs(query, live, outputs)
@@ -306,6 +334,7 @@ class GraphScheduler:
         name = f"{live.id}[{len(live.outputs)}]"
         output = self._instance(query, live, live.primitive.fragment, name, {"$carry": carry})
         live.outputs.append(output)
+        live.collects.add(output.producer)
         live.waits = {output.producer}
         query.hold(live.id, [output])
         self._begin_spliced(query)
@@ -324,6 +353,7 @@ class GraphScheduler:
     ) -> Ref:
         """`together`: instances whose outputs are put together, this one among them."""
         assert body is not None, f"{live.id} holds no fragment"
+        live.instances.append(name)
         outer = {ref: Ref(ref) for ref in body.externals if ref not in bind}
         captured = captures(live.primitive.inputs, "items")
         made, output = body.instantiate(name, {**outer, **captured, **bind}, tentative=tentative)
@@ -335,16 +365,17 @@ class GraphScheduler:
 
     def _begin_spliced(self, query: LiveQuery) -> None:
         """Depths first, so that what starts now is queued with its own."""
-        changed = query.redepth()
+        spliced, self._spliced = self._spliced, []
+        changed = query.redepth(spliced)
         if changed:
             self._out.append(Reprioritise(query.id, changed))
-        spliced, self._spliced = self._spliced, []
         for live in spliced:
             if not live.waits or _laid_out_early(live):
                 self._start(query, live)
 
     def _await_outputs(self, query: LiveQuery, live: LivePrimitive, outputs: list[Ref]) -> None:
         live.outputs = outputs
+        live.collects.update(r.producer for r in outputs)
         live.waits = {r.producer for r in outputs if (made := query.get(r.producer)) and not made.status.ended}
         query.hold(live.id, outputs)
         self._begin_spliced(query)
@@ -369,6 +400,9 @@ class GraphScheduler:
     def _complete(self, query: LiveQuery, live: LivePrimitive) -> None:
         live.status = Status.DONE
         self._after_end(query, live)
+        for name in live.instances:
+            self._release(query, query.forget(name))
+        live.instances.clear()
 
     def _item_closed(self, query: LiveQuery, event: ItemClosed) -> None:
         """A list is still being decoded and an item of it has closed: work on it begins, tentatively."""
@@ -390,16 +424,24 @@ class GraphScheduler:
         query.hold(holder.id, [output])
 
     def _discard_instance(self, query: LiveQuery, name: str) -> None:
-        for live in query:
-            if live.id.startswith(f"{name}/"):
-                self._drop(query, live)
+        """Whoever is in it has not come to anything that is wanted."""
+        for live in query.within(name):
+            self._drop(query, live)
+        self._release(query, query.forget(name))
+
+
+def _spare(live: LivePrimitive) -> bool:
+    """A warm-up that has not begun."""
+    return live.primitive.kind is _K.PARTIAL_PREFILLING and live.status is not Status.RUNNING
 
 
 def _laid_out_early(live: LivePrimitive) -> bool:
     """A FOLD is laid out once its items are known: only its first instance needs the value that it begins with, and
     the others have prompts whose beginnings can be prefilled."""
     p = live.primitive
+    if p.kind is not _K.FOLD:
+        return False
     items, init = p.input("items"), p.input("init")
-    if p.kind is not _K.FOLD or items is None or init is None:
+    if items is None or init is None:
         return False
     return live.waits == {init.producer} and items.producer != init.producer

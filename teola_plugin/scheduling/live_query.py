@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from heapq import heapify, heappop, heappush
 
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
 from teola_plugin.scheduling.objectives import SINK, Wanted, deduce
@@ -31,7 +32,7 @@ class Status(Enum):
         return self in (Status.READY, Status.RUNNING)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LivePrimitive:
     """One primitive of a live query."""
 
@@ -42,10 +43,14 @@ class LivePrimitive:
     depth: int = 0
     outputs: list[Ref] = field(default_factory=list)
     """Holders: outputs of the instances, in item order."""
+    collects: set[str] = field(default_factory=set)
+    """Who makes them: it has no value without any of these."""
     predicted: list[Ref] = field(default_factory=list)
     """MAP: the items its early instances work on; kept until they have been compared with the real ones."""
     early: list[Ref] = field(default_factory=list)
     """MAP: outputs of the instances made before the items were known, planned and grown."""
+    instances: list[str] = field(default_factory=list)
+    """Holders: names of the instances that were spliced in."""
     wanted: Wanted = SINK
 
     @property
@@ -60,14 +65,17 @@ def optional_edge(reader: Primitive, producer: Primitive) -> bool:
         return actual is None or actual.producer != producer.id
     if reader.decodes and producer.kind is PrimitiveKind.PARTIAL_DECODING:
         return True  # fewer items than planned: the stream goes on all the same
-    if any(ref.producer == producer.id for _, ref in reader.inputs):
-        return False
-    early = any(ref.producer == producer.id for ref in reader.early)
-    return early or producer.kind is PrimitiveKind.PARTIAL_PREFILLING or producer.tentative
+    for _, ref in reader.inputs:
+        if ref.producer == producer.id:
+            return False
+    if producer.tentative or producer.kind is PrimitiveKind.PARTIAL_PREFILLING:
+        return True
+    return any(ref.producer == producer.id for ref in reader.early)
 
 
 class LiveQuery:
-    """All live primitives of one query, with edges, depths and reader counts; grows as fragments are spliced in."""
+    """All live primitives of one query, with edges, depths and reader counts; grows as fragments are spliced in, and
+    forgets instances and parts that are over. Nothing here takes longer the wider the query has grown."""
 
     def __init__(self, query: str, graph: Graph, *, deadline: float | None, ahead: bool) -> None:
         self.id = query
@@ -78,11 +86,15 @@ class LiveQuery:
         self._live: dict[str, LivePrimitive] = {}
         self._children: dict[str, list[str]] = {}
         self._readers: dict[str, set[str]] = {}
-        wanted = deduce(graph)
+        self._within: dict[str, list[str]] = {}
+        """Ids by the instance or part that they are in, whatever lies between."""
+        self._depths = _Depths(self._live, self._children)
+        wanted, depths = deduce(graph), graph.depths
         for p in graph:
-            live = self._insert(p)
-            live.depth, live.wanted = graph.depths[p.id], wanted[p.id]
+            live = self._insert(p, graph.parents(p.id))
+            live.depth, live.wanted = depths[p.id], wanted[p.id]
             if p.early:
+                live.instances += [f"{p.id}[{i}]" for i in range(len(p.early))]
                 self._keep_predictions(live)
 
     def __getitem__(self, name: str) -> LivePrimitive:
@@ -94,18 +106,29 @@ class LiveQuery:
     def __iter__(self) -> Iterator[LivePrimitive]:
         return iter(list(self._live.values()))
 
+    def __len__(self) -> int:
+        return len(self._live)
+
     def __contains__(self, name: str) -> bool:
         return name in self._live
 
     def children(self, name: str) -> list[LivePrimitive]:
-        return [self._live[c] for c in self._children.get(name, ())]
+        return [live for c in self._children.get(name, ()) if (live := self._live.get(c)) is not None]
 
     def readers(self, name: str) -> list[LivePrimitive]:
         return [c for c in self.children(name) if any(r.producer == name for r in c.primitive.refs)]
 
-    def _insert(self, p: Primitive) -> LivePrimitive:
+    def within(self, instance: str) -> list[LivePrimitive]:
+        """What is in an instance or a part of that name, and in those inside of it."""
+        return [live for name in self._within.get(instance, ()) if (live := self._live.get(name)) is not None]
+
+    def deepest(self) -> int:
+        """Depth of the deepest primitive that has not ended; 0 when all have."""
+        return self._depths.deepest()
+
+    def _insert(self, p: Primitive, parents: Iterable[str]) -> LivePrimitive:
         waits: set[str] = set()
-        for producer in Graph.edges_into(p):
+        for producer in parents:
             self._children.setdefault(producer, []).append(p.id)
             made_by = self._live.get(producer)
             if made_by is not None and not made_by.status.ended:
@@ -114,6 +137,8 @@ class LiveQuery:
             self._readers.setdefault(ref.producer, set()).add(p.id)
         live = LivePrimitive(p, waits, early=list(p.early))
         self._live[p.id] = live
+        for outer in _around(p.id):
+            self._within.setdefault(outer, []).append(p.id)
         return live
 
     def _keep_predictions(self, live: LivePrimitive) -> None:
@@ -132,14 +157,15 @@ class LiveQuery:
     def splice(self, primitives: Iterable[Primitive], body: Graph, name: str, sink: Wanted) -> list[LivePrimitive]:
         """Add the primitives of an instance of `body`; `sink` is what is wanted of its output. They may read one
         another in any order."""
-        made = [self._insert(p) for p in primitives]
+        edges = [(p, Graph.edges_into(p)) for p in primitives]
+        made = [self._insert(p, parents) for p, parents in edges]
         wanted = deduce(body)
         for live in made:
             live.wanted = wanted[live.id.removeprefix(f"{name}/")].inside(name, sink)
         own = {live.id for live in made}
-        for live in made:  # an edge to a later one of the same instance was not ended either
-            live.waits |= {x for x in Graph.edges_into(live.primitive) if x in own}
-            if live.primitive.early:
+        for live, (p, parents) in zip(made, edges, strict=True):
+            live.waits |= own.intersection(parents)  # an edge to a later one of the same instance was not ended either
+            if p.early:
                 self._keep_predictions(live)
         return made
 
@@ -147,9 +173,11 @@ class LiveQuery:
         """The holder reads these values at its end: they are kept until then and count for depth."""
         refs = list(refs)
         self.keep(holder, refs)
-        for ref in refs:
-            if not ref.external:
-                self._children.setdefault(ref.producer, []).append(holder)
+        for producer in dict.fromkeys(ref.producer for ref in refs if not ref.external):
+            children = self._children.setdefault(producer, [])
+            if holder not in children:  # few: who else reads the output of an instance?
+                children.append(holder)
+                self._depths.leads(producer, holder)
 
     def released_by(self, name: str) -> list[str]:
         """Producers whose last reader was `name`."""
@@ -163,50 +191,116 @@ class LiveQuery:
             if not readers and producer != self.output.producer:
                 del self._readers[producer]
                 gone.append(producer)
+                if producer not in self._live:
+                    self._children.pop(producer, None)
         return sorted(gone)
 
-    def redepth(self) -> dict[str, int]:
-        """Compute all depths anew; returns those that changed for primitives at an engine."""
-        fresh: dict[str, int] = {}
+    def read(self, name: str) -> bool:
+        """Whether anybody is yet to read this value."""
+        return name in self._readers
 
-        order = self._topological()
-        for name in reversed(order):
-            fresh[name] = 1 + max((fresh[c] for c in self._children.get(name, ()) if c in fresh), default=-1)
-        changed = {}
-        for name, depth in fresh.items():
-            live = self._live[name]
-            if live.depth != depth:
-                live.depth = depth
-                if live.status.active and live.primitive.on_engine:
-                    changed[name] = depth
-        return changed
+    def redepth(self, made: Sequence[LivePrimitive]) -> dict[str, int]:
+        """The depths of what was spliced in, in this order, and of what leads there; returns those that changed for
+        primitives at an engine."""
+        return self._depths.grown(made)
 
-    def _topological(self) -> list[str]:
-        degree = dict.fromkeys(self._live, 0)
-        for children in self._children.values():
-            for c in children:
-                degree[c] += 1
-        for producer, children in self._children.items():
-            if producer not in self._live:
-                for c in children:
-                    degree[c] -= 1
-        ready = [name for name, count in degree.items() if not count]
-        order = []
-        while ready:
-            name = ready.pop()
-            order.append(name)
-            for c in self._children.get(name, ()):
-                degree[c] -= 1
-                if not degree[c]:
-                    ready.append(c)
-        return order
+    def forget(self, name: str) -> list[str]:
+        """Drop an instance or a part, if all of it has ended; returns what it made and nobody ever read."""
+        inside = self.within(name)
+        if not all(live.status.ended for live in inside):
+            return []
+        unread = [live.id for live in inside if live.status is Status.DONE and not self._children.get(live.id)]
+        for live in inside:
+            del self._live[live.id]
+            self._children.pop(live.id, None)
+            for outer in _around(live.id):
+                if len(outer) >= len(name):
+                    self._within.pop(outer, None)
+        return unread
 
     def group(self, leader: str) -> list[LivePrimitive]:
         """The decodings that are served by the request of the prefilling `leader`."""
-        found, todo = [], [leader]
+        found, todo = dict[str, LivePrimitive](), [leader]
         while todo:
-            for reader in self.readers(todo.pop()):
-                if reader.primitive.decodes and reader not in found:
-                    found.append(reader)
-                    todo.append(reader.id)
-        return found
+            name = todo.pop()
+            for child in self.children(name):
+                p = child.primitive
+                if p.decodes and p.id not in found and any(ref.producer == name for ref in p.refs):
+                    found[p.id] = child
+                    todo.append(p.id)
+        return list(found.values())
+
+
+def _around(name: str) -> Iterator[str]:
+    """The instances and parts that a primitive of this id is in, outermost first."""
+    place = name.find("/")
+    while place >= 0:
+        yield name[:place]
+        place = name.find("/", place + 1)
+
+
+class _Depths:
+    """Longest ways to a sink, kept right as a query grows. They never become shorter: edges only come."""
+
+    def __init__(self, live: dict[str, LivePrimitive], children: dict[str, list[str]]) -> None:
+        self._live, self._children = live, children
+        self._raised: dict[str, int] = {}
+        """Depths that are greater than those known, by primitive, and not seen to yet."""
+        self._todo: list[tuple[int, str]] = []
+        """Those primitives, by the depth that is known: what leads to another is deeper than that other."""
+        self._order: list[tuple[int, str]] | None = None
+        """What has not ended, deepest first; kept once somebody asks."""
+
+    def leads(self, name: str, to: str) -> None:
+        """There is a way from one to the other now."""
+        self._offer(name, self._live[to].depth + 1)
+
+    def grown(self, made: Sequence[LivePrimitive]) -> dict[str, int]:
+        """`made` is new, in an order in which nothing leads to an earlier one. Returns what changed at engines."""
+        for live in reversed(made):
+            known = [child.depth for name in self._children.get(live.id, ()) if (child := self._live.get(name))]
+            live.depth = 1 + max(known, default=-1)
+        for live in made:
+            self._spread(live)
+        changed: dict[str, int] = {}
+        while self._todo:
+            _, name = heappop(self._todo)
+            depth, found = self._raised.pop(name, 0), self._live.get(name)
+            if found is None or depth <= found.depth:
+                continue
+            found.depth = depth
+            self._spread(found)
+            if found.status.active and found.primitive.on_engine:
+                changed[name] = depth
+        return changed
+
+    def _spread(self, live: LivePrimitive) -> None:
+        """Its depth is known: what leads to it is deeper."""
+        if self._order is not None:
+            heappush(self._order, (-live.depth, live.id))
+        for parent in Graph.edges_into(live.primitive):
+            self._offer(parent, live.depth + 1)
+        for ref in live.outputs:
+            self._offer(ref.producer, live.depth + 1)
+        for ref in live.early:
+            self._offer(ref.producer, live.depth + 1)
+
+    def _offer(self, name: str, depth: int) -> None:
+        live = self._live.get(name)
+        if live is None or depth <= live.depth:
+            return
+        if name not in self._raised:
+            heappush(self._todo, (live.depth, name))
+        self._raised[name] = max(depth, self._raised.get(name, 0))
+
+    def deepest(self) -> int:
+        if self._order is None:
+            self._order = [(-live.depth, live.id) for live in self._live.values()]
+            heapify(self._order)
+        while self._order:
+            depth, name = self._order[0]
+            live = self._live.get(name)
+            if live is not None and not live.status.ended and live.depth == -depth:
+                return -depth
+            heappop(self._order)
+        return 0

@@ -78,14 +78,15 @@ def gathered(holder: str, count: int, wanted: Wanted) -> Wanted:
 
 def _deduced(graph: Graph) -> dict[str, Wanted]:
     shapes = _shapes(graph)
-    alike = {p.id: Counter(shapes[name] for name in _put_together(p)) for p in graph}
+    together = {p.id: _put_together(p) for p in graph}
+    alike = {name: Counter(shapes[other] for other in members) for name, members in together.items()}
     ways: dict[str, _Way] = {}
     for p in reversed(tuple(graph)):
         shape = shapes[p.id]
         found: _Way | None = () if p.id == graph.output.producer else None
         for child in graph.children(p.id):
             way = ways[child]
-            if shape and alike[child][shape] > 1 and p.id in _put_together(graph[child]):
+            if shape and alike[child][shape] > 1 and p.id in together[child]:
                 way = (*way, (child, p.id))
             found = way if found is None else _common(found, way)
         ways[p.id] = found or ()

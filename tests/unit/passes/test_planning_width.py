@@ -1,0 +1,82 @@
+"""What planning a wide graph costs: linear in its width, in time and in what is kept."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from teola_plugin.engines import profiles
+from teola_plugin.graph import Component, Effect, Graph, PromptPart, Ref, Role, WorkflowTemplate, build_pgraph, named
+from teola_plugin.passes import Optimised, PassContext, PassReport, PrefillingSplit, default_pipeline
+from teola_plugin.scheduling.objectives import deduce
+from tests.support.steps import growth
+
+LINEAR = 1.3
+HEAD = PromptPart.literal("Answer with care and with the context only. " * 8)
+
+
+def searched(name: str, query: Ref) -> Component:
+    docs = (Effect("collection:docs"),)
+    options = (("collection", "docs"), ("k", 4))
+    return Component(name, Role.RETRIEVAL, named(query=query), "store", "embedder", effects=docs, options=options)
+
+
+def asked(name: str, *reads: str, **more: object) -> Component:
+    inputs = tuple((f"x{i}", Ref(read)) for i, read in enumerate(reads))
+    prompt = (HEAD, *(PromptPart.var(key) for key, _ in inputs))
+    return Component(name, Role.GENERATION, inputs, "llm", prompt=prompt, **more)  # type: ignore[arg-type]
+
+
+def listed(width: int) -> WorkflowTemplate:
+    """A list of questions, each searched with and answered, and an answer made of the answers."""
+    each = WorkflowTemplate((searched("search", Ref("$item")), asked("answer", "$item", "search")), Ref("answer"))
+    parts = (asked("expand", "$input", splittable=True, expected=width, options=(("items", "json"),)),
+             Component("list", Role.CALL, named(text=Ref("expand"))),
+             Component("each", Role.MAP, named(items=Ref("list")), body=each),
+             Component("pack", Role.CALL, named(found=Ref("each"))), asked("whole", "$input", "pack"))  # fmt: skip
+    return WorkflowTemplate(parts, Ref("whole"), tuple((a.name, b.name) for a, b in pairwise(parts)))
+
+
+def side_by_side(width: int) -> WorkflowTemplate:
+    """Many searches, and an answer that reads them all."""
+    found = [searched(f"s{i}", Ref("$input", (i,))) for i in range(width)]
+    shown = [Component(f"c{i}", Role.CALL, named(x=Ref(f"s{i}"))) for i in range(width)]
+    order = [pair for i in range(width) for pair in ((f"s{i}", f"c{i}"), (f"c{i}", "whole"))]
+    return WorkflowTemplate((*found, *shown, asked("whole", *(c.name for c in shown))), Ref("whole"), tuple(order))
+
+
+WIDE = {"a list": listed, "side by side": side_by_side}
+
+
+def planned(template: WorkflowTemplate) -> Optimised:
+    return default_pipeline().run(build_pgraph(template), PassContext(profiles.rtx3090()))
+
+
+@pytest.mark.parametrize("wide", WIDE.values(), ids=WIDE)
+def test_planning_costs_what_the_width_is(wide: object) -> None:
+    assert len(planned(wide(20)).graph) > 40  # type: ignore[operator]
+    assert growth(lambda n: planned(wide(n)), 40) < LINEAR  # type: ignore[operator]
+
+
+def test_prompts_of_many_instances_are_split_in_one_walk() -> None:
+    def split(width: int) -> PassReport:
+        reports = planned(listed(width)).reports
+        return next(r for r in reports if r.pass_name == PrefillingSplit.name and len(r.before) > 2 * width)
+
+    assert split(20).fired
+    graphs = {n: split(n).before for n in (2, 40, 160)}
+    context = PassContext(profiles.rtx3090())
+    assert growth(lambda n: PrefillingSplit().run(graphs[n], context), 40) < LINEAR
+
+
+@pytest.mark.parametrize("wide", WIDE.values(), ids=WIDE)
+def test_what_is_wanted_of_each_is_found_in_one_walk(wide: object) -> None:
+    graphs = {n: planned(wide(n)).graph for n in (2, 40, 160)}  # type: ignore[operator]
+    assert growth(lambda n: deduce(graphs[n]), 40) < LINEAR
+
+
+def test_a_plan_keeps_no_sets_that_grow_with_the_square() -> None:
+    made = planned(listed(20))
+    graphs: list[Graph] = [made.graph, *(g for report in made.reports for g in (report.before, report.after))]
+    assert not any(name in vars(g) for g in graphs for name in ("bits", "above", "ancestors"))
