@@ -22,6 +22,17 @@ BESIDE = "beside"
 """Option of a holder whose items, or arms, plain code takes one after the other, and the graph side by side."""
 
 
+def may_raise(call: Call) -> Call:
+    """Marks a callable that may end the plain object's run where it stands: a parser, the user's own function."""
+    call.teola_may_raise = True  # type: ignore[attr-defined]
+    return call
+
+
+def raises(call: object) -> bool:
+    """Whether it is marked so."""
+    return bool(getattr(call, "teola_may_raise", False))
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The components of a part of the chain that run first and last in it."""
@@ -42,6 +53,10 @@ class Traced:
     watched: Mapping[tuple[str, ...], str]
     """Node path (see `paths`) of the plain run -> the OPAQUE component whose value that run returns."""
     report: TraceReport
+    looked_up: tuple[Ref, ...] = ()
+    """Keys that a step reads, and raises without, though nothing of the graph stands for it."""
+    filled_in: tuple[Ref, ...] = ()
+    """Variables of prompts that take them bare, too: where a dictionary comes, it must have them."""
 
 
 @dataclass(slots=True)
@@ -58,6 +73,8 @@ class Draft:
     """Components that turn a model's text into a list -> how the list is spelled, empty where another says it."""
     names: set[str] = field(default_factory=set)
     formatted: dict[Prompted, Ref] = field(default_factory=dict)
+    looked_up: list[Ref] = field(default_factory=list)
+    filled_in: list[Ref] = field(default_factory=list)
 
     def name(self, wanted: str, *parts: str) -> str:
         """A name of its own, whose `name.part` are free as well."""
@@ -126,6 +143,8 @@ class Draft:
             sizes,
             MappingProxyType(dict(self.watched)),
             TraceReport(tuple(self.nodes)),
+            tuple(self.looked_up),
+            tuple(self.filled_in),
         )
 
 

@@ -30,7 +30,7 @@ from langchain_core.tools import BaseTool
 
 from teola_plugin.graph import INPUT, ITEM, Component, Ref, Role, named
 from teola_plugin.tracer import paths
-from teola_plugin.tracer.draft import BESIDE, DERIVED, Draft, Names, Span, Traced
+from teola_plugin.tracer.draft import BESIDE, DERIVED, Draft, Names, Span, Traced, may_raise
 from teola_plugin.tracer.equivalents import AsDict, Computed, OneByOne, beginning, equivalent
 from teola_plugin.tracer.lcel_classes import (
     changed,
@@ -286,30 +286,37 @@ class _Walk:
         if isinstance(reads, Attributes):
             return self._attributes(node, reads, value, place)
         if len(reads.keys) == 1:
-            return self._silently(node, place, read_key(value, reads.keys[0]))
+            return self._silently(node, place, self._looked_up(value, reads.keys))
         read = [read_key(value, key) for key in reads.keys]
         return self._leaf(node, place, lambda: self._tuple(read, place))
 
+    def _looked_up(self, value: Value, keys: tuple[str | int, ...]) -> Value:
+        for key in keys:
+            value = read_key(value, key)
+        if isinstance(value, Ref) and value.path:
+            self._draft.looked_up.append(value)
+        return value
+
     def _pure(self, node: RunnableLambda[Any, Any], reads: Purity, value: Value, place: _Place) -> Lowered:
         if reads.path is not None:
-            for key in reads.path:
-                value = read_key(value, key)
-            return self._silently(node, place, value)
+            return self._silently(node, place, self._looked_up(value, reads.path))
         keys = None if reads.keys is None else {key: read_key(value, key) for key in reads.keys}
-        return self._leaf(
-            node, place, lambda: self._computed(node.func, keys, value, place.name(short_name(node)), place)
-        )
+        return self._leaf(node, place, lambda: self._computed(node, keys, value, place))
 
     def _computed(
-        self, func: Callable[[Any], Any], keys: Mapping[str, Value] | None, value: Value, wanted: str, place: _Place
+        self, node: RunnableLambda[Any, Any], keys: Mapping[str, Value] | None, value: Value, place: _Place
     ) -> Ref:
         """A CALL of the user's pure function, on what it reads."""
-        name = self._draft.name(wanted)
+        func, name = node.func, self._draft.name(place.name(short_name(node)))
         read = {"value": value} if keys is None else keys
         inputs = tuple((key, self._draft.real(one, name, place.tags)) for key, one in read.items())
         self._draft.lists[name] = ""
         component = Component(name, Role.CALL, inputs, scope=place.tags)
-        return self._draft.add(component, lambda **given: on_plain(func, given["value"] if keys is None else given))
+
+        def call(**given: Any) -> Any:
+            return on_plain(func, given["value"] if keys is None else given)
+
+        return self._draft.add(component, call if isinstance(node, Computed) else may_raise(call))
 
     def _tuple(self, read: list[Value], place: _Place) -> Ref:
         name = self._draft.name(place.part("items"))
@@ -324,7 +331,8 @@ class _Walk:
         def emit() -> Ref:
             name = self._draft.name(place.part("attribute"))
             self._draft.lists[name] = ""
-            return self._draft.call(name, lambda value: reads.get(value), place.tags, value=value)
+            get = may_raise(lambda value: reads.get(value))
+            return self._draft.call(name, get, place.tags, value=value)
 
         return self._leaf(node, place, emit)
 
@@ -344,7 +352,10 @@ class _Walk:
         return self._silently(node, place, Record({key: read_key(value, key) for key in known}))
 
     def _prompt(self, node: BasePromptTemplate[Any], value: Value, place: _Place) -> Lowered:
-        return self._silently(node, place, bind(understand(node), value))
+        shape, value = understand(node), simplest(value)
+        if isinstance(value, Ref) and len(shape.required) == 1:
+            self._draft.filled_in.append(value.at(shape.required[0]))
+        return self._silently(node, place, bind(shape, value))
 
     def _parser(self, node: BaseOutputParser[Any], value: Value, place: _Place) -> Lowered:
         return self._leaf(node, place, lambda: lower_parser(self._draft, node, value, place.name, place.tags))

@@ -18,7 +18,7 @@ from langchain_core.output_parsers import (
 from langchain_core.outputs import ChatGeneration, Generation
 
 from teola_plugin.graph import Component, PromptPart, Ref, Role, named
-from teola_plugin.tracer.draft import DERIVED, Draft, Names
+from teola_plugin.tracer.draft import DERIVED, Draft, Names, may_raise
 from teola_plugin.tracer.lcel_classes import changed
 from teola_plugin.tracer.leaf import (
     EmbeddingLeaf,
@@ -42,6 +42,9 @@ PARSERS: tuple[tuple[type[BaseOutputParser[Any]], str], ...] = (
 )
 """Parsers that are pure functions of the text, and how they spell a list."""
 
+
+_TAKE_ALL = (StrOutputParser, CommaSeparatedListOutputParser, NumberedListOutputParser, MarkdownListOutputParser)
+"""Those that make something of any text; the others may raise."""
 
 _BY_NAME = {
     "langchain_classic.retrievers.multi_query.LineListOutputParser": "lines",
@@ -217,7 +220,12 @@ def lower_parser(
         raise NotUnderstood("parses a dictionary or a prompt, which it does not take")
     wanted = draft.name(name("parse"))
     draft.lists[wanted] = known[1]
-    return draft.call(wanted, lambda value: _parsed(parser, value), scope, value=value)
+
+    def parse(value: Any) -> Any:
+        return _parsed(parser, value)
+
+    call = parse if isinstance(parser, _TAKE_ALL) else may_raise(parse)
+    return draft.call(wanted, call, scope, value=value)
 
 
 def _parsed(parser: BaseOutputParser[Any], value: Any) -> Any:

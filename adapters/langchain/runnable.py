@@ -176,7 +176,9 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         kind: type[Place] | None,
         limit: Gate | None,
     ) -> Begun | None:
-        place = routed.place(kind, config, limit or self._limit) if routed is not None and kind is not None else None
+        place = None
+        if routed is not None and kind is not None:
+            place = routed.place(kind, input, config, limit or self._limit)
         pool, traced, chain = self._pool, self._traced, self._chain
         if place is not None and routed is not None:
             pool, traced, chain = routed.pool, routed.traced, routed.chain

@@ -142,6 +142,7 @@ def _generation(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             edges.after,
             scope=c.scope,
             call=c.call or c.name,
+            effects=c.effects,
             prompt=c.prompt,
             size=1,
             options=c.options,

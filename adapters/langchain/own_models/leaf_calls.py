@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from teola_plugin.adapters.langchain.own_models.gates import Gate
 from teola_plugin.adapters.langchain.own_models.replay import EventLog
+from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +33,8 @@ class Site:
     """Called once for each item of a list, so maybe with what an item is predicted to be."""
     within: str = ""
     """Path of the user's object that holds it, where that is planned with an equivalent chain."""
+    changes_input: threading.Event = field(default_factory=threading.Event)
+    """Set once the leaf was seen to change what it was called with: then it is called in its place."""
 
     @property
     def tags(self) -> list[str]:
@@ -49,6 +53,13 @@ class Outcome:
             raise self.error
         return self.value
 
+    def copied(self) -> Outcome:
+        """The same, with a value that nobody else has; an error where it cannot be copied."""
+        try:
+            return Outcome(snapshot(self.value), self.error)
+        except NotCopied as error:
+            return Outcome(error=error)
+
 
 class State(Enum):
     WAITING = "waiting"
@@ -63,28 +74,32 @@ class LeafCall:
     """One call of a leaf, made or to be made."""
 
     site: Site
-    input: Any
+    asked: Any
+    """What it is called with, as it was: shared with nobody, and never handed out."""
     state: State
     for_graph: bool = False
     for_plain: bool = False
+    spoilt: bool = False
+    """The leaf changed the copy that an early call gave it: the plain object's own values have yet to be changed so."""
     outcome: Future[Outcome] = field(default_factory=Future)
+    """For the plain object, which takes it once."""
+    shown: Future[Outcome] = field(default_factory=Future)
+    """For the graph: a copy."""
     log: EventLog = field(default_factory=EventLog)
     stop: Callable[[], object] = bool
     """Gives an early call up, where that is possible."""
 
     def end(self, outcome: Outcome) -> None:
-        with contextlib.suppress(Exception):  # given up before
-            self.outcome.set_result(outcome)
+        copied = outcome.copied()  # before the plain object has the value and may change it
+        for future, one in ((self.shown, copied), (self.outcome, outcome)):
+            with contextlib.suppress(Exception):  # given up before
+                future.set_result(one)
 
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two inputs of a leaf are equal, as far as that can be told."""
-    if one is other:
-        return True
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # values that cannot be compared are not known to be the same
-        return False
+    def note_changes(self, given: Any) -> None:
+        """`given`: the copy that an early call was made with, after the call."""
+        if not exactly(given, self.asked):
+            self.spoilt = True
+            self.site.changes_input.set()
 
 
 def outcome_of(make: Callable[[], Any]) -> Outcome:

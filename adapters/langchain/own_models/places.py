@@ -1,7 +1,11 @@
 """Where the user's own models and retrievers are called: one place per query, shared by plain and early calls.
 
 Whoever comes first makes a call, the plain object or the graph; the other gets its outcome. So there is never a call
-that the plain object would not make.
+that the plain object would not make, unless somebody changes in place what it is made with.
+
+What a call was asked with is kept as a snapshot. The plain object's call is that call only if it comes with exactly
+that, whatever object it is. Nothing that one side may change is shared with the other: an early call gets a copy, the
+graph gets a copy of the outcome, the plain object gets the outcome itself, once.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import RunnableConfig
@@ -25,14 +29,17 @@ from teola_plugin.adapters.langchain.own_models.leaf_calls import (
     State,
     aoutcome_of,
     outcome_of,
-    same,
 )
+from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 
 if TYPE_CHECKING:
     from teola_plugin.pool import EnginePool
 
 open_places: dict[str, Place] = {}
 """By query id."""
+
+_UNKNOWN = object()
+"""Stands for what cannot be copied: equal to nothing."""
 
 
 class Place:
@@ -81,25 +88,23 @@ class Place:
         with self._lock:
             self._closed = True
             unclaimed = [c for calls in self._calls.values() for c in calls if not c.for_plain]
-            for call in unclaimed:
-                call.state = State.DROPPED
         for call in unclaimed:
-            call.stop()
-            call.end(Outcome(error=asyncio.CancelledError()))
+            self._drop(call)
 
     # ------------------------------------------------------------ the graph's side
 
     def ahead(self, key: str, input: Any) -> Future[Outcome]:
-        """The outcome of the plain object's call, which is made now where that may be done ahead of it."""
-        often = self.sites[key].mapped  # what was predicted of a list may come again with the list itself
+        """What the plain object's call gives, as a copy; it is made now where that may be done ahead of it."""
+        site, asked = self.sites[key], _snapshot(input)
+        often = site.mapped  # what was predicted of a list may come again with the list itself
         with self._lock:
-            call = self._find(key, input, lambda c: often or not c.for_graph)
+            call = self._find(key, asked, lambda c: often or not c.for_graph)
             fresh = call is None
             if call is None:
-                call = LeafCall(self.sites[key], input, State.DROPPED if self._closed else State.WAITING)
+                call = LeafCall(site, asked, self._first_state(site, asked))
                 self._calls.setdefault(key, []).append(call)
             call.for_graph = True
-            starts = fresh and key in self._early and call.state is State.WAITING
+            starts = fresh and call.state is State.WAITING and key in self._early and not site.changes_input.is_set()
             if starts and self._run is None:
                 self._pending.append(call)
                 starts = False
@@ -107,7 +112,12 @@ class Place:
             call.end(Outcome(error=asyncio.CancelledError()))
         elif starts:
             self._start(call)
-        return call.outcome
+        return call.shown
+
+    def _first_state(self, site: Site, asked: Any) -> State:
+        """Of a call that the graph is the first to want. The plain object may have come with something else."""
+        past = not site.mapped and any(c.for_plain for c in self._calls.get(site.key, ()))
+        return State.DROPPED if self._closed or past or asked is _UNKNOWN else State.WAITING
 
     def _start(self, call: LeafCall) -> None:
         raise NotImplementedError
@@ -123,8 +133,12 @@ class Place:
             call.state = State.EARLY
             return True
 
-    def _early_config(self, call: LeafCall) -> RunnableConfig:
-        return replay.early_config(self.config, call.site.config, call.log, sync=self.sync)
+    def _apart(self, site: Site, log: replay.EventLog) -> tuple[Context, RunnableConfig]:
+        """Where, and with which config, a call is made that only `log` hears of."""
+        context = self._context.copy()
+        config = replay.early_config(self.config, site.config, log, sync=self.sync)
+        replay.prepare(context, config, self._run)
+        return context, config
 
     # ------------------------------------------------------------ the plain object's side
 
@@ -133,16 +147,31 @@ class Place:
         with self._lock:
             call = self._find(site.key, input, lambda c: not c.for_plain)
             if call is None:
-                call = LeafCall(site, input, State.PLAIN)
+                call = LeafCall(site, _snapshot(input), State.PLAIN)
                 self._calls.setdefault(site.key, []).append(call)
             elif call.state is State.WAITING:
                 call.state = State.PLAIN
             call.for_plain = True
+            missed = [] if site.mapped else [c for c in self._calls[site.key] if not c.for_plain]
+        for other in missed:  # the plain object came with something else
+            self._drop(other)
         return call
+
+    def _drop(self, call: LeafCall) -> None:
+        call.state = State.DROPPED
+        call.stop()
+        call.end(Outcome(error=asyncio.CancelledError()))
 
     def _find(self, key: str, input: Any, free: Callable[[LeafCall], bool]) -> LeafCall | None:
         calls = self._calls.get(key, ())
-        return next((c for c in calls if c.state is not State.DROPPED and free(c) and same(c.input, input)), None)
+        return next((c for c in calls if c.state is not State.DROPPED and free(c) and exactly(c.asked, input)), None)
+
+
+def _snapshot(value: Any) -> Any:
+    try:
+        return snapshot(value)
+    except NotCopied:
+        return _UNKNOWN
 
 
 @contextlib.contextmanager
@@ -162,17 +191,18 @@ class SyncPlace(Place):
     sync = True
 
     def _start(self, call: LeafCall) -> None:
-        context = self._context.copy()
-        config = self._early_config(call)
-        replay.prepare(context, config, self._run)
+        context, config = self._apart(call.site, call.log)
         threading.Thread(target=context.run, args=(self._make, call, config), name="teola-early", daemon=True).start()
 
     def _make(self, call: LeafCall, config: RunnableConfig) -> None:
         with self._pass(call, early=True):
             if not self._take_up(call):
                 return
+            given = snapshot(call.asked)
             with replay.untraced():
-                call.end(outcome_of(lambda: call.site.leaf.invoke(call.input, config, **call.site.kwargs)))
+                outcome = outcome_of(lambda: call.site.leaf.invoke(given, config, **call.site.kwargs))
+            call.note_changes(given)
+            call.end(outcome)
 
     def invoke(self, site: Site, input: Any, config: RunnableConfig | None) -> Any:
         """`site.leaf.invoke`, or the outcome and the events of the same call made ahead."""
@@ -185,7 +215,17 @@ class SyncPlace(Place):
         replay.deliver(call.log, config or {}, site.tags)
         outcome = call.outcome.result()
         replay.deliver(call.log, config or {}, site.tags)
-        return outcome.get()
+        return (self._once_more(site, input) if call.spoilt else outcome).get()
+
+    def _once_more(self, site: Site, input: Any) -> Outcome:
+        """The leaf changes what it is called with: it is called with the plain object's own values, unheard."""
+        context, config = self._apart(site, replay.EventLog())
+
+        def make() -> Outcome:
+            with replay.untraced():
+                return outcome_of(lambda: site.leaf.invoke(input, config, **site.kwargs))
+
+        return context.run(make)
 
 
 class AsyncPlace(Place):
@@ -207,9 +247,7 @@ class AsyncPlace(Place):
     def _launch(self, call: LeafCall) -> None:
         if call.state is not State.WAITING:
             return
-        context = self._context.copy()
-        config = self._early_config(call)
-        replay.prepare(context, config, self._run)
+        context, config = self._apart(call.site, call.log)
         task = self._loop.create_task(self._make(call, config), context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -223,14 +261,17 @@ class AsyncPlace(Place):
         async with self._pass(call, early=True):
             if not self._take_up(call):
                 return
+            given = snapshot(call.asked)
             with replay.untraced():
-                call.end(await aoutcome_of(call.site.leaf.ainvoke(call.input, config, **call.site.kwargs)))
+                outcome = await aoutcome_of(call.site.leaf.ainvoke(given, config, **call.site.kwargs))
+            call.note_changes(given)
+            call.end(outcome)
 
     async def ainvoke(self, site: Site, input: Any, config: RunnableConfig | None) -> Any:
         """`site.leaf.ainvoke`, or the outcome and the events of the same call made ahead."""
         call = self._claim(site, input)
         if call.state is State.PLAIN:
-            return await self._plain(call, config)
+            return await self._plain(call, input, config)
         try:
             await replay.adeliver(call.log, config or {}, site.tags)
             outcome = await asyncio.shield(asyncio.wrap_future(call.outcome))
@@ -240,12 +281,22 @@ class AsyncPlace(Place):
             await replay.adeliver(call.log, config or {}, site.tags)
             raise
         await replay.adeliver(call.log, config or {}, site.tags)
-        return outcome.get()
+        return (await self._once_more(site, input) if call.spoilt else outcome).get()
 
-    async def _plain(self, call: LeafCall, config: RunnableConfig | None) -> Any:
+    async def _once_more(self, site: Site, input: Any) -> Outcome:
+        """The leaf changes what it is called with: it is called with the plain object's own values, unheard."""
+        context, config = self._apart(site, replay.EventLog())
+
+        async def make() -> Outcome:
+            with replay.untraced():
+                return await aoutcome_of(site.leaf.ainvoke(input, config, **site.kwargs))
+
+        return await asyncio.get_running_loop().create_task(make(), context=context)
+
+    async def _plain(self, call: LeafCall, input: Any, config: RunnableConfig | None) -> Any:
         try:
             async with self._pass(call, early=False):
-                outcome = await aoutcome_of(call.site.leaf.ainvoke(call.input, config, **call.site.kwargs))
+                outcome = await aoutcome_of(call.site.leaf.ainvoke(input, config, **call.site.kwargs))
         except asyncio.CancelledError as error:  # while it waited for its turn
             outcome = Outcome(error=error)
         call.end(outcome)

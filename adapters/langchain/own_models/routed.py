@@ -1,9 +1,7 @@
 """The routed copy of a chain: the user's own leaves, each behind a `ClaimingLeaf`, so that a call made ahead is found.
 
 Only the composites around such leaves are rebuilt, field by field; the user's objects are neither changed nor copied.
-A call is made ahead only if the plain object is certain to make it. Two exceptions: when an earlier step fails, an
-independent later call may have been made already; and user code that changes its input in place may leave a call that
-was made for the input as it was.
+Which calls are made ahead is in `permission`.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from teola_plugin.adapters.langchain.active import runs_in
 from teola_plugin.adapters.langchain.own_models.composites import Node, rebuilt
 from teola_plugin.adapters.langchain.own_models.gates import Gate
 from teola_plugin.adapters.langchain.own_models.leaf_calls import Site
+from teola_plugin.adapters.langchain.own_models.permission import PERMISSION, Reads, Sure
 from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, open_places
 from teola_plugin.adapters.langchain.own_models.replay import may_be_kept_back
 from teola_plugin.adapters.langchain.own_models.sites import as_long, one_by_one, sites_of
@@ -81,12 +80,14 @@ class Routed:
     """Sites whose calls may be made ahead; the others are waited for."""
     batches: bool
     """Whether a batch makes one call an input at every site, as is usual."""
+    reads: Reads
+    """What the chain reads of its input: without one of them it ends before its end."""
 
-    def place(self, kind: type[Place], config: RunnableConfig, limit: Gate | None) -> Place | None:
-        """Where the leaves of a call with this config are called; None where the original has to run."""
+    def place(self, kind: type[Place], input: Any, config: RunnableConfig, limit: Gate | None) -> Place | None:
+        """Where the leaves of a call with this input and config are called; None where the original has to run."""
         most = config.get("max_concurrency")
         models = any(not isinstance(self.sites[key].leaf, BaseRetriever) for key in self.early)
-        if most == 1 or not may_be_kept_back(config, models=models):
+        if most == 1 or not may_be_kept_back(config, models=models) or not self.reads.are_in(input):
             return None
         return kind(config, self.early, self.sites, limit or (Gate(most) if most else None))
 
@@ -101,19 +102,25 @@ def routed(
     found = {} if speculate == "off" else sites_of(chain, mapped=mapped)
     if not found or (pool is not None and WRAPPED in pool.engine_names):
         return None
-    traced = _traced(chain, found)
+    careful = speculate != "all"
+    traced = _traced(chain, found, careful=careful)
     pool = pool or shared_pool()
     chosen = pool.passes if passes is None else passes
     try:
         planned = pool.plan(traced.template, {}, passes=chosen, speculate=speculate)
     except TeolaError:  # what cannot be planned runs as it always did
         return None
-    early = gained(planned, lambda one, other: as_long(found[one].leaf, found[other].leaf)) | predicted(planned.graph)
+    early = gained(
+        planned,
+        lambda one, other: as_long(found[one].leaf, found[other].leaf),
+        Sure(planned, traced) if careful else lambda p, passed: True,
+    ) | predicted(planned.graph)
     if not early:
         return None
+    reads = Reads.of(traced) if careful else Reads()
     sites = {key: found[key] for key in _lowered_sites(traced.template)}
     batches = all(one_by_one(site.leaf) for site in sites.values())
-    return Routed(_rebuilt(chain, sites), traced, pool, sites, early, batches)
+    return Routed(_rebuilt(chain, sites), traced, pool, sites, early, batches, reads)
 
 
 def maps_own(chain: Node) -> bool:
@@ -127,8 +134,8 @@ def lowered(node: Node, *, mapped: bool) -> bool:
     return all(row.level == "lowered" for row in _traced(node, found).report)
 
 
-def _traced(chain: Node, found: Mapping[str, Site]) -> Traced:
-    return trace(chain, (lambda node, kwargs, path: _leaf(found, node, kwargs, path)) if found else None)
+def _traced(chain: Node, found: Mapping[str, Site], *, careful: bool = True) -> Traced:
+    return trace(chain, (lambda node, kwargs, path: _leaf(found, node, kwargs, path, careful)) if found else None)
 
 
 def _lowered_sites(template: WorkflowTemplate) -> Iterator[str]:
@@ -141,7 +148,9 @@ def _lowered_sites(template: WorkflowTemplate) -> Iterator[str]:
                 yield from _lowered_sites(inner)
 
 
-def _leaf(found: Mapping[str, Site], node: Node, kwargs: Mapping[str, Any], path: str) -> WrappedLeaf | None:
+def _leaf(
+    found: Mapping[str, Site], node: Node, kwargs: Mapping[str, Any], path: str, careful: bool
+) -> WrappedLeaf | None:
     site = found.get(path)
     if site is None:  # of an object that is planned with an equivalent chain, which has paths of its own
         hidden = (s for s in found.values() if s.within and path.startswith(f"{s.within}.") and s.leaf is node)
@@ -152,7 +161,8 @@ def _leaf(found: Mapping[str, Site], node: Node, kwargs: Mapping[str, Any], path
     if isinstance(node, BaseRetriever):
         effect = Effect(f"store:{id(node)}")
         return WrappedLeaf(key, "retrieval", lambda value: CallLeaf(key, value), (effect,))
-    return WrappedLeaf(key, "generation", lambda value: CallLeaf(key, value))
+    effects = (PERMISSION,) if careful else ()
+    return WrappedLeaf(key, "generation", lambda value: CallLeaf(key, value), effects)
 
 
 def _rebuilt(chain: Node, sites: Mapping[str, Site]) -> Node:

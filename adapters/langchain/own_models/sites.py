@@ -19,7 +19,7 @@ from langchain_core.vectorstores import VectorStoreRetriever
 
 from teola_plugin.adapters.langchain.own_models.composites import Node, parts
 from teola_plugin.adapters.langchain.own_models.gates import Gate, gate_of
-from teola_plugin.adapters.langchain.own_models.leaf_calls import Site, same
+from teola_plugin.adapters.langchain.own_models.leaf_calls import Site
 from teola_plugin.tracer.equivalents import asked_per_query
 from teola_plugin.tracer.lcel_classes import is_pool_backed
 
@@ -101,7 +101,14 @@ def as_long(one: Any, other: Any) -> bool:
     """Whether calls of the two last as long, side by side, too: equal ones that wait for others to do the work."""
     store = getattr(one, "vectorstore", None)
     waits = concurrent(one) or _own(type(getattr(store, "embeddings", None)), "aembed_query")
-    return waits and same(one, other)
+    return waits and _equal(one, other)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return one is other or (type(one) is type(other) and bool(one == other))
+    except Exception:  # objects that cannot be compared are not known to be the same
+        return False
 
 
 def _own(cls: type[Any], name: str) -> bool:

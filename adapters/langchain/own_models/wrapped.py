@@ -68,7 +68,7 @@ class WrappedEngine:
         if not outcome.done():
             return self._failed(request, "it was cancelled")
         if outcome.result().error is not None:
-            return self._failed(request, f"it raised {outcome.result().error!r}")
+            return self._failed(request, f"it raised {type(outcome.result().error).__name__}")
         return Done(request.id, outcome.result().value)
 
     def _failed(self, request: Request, why: str) -> Failed:
@@ -126,10 +126,13 @@ _CALLS = (PrimitiveKind.PREFILLING, PrimitiveKind.SEARCHING)
 _WRITING = (PrimitiveKind.DECODING, PrimitiveKind.PARTIAL_DECODING)
 
 
-def gained(optimised: Optimised, alike: Callable[[str, str], bool]) -> frozenset[str]:
+def gained(
+    optimised: Optimised, alike: Callable[[str, str], bool], sure: Callable[[Primitive, frozenset[str]], bool]
+) -> frozenset[str]:
     """Sites of wrapped leaves that no longer stand behind something they do not need, and that takes time.
 
-    `alike`: whether the leaves at two sites take as long.
+    `alike`: whether the leaves at two sites take as long. `sure`: whether the plain object comes to a call whatever
+    the given primitives, which it stands behind, make of it.
     """
     source, graph = optimised.source, optimised.graph
     if source is None or source is graph:
@@ -139,6 +142,7 @@ def gained(optimised: Optimised, alike: Callable[[str, str], bool]) -> frozenset
         _site(p)
         for p in calls
         if any(takes_time(source[name]) for name in freed(p.id, source, graph))
+        and sure(p, freed(p.id, source, graph))
         and not any(alike(_site(p), _site(q)) and _lasts_longer(q, p, source, graph) for q in calls)
     )
 

@@ -112,11 +112,18 @@ CHAINS: dict[str, Callable[[Ledger], Chain]] = {
 }
 
 
+SPECULATE = {"with_user_code": "all"}
+"""Otherwise nothing passes a function."""
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_same(name: str, way: str) -> None:
     plain_ledger, fast_ledger = Ledger(), Ledger()
-    chain, fast = CHAINS[name](plain_ledger), accelerate(CHAINS[name](fast_ledger))
+    chain, fast = (
+        CHAINS[name](plain_ledger),
+        accelerate(CHAINS[name](fast_ledger), speculate=SPECULATE.get(name, "auto")),
+    )
     assert fast._routed is not None
     plain, accelerated = observe(chain, way, QUESTION), observe(fast, way, QUESTION)
     assert accelerated.result == plain.result

@@ -1,0 +1,85 @@
+"""Which calls of the user's own objects may be made ahead: those that the plain object is sure to come to.
+
+What may end its run before: user code that raises (a check, above all), a parser that refuses a text, a key that is
+not there. No call of the user's own passes such a step (unless `speculate="all"`): it waits until the step has
+succeeded, or it is made in its place. Other calls of models and retrievers are passed; one that fails there leaves the
+later call made for nothing, the one documented exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.graph import INPUT, Effect, Path, Primitive, PrimitiveKind, Ref
+from teola_plugin.passes import Optimised
+from teola_plugin.passes.prune_dependencies import is_impure
+from teola_plugin.tracer.draft import Traced, raises
+
+PERMISSION = Effect("permission")
+"""Read by calls of the user's own models: user code, which may touch anything, grants it by not raising."""
+
+
+class Sure:
+    """Whether the plain object comes to a call, whatever becomes of the steps that the call no longer waits for."""
+
+    def __init__(self, planned: Optimised, traced: Traced) -> None:
+        assert planned.source is not None
+        self._source, self._graph = planned.source, planned.graph
+        self._calls = traced.calls
+        self._looked_up = {ref for ref in traced.looked_up if not ref.external}
+
+    def __call__(self, p: Primitive, passed: frozenset[str]) -> bool:
+        waited = [p, *(self._graph[name] for name in self._graph.ancestors[p.id])]
+        known = {ref for one in waited for ref in one.refs}
+        steps = [self._source[name] for name in passed]
+        return self._looked_up <= known and not any(self._may_end(step, known) for step in steps)
+
+    def _may_end(self, step: Primitive, known: set[Ref]) -> bool:
+        if is_impure(step) or raises(self._calls.get(step.call)):
+            return True
+        return any(self._may_lack(step, ref) for ref in step.refs if not ref.external and ref not in known)
+
+    def _may_lack(self, step: Primitive, ref: Ref) -> bool:
+        """Whether the step reads a key that may not be there, or fills a prompt with what user code made."""
+        made = self._source[ref.producer]
+        users = is_impure(made) or raises(self._calls.get(made.call))
+        return bool(ref.path) or (users and step.kind is PrimitiveKind.PREFILLING)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a chain reads of its input by key."""
+
+    keys: tuple[Path, ...] = ()
+    variables: tuple[Path, ...] = ()
+    """Read only of a dictionary."""
+
+    @staticmethod
+    def of(traced: Traced) -> Reads:
+        refs = [ref for component in traced.template.components for _, ref in component.inputs]
+        return Reads(_of_input((*refs, *traced.looked_up)), _of_input(traced.filled_in))
+
+    def are_in(self, value: Any) -> bool:
+        """Whether all of it is there. Runs no user code: what is no dictionary or list has no keys."""
+        return all(_leads(value, path) for path in self.keys) and all(
+            _leads(value, path) for path in self.variables if _leads(value, path[:-1], dict)
+        )
+
+
+def _of_input(refs: Iterable[Ref]) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(ref.path for ref in refs if ref.producer == INPUT and ref.path))
+
+
+def _leads(value: Any, path: Path, to: type[Any] = object) -> bool:
+    """Whether the path leads to something, of that type."""
+    for key in path:
+        if type(value) is dict:
+            there = key in value
+        else:
+            there = type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value)
+        if not there:
+            return False
+        value = value[key]
+    return isinstance(value, to)

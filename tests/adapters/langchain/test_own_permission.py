@@ -1,0 +1,239 @@
+"""What stands before a call of the user's own model and may end the run there: then the call is not made."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from differential.recording import observe
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBranch,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+)
+from langchain_core.tools import tool
+from support.own_leaves import Chat, Ledger, Notes
+
+from teola_plugin import accelerate
+
+Chain = Runnable[Any, Any]
+assign = RunnablePassthrough.assign
+QUESTION = {"question": "why"}
+WAYS = ("invoke", "ainvoke", "batch", "abatch")
+
+
+def ask(text: str, model: Chain) -> Chain:
+    return ChatPromptTemplate.from_template(text) | model | StrOutputParser()
+
+
+def refuse(given: Any) -> Any:
+    raise PermissionError("not you")
+
+
+async def arefuse(given: Any) -> Any:
+    raise PermissionError("not you")
+
+
+def refuse_pieces(pieces: Any) -> Any:
+    for _ in pieces:
+        raise PermissionError("not you")
+    yield ""
+
+
+@tool
+def guard(question: str) -> str:
+    """Refuses."""
+    raise PermissionError("not you")
+
+
+class Guard(Chat):
+    """A check that is a class of its own, with callbacks: called as it always was."""
+
+
+def at_first(ledger: Ledger, check: Any) -> Chain:
+    return (
+        RunnableLambda(lambda x: dict(x))
+        | assign(ok=check)
+        | assign(a=ask("{question}", Chat(ledger=ledger, says="a")))
+        | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
+    )
+
+
+def between(ledger: Ledger, check: Any) -> Chain:
+    """A first model has answered when the check refuses; the second must not be asked."""
+    return (
+        assign(a=ask("{question}", Chat(ledger=ledger, says="a")))
+        | assign(ok=check)
+        | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
+        | assign(c=itemgetter("question") | Notes(ledger=ledger))
+        | assign(d=ask("{question}", Chat(ledger=ledger, says="d")))
+    )
+
+
+def in_an_arm(ledger: Ledger, check: Any) -> Chain:
+    both = RunnableParallel(
+        question=itemgetter("question"), ok=check, a=ask("{question}", Chat(ledger=ledger, says="a"))
+    )
+    return both | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
+
+
+def decided(ledger: Ledger, check: Any) -> Chain:
+    branch = RunnableBranch((check, RunnablePassthrough()), RunnableLambda(lambda x: x))
+    return (
+        assign(a=ask("{question}", Chat(ledger=ledger, says="a")))
+        | assign(way=branch)
+        | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
+    )
+
+
+CHECKS: dict[str, Any] = {
+    "function": refuse,
+    "async function": RunnableLambda(refuse, afunc=arefuse),
+    "tool": itemgetter("question") | RunnableLambda(lambda q: {"question": q}) | guard,
+    "generator": RunnableGenerator(refuse_pieces),
+    "a function beside": RunnablePassthrough(refuse),
+    "a function behind a fallback": RunnableLambda(refuse).with_fallbacks([RunnableLambda(refuse)]),
+    "key of another table": lambda x: {"why not": 1}[x["question"]],
+    "missing key": lambda x: x["role"],
+    "missing key of an item": itemgetter("role"),
+    "number": lambda x: int(x["question"]),
+    "variable that is missing": ask("{role}", Chat(ledger=Ledger())),
+}
+SHAPES: dict[str, Callable[[Ledger, Any], Chain]] = {
+    "at first": at_first,
+    "between": between,
+    "in an arm": in_an_arm,
+    "decided": decided,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("shape", ["at first", "between", "in an arm"])
+def test_a_check_that_refuses_is_not_passed(shape: str, check: str, way: str) -> None:
+    alone, beside = Ledger(), Ledger(jitter=0.002)
+    plain = observe(SHAPES[shape](alone, CHECKS[check]), way, QUESTION)
+    found = observe(accelerate(SHAPES[shape](beside, CHECKS[check])), way, QUESTION)
+    assert plain.failed and found.result == plain.result
+    asked = {call for call in beside.calls if not call.startswith("a: ")}  # which arms began is a race in plain, too
+    assert asked == {call for call in alone.calls if not call.startswith("a: ")} == set()
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_condition_that_raises_is_not_passed(way: str) -> None:
+    ledger = Ledger(jitter=0.002)
+    assert observe(accelerate(decided(ledger, refuse)), way, QUESTION).failed
+    assert set(ledger.calls) == {"a: why"}
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_text_that_a_parser_refuses_is_not_passed(way: str) -> None:
+    def chain(ledger: Ledger) -> Chain:
+        json = ChatPromptTemplate.from_template("{question}") | Chat(ledger=ledger, says="no json") | JsonOutputParser()
+        return (
+            assign(a=json)
+            | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
+            | assign(c=itemgetter("question") | Notes(ledger=ledger))
+        )
+
+    alone, beside = Ledger(), Ledger(jitter=0.002)
+    plain = observe(chain(alone), way, QUESTION)
+    assert plain.failed
+    assert observe(accelerate(chain(beside)), way, QUESTION) == plain
+    assert beside.calls == alone.calls
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_an_index_into_what_was_found_is_not_passed(way: str) -> None:
+    class Empty(Notes):
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
+            return []
+
+        async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
+            return []
+
+    def chain(ledger: Ledger) -> Chain:
+        return (
+            assign(docs=itemgetter("question") | Empty(ledger=Ledger(jitter=0.002)))
+            | assign(best=lambda x: x["docs"][0])
+            | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
+        )
+
+    alone, beside = Ledger(), Ledger()
+    plain = observe(chain(alone), way, QUESTION)
+    assert plain.result.startswith("IndexError")
+    assert observe(accelerate(chain(beside)), way, QUESTION) == plain
+    assert beside.calls == alone.calls == {}
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_behind_a_check_that_allows_calls_are_early(way: str) -> None:
+    """The check has succeeded: then what stands behind it is sure, and overlaps."""
+    allowed = threading.Event()
+
+    def allow(x: Any) -> str:
+        time.sleep(0.01)
+        allowed.set()
+        return "yes"
+
+    def chain(ledger: Ledger) -> Chain:
+        return (
+            assign(ok=RunnableLambda(allow))
+            | assign(a=ask("{question}", Chat(ledger=ledger, says="a")))
+            | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
+        )
+
+    plain = observe(chain(Ledger()), way, QUESTION)
+    allowed.clear()
+    ledger = Ledger(meet=2)
+    ledger.look = allowed.is_set
+    assert observe(accelerate(chain(ledger)), way, QUESTION) == plain
+    assert ledger.most == 2 and ledger.variables == [True, True]
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_parsers_that_take_any_text_are_passed(way: str) -> None:
+    ledger = Ledger(meet=2)
+    first = ChatPromptTemplate.from_template("{question}") | Chat(ledger=ledger) | CommaSeparatedListOutputParser()
+    chain = assign(a=first) | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
+    observe(accelerate(chain), way, QUESTION)
+    assert ledger.most == 2
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_all_speculation_passes_user_code(way: str) -> None:
+    def slow(x: Any) -> Any:
+        assert ledger.began.wait(5)
+        return "ok"
+
+    class Told(Ledger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.began = threading.Event()
+
+        def begin(self, call: str) -> None:
+            super().begin(call)
+            self.began.set()
+
+    ledger = Told()
+
+    async def aslow(x: Any) -> Any:
+        import asyncio
+
+        return await asyncio.to_thread(slow, x)
+
+    chain = (
+        assign(ok=RunnableLambda(slow, afunc=aslow))
+        | assign(a=ask("{question}", Chat(ledger=ledger, says="a")))
+        | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
+    )
+    assert not observe(accelerate(chain, speculate="all"), way, QUESTION).failed

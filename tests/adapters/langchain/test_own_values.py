@@ -1,0 +1,221 @@
+"""Values that are changed in place while a query runs: what the user's own models are asked, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from differential.recording import observe
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from pydantic import Field
+from support.own_leaves import Chat, Ledger
+
+from teola_plugin import accelerate
+
+Chain = Runnable[Any, Any]
+assign = RunnablePassthrough.assign
+
+
+class Reader(Chat):
+    """Answers with all that it was given, and may do something to it first."""
+
+    act: Any = None
+    seen: list[str] = Field(default_factory=list)
+
+    def _said(self, messages: list[BaseMessage]) -> str:
+        said = "|".join(str(m.content) for m in messages)
+        self.seen.append(said)
+        if self.act is not None:
+            self.act(messages)
+        return said
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._answer([*messages[:-1], HumanMessage(self._said(messages))], None, None)
+
+    async def _agenerate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._answer([*messages[:-1], HumanMessage(self._said(messages))], None, None)
+
+
+def appending(given: dict[str, Any]) -> str:
+    given["history"].append(HumanMessage("B"))
+    return "done"
+
+
+def editing(given: dict[str, Any]) -> str:
+    given["history"][0].content = "C"
+    return "done"
+
+
+def tagging(given: dict[str, Any]) -> str:
+    given["history"][0].additional_kwargs["n"] = 1
+    return "done"
+
+
+def same_but_typed(given: dict[str, Any]) -> str:
+    given["history"][0].additional_kwargs["flag"] = 1  # was True
+    return "done"
+
+
+def first(model: Chain) -> Chain:
+    return ChatPromptTemplate.from_template("first {question}") | model | StrOutputParser()
+
+
+def over_history(model: Chain, change: Callable[[dict[str, Any]], str]) -> Chain:
+    """A first answer; a function that changes the history; an answer to the history."""
+    prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("history"), ("human", "{question}")])
+    return (
+        assign(a=first(Reader(ledger=Ledger(jitter=0.002))))
+        .assign(changed=RunnableLambda(change))
+        .assign(b=prompt | model | StrOutputParser())
+        .assign(bare=itemgetter("history") | model | StrOutputParser())
+    )
+
+
+def given() -> dict[str, Any]:
+    return {"question": "why", "history": [HumanMessage("A", additional_kwargs={"flag": True})]}
+
+
+WAYS = ("invoke", "ainvoke")
+"""Inputs of a batch would share what is changed: a race in the plain object, too."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("change", [appending, editing, tagging, same_but_typed])
+@pytest.mark.parametrize("speculate", ["auto", "all"])
+def test_what_a_function_changes_in_place_is_what_a_model_is_asked(
+    change: Callable[[dict[str, Any]], str], way: str, speculate: Any
+) -> None:
+    alone, beside = Reader(), Reader()
+    plain = observe(over_history(alone, change), way, given())
+    fast = accelerate(over_history(beside, change), speculate=speculate)
+    found = observe(fast, way, given())
+    assert found == plain
+    if speculate == "auto":
+        assert Counter(beside.seen) == Counter(alone.seen)
+    else:  # it was asked before the function ran, too: for nothing
+        assert not Counter(alone.seen) - Counter(beside.seen)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_changes_its_input_changes_the_plain_objects(way: str) -> None:
+    """The second model is asked early, of the messages as they are; the first one changes them meanwhile."""
+
+    def shout(messages: list[BaseMessage]) -> None:
+        messages[0].content = str(messages[0].content) + "!"
+
+    def chain(one: Reader, two: Reader) -> Chain:
+        read = itemgetter("history")
+        return (
+            assign(a=read | one | StrOutputParser())
+            .assign(b=read | two | StrOutputParser())
+            .assign(c=read | two | StrOutputParser())
+        )
+
+    def made() -> tuple[Reader, Reader]:
+        return Reader(ledger=Ledger(), act=shout), Reader(ledger=Ledger(), act=shout)
+
+    plain_input, fast_input = given(), given()
+    plain = observe(chain(*made()), way, plain_input)
+    fast = accelerate(chain(*made()))
+    assert fast._routed is not None
+    assert observe(fast, way, fast_input) == plain
+    assert fast_input == plain_input
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_model_seen_to_change_its_input_is_called_in_its_place_from_then_on(way: str) -> None:
+    def clearing(messages: list[BaseMessage]) -> None:
+        messages[0].content = "gone"
+
+    two = Reader(act=clearing)
+    chain = assign(a=first(Reader(ledger=Ledger(jitter=0.002)))).assign(b=itemgetter("history") | two)
+    fast = accelerate(chain)
+    for _ in range(3):
+        observe(fast, way, given())
+    assert len(two.seen) <= 4
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_what_a_model_gave_is_not_shared_with_early_work(way: str) -> None:
+    """A function edits the first answer; the next model is asked of the edited one, in the plain object and here."""
+
+    def edit(x: dict[str, Any]) -> dict[str, Any]:
+        x["a"].content += " (edited)"
+        return x
+
+    def chain(last: Reader) -> Chain:
+        prompt = ChatPromptTemplate.from_messages([("human", "{question}")])
+        talk = ChatPromptTemplate.from_messages([MessagesPlaceholder("talk")])
+        return (
+            assign(a=prompt | Reader())
+            .assign(talk=lambda x: [x["a"]])
+            .assign(other=first(Reader(ledger=Ledger(jitter=0.002))))
+            | RunnableLambda(edit)
+            | assign(b=talk | last | StrOutputParser())
+            | itemgetter("b")
+        )
+
+    alone, beside = Reader(), Reader()
+    for mode in ("auto", "all"):
+        plain = observe(chain(alone), way, {"question": "why"})
+        assert observe(accelerate(chain(beside), speculate=mode), way, {"question": "why"}) == plain
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_what_cannot_be_copied_is_not_asked_early(way: str) -> None:
+    class Mine(HumanMessage):
+        pass
+
+    two = Reader()
+    chain = assign(a=first(Reader())).assign(b=itemgetter("history") | two | StrOutputParser())
+    asked = {"question": "why", "history": [Mine("A")]}
+    fast = accelerate(chain)
+    assert fast._routed is not None
+    assert observe(fast, way, asked).result == observe(chain, way, asked).result
+    assert two.seen == ["A", "A"]
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_query_that_is_no_longer_the_same_is_searched_for_anew(way: str) -> None:
+    """A retriever's own documents, changed by a function before the next step reads them."""
+    from support.own_leaves import Notes
+
+    def label(x: dict[str, Any]) -> list[Document]:
+        for document in x["docs"]:
+            document.metadata["seen"] = True
+        return list(x["docs"])
+
+    def chain(ledger: Ledger) -> Chain:
+        shown = ChatPromptTemplate.from_template("{docs} {labelled}") | Chat(ledger=ledger, says="b")
+        return (
+            assign(a=first(Chat(ledger=ledger, says="a")))
+            .assign(docs=itemgetter("question") | Notes(ledger=ledger))
+            .assign(labelled=RunnableLambda(label))
+            | shown
+            | StrOutputParser()
+        )
+
+    alone, beside = Ledger(), Ledger()
+    plain = observe(chain(alone), way, {"question": "why"})
+    assert observe(accelerate(chain(beside)), way, {"question": "why"}) == plain
+    assert beside.calls == alone.calls
+
+
+def test_the_users_own_answer_object_is_handed_over_once() -> None:
+    """The plain object gets the very message; what the graph goes on with is a copy."""
+    from teola_plugin.adapters.langchain.own_models.leaf_calls import LeafCall, Outcome, Site, State
+
+    call = LeafCall(Site("k", RunnableLambda(len), {}, {}, None), "q", State.EARLY)
+    message = AIMessage("x", additional_kwargs={"a": [1]})
+    call.end(Outcome(message))
+    assert call.outcome.result().value is message
+    shown = call.shown.result().value
+    assert shown == message and shown is not message
+    assert shown.additional_kwargs["a"] is not message.additional_kwargs["a"]
