@@ -22,6 +22,7 @@ from teola_plugin.engines.payloads import (
     SearchVector,
     Warmup,
 )
+from teola_plugin.engines.store_conformance import StoreConformance
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
 
@@ -60,7 +61,7 @@ class TestFakeReranker(Conformance):
         return FakeReranker()
 
 
-class TestFakeStore(Conformance):
+class TestFakeStore(Conformance, StoreConformance):
     async def make(self) -> Engine:
         return FakeStore()
 
@@ -74,7 +75,7 @@ class TestPgVector(Conformance):
 
 
 @pytest.mark.postgres
-class TestPgVectorOfADsn(Conformance):
+class TestPgVectorOfADsn(Conformance, StoreConformance):
     """A server that others use too: each test makes a new engine on it."""
 
     @pytest.fixture(autouse=True)
@@ -85,6 +86,9 @@ class TestPgVectorOfADsn(Conformance):
         from teola_plugin.engines.vector_pgvector import PgVectorEngine
 
         return PgVectorEngine("store", dsn=self.dsn, dimension=3, pool_size=2)
+
+    async def make_other(self) -> Engine:
+        return await self.make()
 
     def bad_payload(self, kind: PrimitiveKind) -> Any:
         row = IngestRow("conformance", Chunk("bad", "too long a vector"), (1.0,) * 4)
