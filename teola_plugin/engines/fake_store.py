@@ -39,7 +39,8 @@ class _Searched:
 class _Collection:
     rows: dict[str, tuple[Chunk, Vector]] = field(default_factory=dict)
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
-    counter: int = 0
+    version: int = 0
+    """The counter of its `Version`."""
     written: dict[str, int] = field(default_factory=dict)
     """The order of the last write or deletion, by id."""
     cleared: int = 0
@@ -54,19 +55,19 @@ class _Collection:
         before, after = self.rows.get(chunk.id), (chunk, _unit(row.vector))
         if before is None or before[1] != after[1] or repr(before[0]) != repr(after[0]):  # `==` takes True for 1
             self.rows[chunk.id] = after
-            self.counter += 1
+            self.version += 1
 
     def delete(self, ids: Sequence[str], order: int) -> int:
         gone = [i for i in dict.fromkeys(ids) if self.rows.pop(i, None) is not None]
         self.written.update(dict.fromkeys(ids, order))
-        self.counter += bool(gone)
+        self.version += bool(gone)
         return len(gone)
 
     def clear(self, order: int) -> None:
         self.cleared = order
         if self.rows:
             self.rows.clear()
-            self.identity, self.counter = uuid.uuid4().hex, self.counter + 1
+            self.identity, self.version = uuid.uuid4().hex, self.version + 1
 
 
 class FakeStore(BatchedFake):
@@ -89,7 +90,7 @@ class FakeStore(BatchedFake):
         if self.faults.no_version:
             return None
         found = self._collections.get(collection)
-        return Version(found.identity, found.counter) if found is not None and found.counter else Version("absent", 0)
+        return Version(found.identity, found.version) if found is not None and found.version else Version("absent", 0)
 
     async def count(self, collection: str) -> int:
         return len(self._rows(collection))

@@ -102,11 +102,11 @@ class StoreConformance(EngineConformance):
                         await self._write(writer, rows if n % 2 else rows[:1])
                         await writer.delete(collection, [row.chunk.id for row in rows[n % 2 :]])
 
-                writing = asyncio.create_task(write())
-                while not writing.done():
-                    version, hits = await self._search(engine, collection)
-                    assert found.setdefault(version, hits) == hits, version
-                await writing
+                async with asyncio.TaskGroup() as group:
+                    writing = group.create_task(write())
+                    while not writing.done():
+                        version, hits = await self._search(engine, collection)
+                        assert found.setdefault(version, hits) == hits, version
                 assert len(found) > 1, "no search fell between two writes"
 
         self.run(check())
