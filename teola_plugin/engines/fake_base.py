@@ -36,6 +36,8 @@ class Faults:
     """Everything takes so many times as long."""
     retryable: bool = True
     """What the errors of `fail_on` say of themselves."""
+    no_version: bool = False
+    """The store cannot tell the versions of its collections."""
 
     def hits(self, predicate: Predicate | None, request: Request) -> bool:
         return predicate is not None and predicate(request)
@@ -273,7 +275,11 @@ class BatchedFake(FakeEngine):
         self._end_service(run)
         for request in list(run.pending.values()):
             if not self.faults.hits(self.faults.hang_on, request):
-                run.put(Done(request.id, self._commit(request, values[request.id])))
+                run.put(self._done(request, self._commit(request, values[request.id])))
+
+    def _done(self, request: Request, value: Any) -> Done:
+        """What is told of a request whose value was committed."""
+        return Done(request.id, value)
 
     def _end_service(self, run: Run) -> None:
         for timer in run.timers:

@@ -2,23 +2,72 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import mul
 from typing import Any
 
 from teola_plugin.engines import profiles
-from teola_plugin.engines.base import Request
-from teola_plugin.engines.fake_base import NO_FAULTS, BatchedFake, Faults
-from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector, Vector
+from teola_plugin.engines.base import Done, Request
+from teola_plugin.engines.fake_base import NO_FAULTS, BatchedFake, Faults, Run
+from teola_plugin.engines.json_values import comparable
+from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector, Vector, Version
 from teola_plugin.graph import EngineProfile, PrimitiveKind
+
+_SCALARS = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted(IngestRow):
+    """A row as it was when the store took it, whatever its owner does with it since."""
+
+    order: int = 0
+    """Among all writes of the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    hits: tuple[Hit, ...]
+    version: Version | None
 
 
 @dataclass(slots=True)
 class _Collection:
     rows: dict[str, tuple[Chunk, Vector]] = field(default_factory=dict)
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
     version: int = 0
+    """The counter of its `Version`."""
+    written: dict[str, int] = field(default_factory=dict)
+    """The order of the last write or deletion, by id."""
+    cleared: int = 0
+    """The order of its last deletion."""
+
+    def put(self, row: _Accepted) -> None:
+        """Unless a later write came first: a large batch may end after a small one that began behind it."""
+        chunk = row.chunk
+        if row.order < max(self.cleared, self.written.get(chunk.id, 0)):
+            return
+        self.written[chunk.id] = row.order
+        before, after = self.rows.get(chunk.id), (chunk, _unit(row.vector))
+        if before is None or before[1] != after[1] or repr(before[0]) != repr(after[0]):  # `==` takes True for 1
+            self.rows[chunk.id] = after
+            self.version += 1
+
+    def delete(self, ids: Sequence[str], order: int) -> int:
+        gone = [i for i in dict.fromkeys(ids) if self.rows.pop(i, None) is not None]
+        self.written.update(dict.fromkeys(ids, order))
+        self.version += bool(gone)
+        return len(gone)
+
+    def clear(self, order: int) -> None:
+        self.cleared = order
+        if self.rows:
+            self.rows.clear()
+            self.identity, self.version = uuid.uuid4().hex, self.version + 1
 
 
 class FakeStore(BatchedFake):
@@ -31,10 +80,17 @@ class FakeStore(BatchedFake):
     ) -> None:
         super().__init__(name, profile or profiles.noop()["store"], faults)
         self._collections: dict[str, _Collection] = {}
+        self._orders = itertools.count(1)
 
-    async def version(self, collection: str) -> int:
-        """Grows with every change of the collection, also across its deletion; 0 before the first."""
-        return self._collections.get(collection, _Collection()).version
+    async def version(self, collection: str) -> Version | None:
+        """As long as it is equal, so are the rows; None with `Faults.no_version`."""
+        return self._version(collection)
+
+    def _version(self, collection: str) -> Version | None:
+        if self.faults.no_version:
+            return None
+        found = self._collections.get(collection)
+        return Version(found.identity, found.version) if found is not None and found.version else Version("absent", 0)
 
     async def count(self, collection: str) -> int:
         return len(self._rows(collection))
@@ -45,62 +101,81 @@ class FakeStore(BatchedFake):
     async def get(self, collection: str, ids: Sequence[str]) -> list[Chunk]:
         """The chunks with these ids, in their order; unknown ids are left out."""
         rows = self._rows(collection)
-        return [rows[i][0] for i in ids if i in rows]
+        return [_own(rows[i][0]) for i in ids if i in rows]
 
     async def find(self, collection: str, wanted: Sequence[tuple[str, Any]]) -> list[Chunk]:
         """The chunks whose metadata has these values, in the order of insertion."""
-        chunks = [chunk for chunk, _ in self._rows(collection).values()]
-        return [chunk for chunk in chunks if _has(chunk, wanted)]
+        chosen = _filter(wanted)
+        return [_own(chunk) for chunk, _ in self._rows(collection).values() if chosen(chunk)]
 
     async def delete(self, collection: str, ids: Sequence[str]) -> int:
-        """Deletes rows; says how many there were."""
-        rows = self._rows(collection)
-        gone = [i for i in dict.fromkeys(ids) if rows.pop(i, None) is not None]
-        if gone:
-            self._collections[collection].version += 1
-        return len(gone)
+        """Deletes rows, also those that are being written; says how many there were."""
+        return self._collection(collection).delete(ids, next(self._orders))
 
     async def delete_collection(self, collection: str) -> None:
-        if self._rows(collection):
-            found = self._collections[collection]
-            found.rows.clear()
-            found.version += 1
+        self._collection(collection).clear(next(self._orders))
+
+    def _collection(self, name: str) -> _Collection:
+        return self._collections.setdefault(name, _Collection())
 
     def _rows(self, collection: str) -> dict[str, tuple[Chunk, Vector]]:
         found = self._collections.get(collection)
         return found.rows if found is not None else {}
 
+    def _admit(self, run: Run) -> None:
+        super()._admit(run)
+        for request in list(run.pending.values()):
+            if isinstance(request.payload, IngestRow):
+                try:
+                    run.pending[request.id] = replace(request, payload=self._accept(request.payload))
+                except Exception as error:
+                    run.fail(request.id, self._error(f"bad request {request.id}: {error!r}"))
+
+    def _accept(self, row: IngestRow) -> _Accepted:
+        return _Accepted(row.collection, _own(row.chunk), tuple(row.vector), next(self._orders))
+
     def _value(self, request: Request) -> Any:
         payload: IngestRow | SearchVector = request.payload
         if isinstance(payload, SearchVector):
-            return self._search(payload)
+            return _Searched(self._search(payload), self._version(payload.collection))
         if not math.isclose(math.hypot(*payload.vector), 0.0):
             return payload.chunk.id
         raise ValueError(f"the vector of chunk {payload.chunk.id!r} is zero")
 
     def _commit(self, request: Request, value: Any) -> Any:
-        payload = request.payload
-        if isinstance(payload, IngestRow):
-            found = self._collections.setdefault(payload.collection, _Collection())
-            row = (payload.chunk, _unit(payload.vector))
-            if found.rows.get(payload.chunk.id) != row:
-                found.rows[payload.chunk.id] = row
-                found.version += 1
+        if isinstance(request.payload, _Accepted):
+            self._collection(request.payload.collection).put(request.payload)
         return value
 
+    def _done(self, request: Request, value: Any) -> Done:
+        if isinstance(value, _Searched):
+            return Done(request.id, value.hits, version=value.version)
+        return super()._done(request, value)
+
     def _search(self, wanted: SearchVector) -> tuple[Hit, ...]:
-        needle = _unit(wanted.vector)
+        needle, chosen = _unit(wanted.vector), _filter(wanted.filter)
         scored = [
             (sum(map(mul, needle, vector)), chunk)
             for chunk, vector in self._rows(wanted.collection).values()
-            if _has(chunk, wanted.filter)
+            if chosen(chunk)
         ]
         scored.sort(key=lambda found: (-found[0], found[1].id))
-        return tuple(Hit(chunk.id, chunk.text, chunk.metadata, score) for score, chunk in scored[: wanted.k])
+        return tuple(Hit(chunk.id, chunk.text, _copied(chunk.metadata), score) for score, chunk in scored[: wanted.k])
 
 
-def _has(chunk: Chunk, wanted: Sequence[tuple[str, Any]]) -> bool:
-    return all(chunk.metadata.get(key) == value for key, value in wanted)
+def _filter(wanted: Sequence[tuple[str, Any]]) -> Callable[[Chunk], bool]:
+    """Whether a chunk's metadata has these values, as PostgreSQL compares them; a key that is missing is null."""
+    pairs = [(key, comparable(value)) for key, value in wanted]
+    return lambda chunk: all(comparable(chunk.metadata.get(key)) == value for key, value in pairs)
+
+
+def _own(chunk: Chunk) -> Chunk:
+    """A chunk that shares nothing that may change."""
+    return Chunk(chunk.id, chunk.text, _copied(chunk.metadata))
+
+
+def _copied(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value if type(value) in _SCALARS else copy.deepcopy(value) for key, value in metadata.items()}
 
 
 def _unit(vector: Vector) -> tuple[float, ...]:

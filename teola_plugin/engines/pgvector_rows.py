@@ -96,7 +96,10 @@ def _text(text: str, what: str) -> str:
         raise TypeError(f"{what} must be a str, not {type(text).__name__}")
     if "\0" in text:
         raise ValueError(f"{what} has a NUL character, which PostgreSQL cannot store")
-    text.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} has lone surrogates at {error.start}, which are no characters") from None
     return text
 
 

@@ -92,9 +92,9 @@ FROM unnest(%b::vector[]) WITH ORDINALITY AS q (v, n) CROSS JOIN LATERAL (
 _WITH_VERSION = """
 SELECT 0::bigint AS n, identity AS id, counter::text AS body, NULL::json AS metadata, 0.0::float8 AS distance,
   parts AS seq
-FROM teola.version_of('{place}') UNION ALL
+FROM teola.version_of('{place}') UNION ALL ({search})
 """
-_ORDERED = "({search}) ORDER BY n, distance, seq"
+_ORDERED = "SELECT * FROM ({search}) AS found ORDER BY n, distance, seq"
 _EQUALS = "coalesce((metadata -> %s)::jsonb, 'null') = %s::jsonb"
 MAX_INDEXED = 2000
 """Dimensions that pgvector can index."""
@@ -239,11 +239,11 @@ async def search(conn: Connection, table: Table, needles: Sequence[Needle]) -> F
     vectors = [Vector(needle.vector) for needle in needles]
     alone = len(vectors) == 1 and not table.indexed
     form = _ONE if alone else _INDEXED if table.indexed else _EXACT
-    statement = _ORDERED.format(search=form.format(place=table.place, filter=_conditions(wanted), k=k))
+    statement = form.format(place=table.place, filter=_conditions(wanted), k=k)
     if table.counted:
-        statement = _WITH_VERSION.format(place=table.place) + statement
+        statement = _WITH_VERSION.format(place=table.place, search=statement)
     values: list[Any] = [vectors[0] if alone else vectors, *_parts(wanted)]
-    cursor = await conn.execute(cast(Any, statement), values)
+    cursor = await conn.execute(cast(Any, _ORDERED.format(search=statement)), values)
     hits: list[list[Hit]] = [[] for _ in needles]
     version, parts = None, 0
     async for n, row_id, body, metadata, distance, seq in cursor:

@@ -194,7 +194,7 @@ class PgVectorEngine:
             raise self._faults.bad(f"request {request.id!r} is already in flight")
         try:
             asked = to_row(payload) if isinstance(payload, IngestRow) else to_needle(payload)
-        except (ValueError, TypeError) as error:
+        except Exception as error:  # whatever a caller's values may raise: the others of its batch go on
             raise self._faults.bad(f"request {request.id!r}: {error}") from error
         if self.dimension is not None and len(asked.vector) != self.dimension:
             raise self._faults.misfit(request.id, len(asked.vector), self.dimension)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from teola_plugin.engines import profiles
 from teola_plugin.engines.base import Done, Engine, EngineLoad, Failed, Request, Result
 from teola_plugin.engines.conformance import EngineConformance
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
@@ -20,10 +21,13 @@ from teola_plugin.engines.payloads import (
     Prompt,
     ScorePair,
     SearchVector,
+    Version,
     Warmup,
 )
+from teola_plugin.engines.store_conformance import StoreConformance
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind
 TEXTS = ("A cat sleeps.", "Tea is brewed at low heat.", "", "Ünïcode 中文")
@@ -60,7 +64,7 @@ class TestFakeReranker(Conformance):
         return FakeReranker()
 
 
-class TestFakeStore(Conformance):
+class TestFakeStore(Conformance, StoreConformance):
     async def make(self) -> Engine:
         return FakeStore()
 
@@ -74,7 +78,7 @@ class TestPgVector(Conformance):
 
 
 @pytest.mark.postgres
-class TestPgVectorOfADsn(Conformance):
+class TestPgVectorOfADsn(Conformance, StoreConformance):
     """A server that others use too: each test makes a new engine on it."""
 
     @pytest.fixture(autouse=True)
@@ -85,6 +89,9 @@ class TestPgVectorOfADsn(Conformance):
         from teola_plugin.engines.vector_pgvector import PgVectorEngine
 
         return PgVectorEngine("store", dsn=self.dsn, dimension=3, pool_size=2)
+
+    async def make_other(self) -> Engine:
+        return await self.make()
 
     def bad_payload(self, kind: PrimitiveKind) -> Any:
         row = IngestRow("conformance", Chunk("bad", "too long a vector"), (1.0,) * 4)
@@ -180,3 +187,61 @@ def test_the_suite_finds_an_engine_that(rule: str) -> None:
             for thread in engine.held:
                 engine.over.set()
                 thread.join()
+
+
+class BrokenStore(FakeStore):
+    """Breaks one rule of versions."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__("store")
+        self.rule = rule
+        self.before: dict[str, Version | None] = {}
+
+    def _version(self, collection: str) -> Version | None:
+        found = super()._version(collection)
+        assert found is not None
+        if self.rule == "tells none":
+            return None
+        if self.rule == "counts batches":
+            return replace(found, counter=self.batches)
+        if self.rule == "counts rows":
+            return replace(found, identity="same", counter=len(self._rows(collection)))
+        if self.rule == "begins anew":
+            return replace(found, identity="same", counter=bool(self._rows(collection)))
+        return found
+
+    def _done(self, request: Request, value: Any) -> Done:
+        """With the version of the end of a search, or of the search before it."""
+        end = super()._done(request, value)
+        if self.rule == "tells the next version" and end.version is not None:
+            return replace(end, version=self._version(request.payload.collection))
+        if self.rule == "tells an old version" and end.version is not None:
+            before = self.before.get(request.payload.collection, end.version)
+            self.before[request.payload.collection] = end.version
+            return replace(end, version=before)
+        return end
+
+
+VERSION_RULES = {
+    "tells none": "test_a_search_tells_the_version_that_it_is_true_for",
+    "tells an old version": "test_a_search_tells_the_version_that_it_is_true_for",
+    "counts batches": "test_a_search_tells_the_version_that_it_is_true_for",
+    "counts rows": "test_each_write_makes_another_version",
+    "begins anew": "test_nothing_old_comes_again_with_a_collection_made_anew",
+    "tells the next version": "test_searches_beside_writes_tell_no_version_of_other_rows",
+}
+
+
+@pytest.mark.parametrize("rule", VERSION_RULES)
+def test_the_suite_finds_a_store_that(rule: str) -> None:
+    class Suite(Conformance, StoreConformance):
+        def run(self, work: Any) -> Any:
+            return run_virtual(work)
+
+        async def make(self) -> Engine:
+            store = BrokenStore(rule)
+            store._profile = profiles.rtx3090()["store"]
+            return store
+
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        getattr(Suite(), VERSION_RULES[rule])()

@@ -297,9 +297,10 @@ async def test_the_store_finds_keeps_versions_and_forgets() -> None:
         row("3", "oats", kind="farm"),
     ]
     await collect(store, rows)
-    assert (await store.count("docs"), await store.version("docs"), await store.collections()) == (3, 3, ["docs"])
+    assert (await store.count("docs"), await store.collections()) == (3, ["docs"])
+    written = await store.version("docs")
     await collect(store, rows[:1])
-    assert await store.version("docs") == 3, "the same row again is no change"
+    assert await store.version("docs") == written, "the same row again is no change"
     hits = value(await collect(store, [search("ivy wall", k=2)]), "search ivy wall")
     assert len(hits) == 2 and hits[0].id == "2"
     assert hits[0].score > hits[1].score
@@ -308,7 +309,8 @@ async def test_the_store_finds_keeps_versions_and_forgets() -> None:
     assert [chunk.id for chunk in await store.get("docs", ["3", "nobody", "1"])] == ["3", "1"]
     assert await store.delete("docs", ["1", "1", "nobody"]) == 1
     await store.delete_collection("docs")
-    assert (await store.count("docs"), await store.version("docs"), await store.collections()) == (0, 5, [])
+    assert (await store.count("docs"), await store.collections()) == (0, [])
+    assert await store.version("docs") != written
     assert value(await collect(store, [search("ivy")]), "search ivy") == ()
 
 

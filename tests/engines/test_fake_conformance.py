@@ -21,6 +21,7 @@ from teola_plugin.engines.payloads import (
     SearchVector,
     Warmup,
 )
+from teola_plugin.engines.store_conformance import StoreConformance
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.virtual_time import run_virtual
 
@@ -61,7 +62,7 @@ class TestFakeReranker(VirtualConformance):
         return [ScorePair("what do lambs eat", text) for text in ("lambs eat oats", "ivy on a wall")]
 
 
-class TestFakeStore(VirtualConformance):
+class TestFakeStore(VirtualConformance, StoreConformance):
     async def make(self) -> Engine:
         return FakeStore("store", profiles.rtx3090()["store"])
 

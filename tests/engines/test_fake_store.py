@@ -1,0 +1,70 @@
+"""The fake store's versions, in virtual time: of the moment that the hits are of."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from teola_plugin.engines import profiles
+from teola_plugin.engines.base import Done, Request
+from teola_plugin.engines.conformance import collect, ends
+from teola_plugin.engines.fake import FakeStore, Faults
+from teola_plugin.engines.payloads import Chunk, IngestRow, SearchVector, Version
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.virtual_time import run_virtual
+
+K = PrimitiveKind
+
+
+def row(name: str) -> Request:
+    return Request(f"row {name}", K.INGESTION, IngestRow("docs", Chunk(name, name), (1.0, 2.0)))
+
+
+async def one(store: FakeStore, request: Request) -> Done:
+    end = ends(await collect(store, [request]), [request])[request.id]
+    assert isinstance(end, Done)
+    return end
+
+
+def searching(name: str) -> Request:
+    return Request(f"search {name}", K.SEARCHING, SearchVector("docs", (1.0, 2.0)))
+
+
+def test_hits_and_version_are_of_one_moment() -> None:
+    """A deletion while the search is under way changes neither, and the version tells that the hits are old."""
+
+    async def check() -> None:
+        store = FakeStore("store", profiles.rtx3090()["store"])
+        await one(store, row("a"))
+        before = await store.version("docs")
+        search: Any = asyncio.create_task(one(store, searching("beside a deletion")))
+        await asyncio.sleep(0)
+        await store.delete("docs", ["a"])
+        found = await search
+        assert ([hit.id for hit in found.value], found.version) == (["a"], before)
+        assert found.version != await store.version("docs")
+
+    run_virtual(check())
+
+
+def test_a_store_that_cannot_tell_versions() -> None:
+    async def check() -> None:
+        store = FakeStore(faults=Faults(no_version=True))
+        await one(store, row("a"))
+        found = await one(store, searching("any"))
+        assert found.version is None and len(found.value) == 1 and await store.version("docs") is None
+
+    run_virtual(check())
+
+
+def test_two_stores_and_two_lives_have_no_version_in_common() -> None:
+    async def check() -> None:
+        found: list[Version | None] = []
+        for store in (FakeStore(), FakeStore()):
+            for _ in range(2):
+                await one(store, row("a"))
+                found.append(await store.version("docs"))
+                await store.delete_collection("docs")
+        assert len(set(found)) == 4 and None not in found
+
+    run_virtual(check())

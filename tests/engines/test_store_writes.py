@@ -1,0 +1,241 @@
+"""What stores write: the rows that they were given, in the order in which they were given them. On both stores."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from teola_plugin.engines import profiles
+from teola_plugin.engines.base import Done, Engine, Failed, Request
+from teola_plugin.engines.conformance import collect, ends
+from teola_plugin.engines.fake import FakeStore
+from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector
+from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.errors import EngineError
+from teola_plugin.graph import PrimitiveKind
+
+K = PrimitiveKind
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def each_store(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    """With latencies, so that batches take longer the larger they are."""
+    if request.param == "fake":
+        engine: Engine = FakeStore("store", profiles.rtx3090()["store"])
+    else:
+        engine = PgVectorEngine(dsn=request.getfixturevalue("postgres_dsn"))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def row(collection: str, id: str, text: str = "", vector: Any = (1.0, 2.0), **metadata: Any) -> Request:
+    return Request(f"w{next(_numbers)}", K.INGESTION, IngestRow(collection, Chunk(id, text, metadata), vector))
+
+
+def find(collection: str, vector: Any = (1.0, 2.0), k: int = 100, **wanted: Any) -> Request:
+    return Request(f"s{next(_numbers)}", K.SEARCHING, SearchVector(collection, vector, k, tuple(wanted.items())))
+
+
+async def outcomes(engine: Engine, batch: Sequence[Request]) -> list[Any]:
+    """The value or the error of each request, in order."""
+    found = ends(await collect(engine, batch), batch)
+    return [end.value if isinstance(end := found[request.id], Done) else end.error for request in batch]
+
+
+async def search(engine: Engine, collection: str, **wanted: Any) -> tuple[Hit, ...]:
+    [hits] = await outcomes(engine, [find(collection, **wanted)])
+    assert isinstance(hits, tuple), hits
+    return hits
+
+
+async def begun(work: Any) -> asyncio.Task[Any]:
+    """A task that has had its first turn: the engine has taken its batch."""
+    task = asyncio.create_task(work)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
+
+
+# ------------------------------------------------------------ order
+
+
+async def test_of_batches_side_by_side_the_later_row_stays(each_store: Any, collection: str) -> None:
+    """A large batch takes longer than the small one behind it, on a connection of its own."""
+    for n in range(2):
+        name = f"{collection} {n}"
+        large = [row(name, "same", "first"), *(row(name, str(i)) for i in range(400))]
+        works = [await begun(outcomes(each_store, each)) for each in (large, [row(name, "same", "last")])]
+        await asyncio.gather(*works)
+        assert [chunk.text for chunk in await each_store.get(name, ["same"])] == ["last"]
+
+
+async def test_a_deletion_comes_after_the_rows_that_are_being_written(each_store: Any, collection: str) -> None:
+    for n in range(2):
+        name = f"{collection} {n}"
+        ids = [str(i) for i in range(400)]
+        work = await begun(outcomes(each_store, [row(name, id) for id in ids]))
+        await (each_store.delete(name, ids) if n % 2 else each_store.delete_collection(name))
+        await work
+        assert await each_store.count(name) == 0
+
+
+async def test_rows_come_after_the_deletion_before_them(each_store: Any, collection: str) -> None:
+    await outcomes(each_store, [row(collection, str(i), "before") for i in range(300)])
+    gone = await begun(each_store.delete_collection(collection))
+    work = await begun(outcomes(each_store, [row(collection, "7", "after")]))
+    await asyncio.gather(gone, work)
+    assert [(hit.id, hit.text) for hit in await search(each_store, collection)] == [("7", "after")]
+
+
+async def test_of_one_batch_the_last_row_of_an_id_stays(each_store: Any, collection: str) -> None:
+    batch = [row(collection, "same", f"text {n}", n=n) for n in range(5)]
+    assert await outcomes(each_store, batch) == ["same"] * 5
+    assert [(hit.text, hit.metadata) for hit in await search(each_store, collection)] == [("text 4", {"n": 4})]
+
+
+async def test_a_cancelled_write_among_others_leaves_their_order(each_store: Any, collection: str) -> None:
+    batches = [[row(collection, "same", f"text {n}")] for n in range(4)]
+    works = [await begun(outcomes(each_store, batch)) for batch in batches]
+    await each_store.cancel(batches[2][0].id)
+    found = [(await work)[0] for work in works]
+    assert isinstance(found[2], EngineError) and found[:2] + found[3:] == ["same"] * 3
+    assert [hit.text for hit in await search(each_store, collection)] == ["text 3"]
+
+
+@pytest.mark.postgres
+async def test_a_row_is_not_lost_for_a_later_one_that_does_not_fit(store: PgVectorEngine, collection: str) -> None:
+    """It was acknowledged, and only the one that failed was sent."""
+    await outcomes(store, [row(collection, "first")])
+    fits, misfit = row(collection, "same", "fits"), row(collection, "same", "misfit", (1.0, 2.0, 3.0))
+    done, error = await outcomes(store, [fits, misfit])
+    assert done == "same" and isinstance(error, EngineError)
+    assert [chunk.text for chunk in await store.get(collection, ["same"])] == ["fits"]
+
+
+# ------------------------------------------------------------ values that their owners change
+
+
+async def test_a_row_is_written_as_it_was_when_it_was_taken(each_store: Any, collection: str) -> None:
+    metadata: dict[str, Any] = {"tags": ["given"], "deep": {"n": 1}}
+    vector = np.array([1.0, 2.0], dtype=np.float32)
+    request = Request("changed later", K.INGESTION, IngestRow(collection, Chunk("a", "text", metadata), vector))
+    work = await begun(outcomes(each_store, [request]))
+    metadata["tags"].append("too late")
+    metadata["deep"]["n"] = metadata["new"] = 2
+    vector[:] = (2.0, -1.0)
+    assert await work == ["a"]
+    [hit] = await search(each_store, collection)
+    assert hit.metadata == {"tags": ["given"], "deep": {"n": 1}} and hit.score == pytest.approx(1.0)
+
+
+async def test_what_is_found_shares_nothing_with_the_store_or_with_others(each_store: Any, collection: str) -> None:
+    shared: dict[str, Any] = {"tags": ["given"], "deep": {"n": 1}}
+    await outcomes(each_store, [row(collection, id, **shared) for id in "ab"])
+    batch = [find(collection), find(collection)]
+    found = await outcomes(each_store, batch)
+    hits = [*found[0], *found[1], *await search(each_store, collection)]
+    chunks = await each_store.get(collection, ["a", "b"]) + await each_store.find(collection, [])
+    for each in [*hits, *chunks]:
+        assert each.metadata == {"tags": ["given"], "deep": {"n": 1}}
+        each.metadata["tags"].append("changed by a reader")
+        each.metadata["deep"]["n"] = 2
+    assert shared == {"tags": ["given"], "deep": {"n": 1}}
+    again = [*await search(each_store, collection), *await each_store.get(collection, ["a"])]
+    assert all(each.metadata == shared for each in again)
+
+
+async def test_a_row_with_metadata_that_python_takes_as_equal_is_another_row(each_store: Any, collection: str) -> None:
+    for value in (1, True, 1.0, "1", [1], [True]):
+        await outcomes(each_store, [row(collection, "a", v=value)])
+        [hit] = await search(each_store, collection)
+        assert repr(hit.metadata) == repr({"v": value})
+
+
+# ------------------------------------------------------------ filters
+
+VALUES: tuple[Any, ...] = (
+    *(1, 1.0, True, "1", 0, 0.0, -0.0, False, "", None, "None", "true", 10**30, 1e30, 0.1, 2**53 + 1, float(2**53)),
+    *([1], (1.0,), [True], ["1"], [], {}, {"a": 1}, {"a": True}, {"a": 1.0, "b": None}, {"b": None, "a": 1}, {"1": 0}),
+)
+
+
+@pytest.mark.postgres
+async def test_filters_find_the_same_in_both_stores(store: PgVectorEngine, collection: str) -> None:
+    fake = FakeStore()
+    rows = [(str(n), {"v": value}) for n, value in enumerate(VALUES)] + [("without", {"other": 1})]
+    for engine in (store, fake):
+        found = await outcomes(engine, [row(collection, id, **metadata) for id, metadata in rows])
+        assert found == [id for id, _ in rows]
+    for value in (*VALUES, {1: 0}):
+        [real, faked] = [{hit.id for hit in await search(each, collection, v=value)} for each in (store, fake)]
+        assert real == faked and real, value
+        listed = [{chunk.id for chunk in await each.find(collection, [("v", value)])} for each in (store, fake)]
+        assert listed == [real, real]
+
+
+@pytest.mark.parametrize(
+    ("value", "same"), [(True, [True]), (1, [1, 1.0]), (1.0, [1, 1.0]), ("1", ["1"]), ([1], [[1], (1.0,)])]
+)
+async def test_true_and_one_are_different_values_of_a_filter(each_store: Any, value: Any, same: list[Any]) -> None:
+    name = f"filters {value!r}"
+    kinds: list[Any] = [True, 1, 1.0, "1", [1], (1.0,), [True]]
+    await outcomes(each_store, [row(name, repr(kind), v=kind) for kind in kinds])
+    assert {hit.id for hit in await search(each_store, name, v=value)} == {repr(each) for each in same}
+    await each_store.delete_collection(name)
+
+
+# ------------------------------------------------------------ what no database can hold
+
+
+@pytest.mark.postgres
+async def test_what_is_no_text_fails_alone_and_by_its_name(store: PgVectorEngine, collection: str) -> None:
+    for bad, words in (("a\0b", "NUL"), ("a\ud800b", "lone surrogates")):
+        batch = {
+            "the chunk's id": row(collection, bad),
+            "the collection's name": row(bad, "x"),
+            "the text": row(collection, "x", bad),
+            "metadata": row(collection, "x", deep=[{"n": bad}]),
+            "metadata ": row(collection, "x", **{bad: 1}),
+            "filter": find(collection, v=bad),
+            "a filter's key": find(collection, **{bad: 1}),
+            "the collection's name ": find(bad),
+        }
+        good = [row(collection, f"good {n}") for n in range(3)]
+        found = await outcomes(store, [good[0], *batch.values(), *good[1:]])
+        assert [found[0], *found[-2:]] == ["good 0", "good 1", "good 2"]
+        for what, error in zip(batch, found[1:-2], strict=True):
+            assert isinstance(error, EngineError) and not error.retryable
+            assert what.strip() in str(error) and words in str(error), error
+        with pytest.raises(EngineError):
+            await store.get(collection, [bad])
+        assert await store.count(collection) == 3 and store.load().requests == 0
+
+
+class Hostile:
+    """A vector that answers with an error of its own."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise LookupError("no array here")
+
+    def __iter__(self) -> Any:
+        raise LookupError("no numbers here")
+
+
+@pytest.mark.parametrize("vector", [Hostile(), (10**400, 1.0), None, ("a", "b"), 3.0])
+async def test_a_wrong_vector_fails_alone(each_store: Any, collection: str, vector: Any) -> None:
+    batch = [row(collection, "good"), row(collection, "bad", "", vector), row(collection, "fine")]
+    found = ends(await collect(each_store, batch), batch)
+    assert [type(found[request.id]) for request in batch] == [Done, Failed, Done]
+    assert await each_store.count(collection) == 2
+    needles = [find(collection, vector), find(collection)]
+    found = ends(await collect(each_store, needles), needles)
+    assert [type(found[request.id]) for request in needles] == [Failed, Done]
