@@ -24,6 +24,9 @@ from teola_plugin.scheduling import POLICIES
 Engines = Mapping[str, Engine | Sequence[Engine]] | Iterable[Engine]
 """Engines (or instances of one) by name, or just engines, which have names of their own."""
 
+PIPELINES = 16
+"""Different `passes=` whose plans a pool keeps."""
+
 
 class EnginePool:
     """Engines that apps share. A context manager: `with EnginePool.local(...) as pool:`.
@@ -196,8 +199,10 @@ class EnginePool:
         cache = self._caches.get(chosen)
         if cache is None:
             cache = self._caches.setdefault(chosen, GraphCache(PassPipeline(chosen)))
-        wanted = template.looking_ahead(certain=bool(chosen), chosen=bool(chosen) and speculate != "off")
-        return cache.optimised(wanted, shape, PassContext(self.profiles, speculate))
+            for other in list(self._caches)[:-PIPELINES]:
+                self._caches.pop(other, None)
+        context, ahead = PassContext(self.profiles, speculate), bool(chosen)
+        return cache.optimised(template, shape, context, certain=ahead, chosen=ahead and speculate != "off")
 
     @contextmanager
     def watching(self, app: str = "plain") -> Iterator[QueryRun]:

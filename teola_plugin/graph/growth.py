@@ -28,7 +28,9 @@ def growths(graph: Graph) -> tuple[Growth, ...]:
     """Of all prefillings that say what they grow with."""
     marked = ((p, p.option(GROWS_WITH)) for p in graph if p.leads_group)
     found = (growth(graph, p, holder) for p, holder in marked if holder is not None)
-    return tuple(one for one in found if one is not None)
+    made = tuple(one for one in found if one is not None)
+    graph.forget_ancestors()
+    return made
 
 
 def growth(graph: Graph, p: Primitive, holder: str) -> Growth | None:

@@ -95,9 +95,10 @@ def _subtitle(traces: Sequence[QueryTrace]) -> str:
 def _tiles(trace: QueryTrace) -> str:
     figures = trace.summary()
     waited = figures["critical_waited"]
+    lost = f", {trace.left_out} more left out" if trace.left_out else ""
     tiles = [
         ("total", duration(trace.seconds), trace.outcome),
-        ("primitives", str(figures["primitives"]), f"{figures['critical_primitives']} on the critical path"),
+        ("primitives", str(figures["primitives"]), f"{figures['critical_primitives']} on the critical path{lost}"),
         (
             "work",
             duration(figures["work_seconds"]),

@@ -27,34 +27,75 @@ class _OpenSpan:
 
 
 class _OpenQuery:
-    """A query under way: its live spans by primitive, and all of them in the order they were queued."""
+    """A query under way: its live spans by primitive, and all of them in the order they were queued. Of more than
+    `most` the first half is kept, and the latest."""
 
-    __slots__ = ("app", "graph", "graph_text", "live", "order", "passes", "pgraph_text", "started", "wall")
+    __slots__ = (
+        "_first", "_half", "_latest", "app", "graph", "graph_text", "left_out", "live", "passes", "pgraph_text",
+        "started", "wall",
+    )  # fmt: skip
 
-    def __init__(self, app: str, started: float, wall: float) -> None:
+    def __init__(self, app: str, started: float, wall: float, most: int) -> None:
         self.app = app
         self.started = started
         self.wall = wall
         self.live: dict[str, _OpenSpan] = {}
-        self.order: list[tuple[str, _OpenSpan]] = []
+        self.left_out = 0
+        self._half = max(1, most // 2)
+        self._first: list[tuple[str, _OpenSpan]] = []
+        self._latest: deque[tuple[str, _OpenSpan]] = deque()
         self.graph: GraphView | None = None
         self.graph_text = self.pgraph_text = ""
         self.passes: tuple[PassRun, ...] = ()
 
+    @property
+    def order(self) -> list[tuple[str, _OpenSpan]]:
+        """Those that are kept."""
+        return [*self._first, *self._latest]
+
+    def add(self, primitive: str, span: _OpenSpan) -> None:
+        self.live[primitive] = span
+        if len(self._first) < self._half:
+            self._first.append((primitive, span))
+            return
+        self._latest.append((primitive, span))
+        if len(self._latest) > self._half:
+            name, gone = self._latest.popleft()
+            self.left_out += 1
+            if self.live.get(name) is gone:
+                del self.live[name]
+
+
+MOST_SPANS = 1024
+"""Spans of one query that are kept."""
+MOST_KEPT = 16 * MOST_SPANS
+"""Spans of all finished traces that are kept."""
+
 
 class TraceRecorder:
-    """Owns the spans of every running query and keeps the last `keep` traces.
+    """Owns the spans of every running query and keeps the last `keep` traces, fewer if they are large. Of a query with
+    more than `most` spans the first and the latest are kept, the trace says how many are not.
 
     Not thread-safe: all calls come from one thread. Events of a query that is unknown or already finished are
     ignored, since cancelled work may still report. `details=True` keeps prompts and documents given as `detail`.
     `wall` gives the Unix time, for exporters; None leaves it unknown (virtual time).
     """
 
-    def __init__(self, keep: int = 64, *, details: bool = False, wall: Callable[[], float] | None = time.time) -> None:
+    def __init__(
+        self,
+        keep: int = 64,
+        *,
+        details: bool = False,
+        wall: Callable[[], float] | None = time.time,
+        most: int = MOST_SPANS,
+    ) -> None:
         self.details = details
         self._wall = wall
+        self._most = most
         self._open: dict[str, _OpenQuery] = {}
-        self._kept: deque[QueryTrace] = deque(maxlen=keep)
+        self._keep = keep
+        self._kept: deque[QueryTrace] = deque()
+        self._spans = 0
 
     @property
     def traces(self) -> tuple[QueryTrace, ...]:
@@ -71,7 +112,7 @@ class TraceRecorder:
 
     def begin(self, query_id: str, app: str, at: float) -> None:
         """A query starts; `at` as everywhere in seconds on the runtime's clock."""
-        self._open[query_id] = _OpenQuery(app, at, self._wall() if self._wall else 0.0)
+        self._open[query_id] = _OpenQuery(app, at, self._wall() if self._wall else 0.0, self._most)
 
     def describe(
         self,
@@ -111,8 +152,7 @@ class TraceRecorder:
         if query is None:
             return
         about = (kind, engine, scope, depth, size, tentative, parents, detail if self.details else ())
-        span = query.live[primitive] = _OpenSpan(at, about)
-        query.order.append((primitive, span))
+        query.add(primitive, _OpenSpan(at, about))
 
     def started(self, query_id: str, primitive: str, at: float, *, instance: str = "", batch: int = -1) -> None:
         """It began to run; further batches of the same primitive keep the first start."""
@@ -164,8 +204,9 @@ class TraceRecorder:
             outcome,
             query.graph,
             query.wall,
+            query.left_out,
         )
-        self._kept.append(trace)
+        self._keep_trace(trace)
         return trace
 
     def story(self, query_id: str, most: int = 50) -> tuple[str, ...]:
@@ -173,6 +214,12 @@ class TraceRecorder:
         query = self._open.get(query_id)
         lines = [_line(name, span, query.started) for name, span in query.order[-most:]] if query is not None else []
         return tuple(lines)
+
+    def _keep_trace(self, trace: QueryTrace) -> None:
+        self._kept.append(trace)
+        self._spans += len(trace.spans)
+        while len(self._kept) > self._keep or (self._spans > MOST_KEPT and len(self._kept) > 1):
+            self._spans -= len(self._kept.popleft().spans)
 
     def _find(self, query_id: str, primitive: str) -> _OpenSpan | None:
         query = self._open.get(query_id)

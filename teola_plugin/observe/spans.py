@@ -125,6 +125,8 @@ class QueryTrace:
     graph: GraphView | None = None
     wall: float = 0.0
     """Unix time of `started`; 0 where unknown (virtual time)."""
+    left_out: int = 0
+    """Spans between the first and the latest that were not kept, because there were too many."""
 
     @property
     def seconds(self) -> float:
@@ -202,6 +204,7 @@ class QueryTrace:
             "critical_waited": sum(step.waited + step.idle for step in path),
             "wasted_primitives": lost,
             "wasted_tokens": lost_tokens,
+            "left_out": self.left_out,
             "busy": {engine: self.busy(engine) for engine in self.engines},
             "passes": [name for name, fired, _ in self.passes if fired],
         }

@@ -49,7 +49,8 @@ def timeline_text(trace: QueryTrace, width: int = 100) -> str:
 
 def _headline(trace: QueryTrace) -> str:
     name = shortened(f"{trace.app} {trace.query_id}".strip(), 32)
-    return f"{name}: {trace.outcome} in {duration(trace.seconds)}"
+    lost = f" ({trace.left_out} primitives left out)" if trace.left_out else ""
+    return f"{name}: {trace.outcome} in {duration(trace.seconds)}{lost}"
 
 
 def _bar(span: Span, trace: QueryTrace, room: int) -> str:

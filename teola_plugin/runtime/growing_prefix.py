@@ -3,17 +3,18 @@
 What the calls between the list and the prompt make of its first outputs is a guess at how the prompt will begin: right
 where contexts are joined in order, wrong where everything is sorted once more. What stands at its end with one output
 less, too (the original question's own passages), moves on with each output and is no part of the guess. So a plan is
-trusted only after one of its queries has shown that the text grows so, and until one shows that it does not. A wrong
-guess costs the engine's time, never an answer.
+trusted only after one of its queries has shown that the text grows so, and until one shows that it does not; what the
+queries of one tenant show is never used for another's. A wrong guess costs the engine's time, never an answer.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from teola_plugin.engines.payloads import UNKNOWN
 from teola_plugin.graph import Graph, Growth, Primitive, PrimitiveKind, Ref, growths, read_path
@@ -24,13 +25,11 @@ if TYPE_CHECKING:
 
 RIGHT = 0.75
 """Share of a guess that must be right."""
+STEP = 8
+"""A list is looked at again when it has become longer by this part of itself: its whole text is made anew each time."""
 
-
-@dataclass(slots=True, eq=False)
-class Trust:
-    """Whether a prompt of one plan has been seen to grow at its end. Shared by the plan's queries."""
-
-    grows: bool = False
+TRUSTED = 256
+"""Prompts, each of one tenant, of which it is remembered whether they grow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,9 +37,11 @@ class Growing:
     """A prompt of a live query."""
 
     growth: Growth
-    trust: Trust
     seen: int = 0
     """Outputs of the list that the latest text is made of."""
+    ready: int = 0
+    """Outputs that were there when it was looked at last, of this list:"""
+    outputs: list[Ref] = field(default_factory=list)
     whole: str | None = None
     """That text; of no outputs at first."""
     text: str = ""
@@ -51,14 +52,15 @@ class Growing:
     warmups: int = 0
 
 
-@lru_cache(maxsize=64)
-def _known(graph: Graph) -> tuple[tuple[Growth, Trust], ...]:
-    return tuple((one, Trust()) for one in growths(graph))
+_known: WeakKeyDictionary[Graph, tuple[Growth, ...]] = WeakKeyDictionary()
 
 
 def growing(graph: Graph) -> list[Growing]:
     """The prompts of a query with this e-graph that may grow."""
-    return [Growing(one, trust) for one, trust in _known(graph)]
+    found = _known.get(graph)
+    if found is None:
+        found = _known[graph] = growths(graph)
+    return [Growing(one) for one in found]
 
 
 @dataclass(slots=True)
@@ -74,6 +76,19 @@ class GrowingPrefixes:
     stop: Callable[[QueryRun, str], None]
     """Takes it back if it has not begun."""
     _kind: PrimitiveKind = field(default=PrimitiveKind.PARTIAL_PREFILLING)
+    _trusted: OrderedDict[tuple[str, Growth], bool] = field(default_factory=OrderedDict)
+    """By tenant and prompt of a plan: whether the prompt was last seen to grow at its end."""
+
+    def reset(self) -> None:
+        """Forget what was learned of prompts."""
+        self._trusted.clear()
+
+    def _learn(self, run: QueryRun, one: Growing, grows: bool) -> None:
+        key = run.query.tenant, one.growth
+        self._trusted[key] = grows
+        self._trusted.move_to_end(key)
+        while len(self._trusted) > TRUSTED:
+            self._trusted.popitem(last=False)
 
     def made(self, run: QueryRun, name: str) -> None:
         """A primitive has its value, or has ended."""
@@ -93,16 +108,16 @@ class GrowingPrefixes:
             ref = p.input(one.growth.variable)
             if one.text and ref is not None and ref.producer in run.store:
                 whole = run.store.read(ref)
-                one.trust.grows = isinstance(whole, str) and _begins(whole, one.text)
+                self._learn(run, one, isinstance(whole, str) and _begins(whole, one.text))
 
     def _look(self, run: QueryRun, one: Growing) -> None:
         live = self.holder(run, one.growth.holder)
         if live is None or live.status.ended:
             return
         outputs = live.outputs or live.early
-        ready = next((i for i, ref in enumerate(outputs) if ref.producer not in run.store), len(outputs))
+        ready = _ready(run, one, outputs)
         complete = live.status is Status.EXPANDING and ready == len(outputs)
-        if ready <= one.seen or complete or one.warmup:
+        if ready < one.seen + max(1, one.seen // STEP) or complete or one.warmup:
             return
         if one.whole is None:
             nothing = self._computed(run, one, []).get(one.growth.variable)
@@ -114,11 +129,12 @@ class GrowingPrefixes:
             return
         text = whole[: len(whole) - _alike(one.whole[::-1], whole[::-1])]
         if not _begins(text, one.text):
-            one.over, one.trust.grows = True, False
+            one.over = True
+            self._learn(run, one, False)
             return
         grown = len(text) > len(one.text)
         one.seen, one.whole, one.text = ready, whole, text
-        if grown and one.trust.grows:
+        if grown and self._trusted.get((run.query.tenant, one.growth)):
             self._warm(run, one, {**made, one.growth.variable: text + UNKNOWN})
 
     def _computed(self, run: QueryRun, one: Growing, outputs: list[Any]) -> dict[str, Any]:
@@ -149,6 +165,15 @@ class GrowingPrefixes:
         inputs = tuple((key, Ref(f"{one.warmup}.{key}")) for key in made)
         prompt = p.prompt[: one.growth.end]
         self.start(run, p.with_(id=one.warmup, kind=self._kind, inputs=inputs, after=(), effects=(), prompt=prompt))
+
+
+def _ready(run: QueryRun, one: Growing, outputs: list[Ref]) -> int:
+    """How many outputs are there, in their order."""
+    if outputs is not one.outputs:
+        one.outputs, one.ready = outputs, 0
+    while one.ready < len(outputs) and outputs[one.ready].producer in run.store:
+        one.ready += 1
+    return one.ready
 
 
 def _begins(whole: str, guess: str) -> bool:

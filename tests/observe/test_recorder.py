@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from teola_plugin.observe import GraphView, TraceRecorder
+from teola_plugin.observe import GraphView, QueryTrace, TraceRecorder, format_summary, html_page
 
 
 def test_a_query_becomes_a_trace() -> None:
@@ -95,3 +95,50 @@ def test_virtual_time_has_no_wall_clock() -> None:
     recorder.begin("q", "", 0.0)
     trace = recorder.finish("q", 1.0)
     assert trace is not None and trace.wall == 0.0
+
+
+def many(recorder: TraceRecorder, query: str, count: int) -> QueryTrace:
+    recorder.begin(query, "", 0.0)
+    for i in range(count):
+        recorder.queued(query, f"p{i}", float(i), kind="CALL")
+        recorder.done(query, f"p{i}", i + 0.5)
+    trace = recorder.finish(query, float(count))
+    assert trace is not None
+    return trace
+
+
+def test_of_a_long_query_the_first_and_the_latest_are_kept() -> None:
+    trace = many(TraceRecorder(most=10), "q", 1000)
+    kept = [*range(5), *range(995, 1000)]
+    assert [span.primitive for span in trace.spans] == [f"p{i}" for i in kept]
+    assert [span.done for span in trace.spans] == [i + 0.5 for i in kept]
+    assert trace.left_out == trace.summary()["left_out"] == 990
+    assert "990 primitives left out" in format_summary(trace)
+    assert "990 more left out" in html_page([trace])
+    short = many(TraceRecorder(most=10), "q", 10)
+    assert (len(short.spans), short.left_out) == (10, 0)
+    assert "left out" not in format_summary(short)
+
+
+def test_what_an_open_query_holds_does_not_grow() -> None:
+    recorder = TraceRecorder(most=10)
+    recorder.begin("q", "", 0.0)
+    for i in range(1000):
+        recorder.queued("q", f"p{i}", float(i), kind="CALL")
+    query = recorder._open["q"]
+    assert len(query.order) == len(query.live) == 10
+    recorder.started("q", "p500", 1e3)  # not kept any more
+    recorder.queued("q", "p0", 1e3, kind="CALL")  # a retry: what comes now is the new one's
+    recorder.done("q", "p0", 2e3)
+    assert [span.done for name, span in query.order if name == "p0"] == [None, 2e3]
+
+
+def test_finished_traces_are_kept_as_far_as_their_spans_are_not_too_many() -> None:
+    recorder = TraceRecorder()
+    for i in range(64):
+        many(recorder, f"q{i}", 1000)
+    assert 1 < len(recorder.traces) < 20
+    assert recorder.traces[-1].query_id == "q63"
+    for i in range(64):
+        many(recorder, f"small{i}", 3)
+    assert len(recorder.traces) == 64

@@ -121,3 +121,29 @@ def test_trust_is_lost_with_the_first_wrong_guess(kit: Any) -> None:
     assert grown("one") == 0 and grown("two") > 0
     assert grown("back") >= 0 and grown("back again") == 0
     assert grown("three") == 0 and grown("four") > 0
+
+
+def test_what_one_tenant_shows_is_not_used_for_another(kit: Any) -> None:
+    fast = accelerate(chain(kit, in_order))
+
+    def grown(tenant: str) -> int:
+        kit.fresh()
+        fast.invoke(ASKED, {"configurable": {"teola_tenant": tenant}})
+        return sum(".grown#" in span.primitive for span in fast.last_trace().spans)
+
+    assert grown("trust-a") == 0 and grown("trust-a") > 0
+    assert grown("trust-b") == 0, "the other tenant's queries taught nothing"
+    assert grown("trust-b") > 0 and grown("trust-a") > 0
+    prefixes = kit.pool.runtime._driver._prefixes
+    prefixes.reset()
+    assert grown("trust-a") == 0 and grown("trust-a") > 0
+
+
+def test_what_is_learned_belongs_to_a_pool(kit: Any) -> None:
+    fast = accelerate(chain(kit, in_order))
+    assert [bool(asked(kit, fast)[1]) for _ in range(2)][1]
+    other = pool_kit(scaled(profiles.rtx3090(), 0.1))
+    try:
+        assert asked(other, accelerate(chain(other, in_order)))[1] == []
+    finally:
+        other.pool.close()

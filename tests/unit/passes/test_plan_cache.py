@@ -1,0 +1,109 @@
+"""Which calls are planned anew, counted by what the pipeline runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda
+
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.engines import profiles
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.graph import Component, Graph, Ref, Role, WorkflowTemplate, named
+from teola_plugin.passes import GraphCache, Optimised, PassContext, PassPipeline, default_pipeline
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of graphs that pipelines were run on, those of fragments among them."""
+    count, plain = [0], PassPipeline.run
+
+    def run(self: PassPipeline, graph: Graph, context: PassContext) -> Optimised:
+        count[0] += 1
+        return plain(self, graph, context)
+
+    monkeypatch.setattr(PassPipeline, "run", run)
+    return count
+
+
+def engines() -> dict[str, FakeLLM]:
+    return {"llm": FakeLLM("llm", profiles.noop()["llm"], lambda prompt, sampling: "yes")}
+
+
+def asking(pool: EnginePool, what: str) -> Runnable[Any, Any]:
+    return ChatPromptTemplate.from_template(what + " {q}") | ChatTeola(pool=pool, engine="llm", max_tokens=4)
+
+
+def choosing(pool: EnginePool) -> Runnable[Any, Any]:
+    """What the one arm asks for is known before the choice."""
+    return RunnableBranch((lambda x: len(x["q"]) > 3, asking(pool, "long")), RunnableLambda(lambda x: x["q"]))
+
+
+@pytest.mark.parametrize("how", [{}, {"speculate": "off"}, {"passes": ()}], ids=str)
+def test_a_chain_with_lookahead_is_planned_once(runs: list[int], how: dict[str, Any]) -> None:
+    with EnginePool.local(engines=engines()) as pool:
+        fast = accelerate(choosing(pool), pool=pool, **how)
+        fast.invoke({"q": "first"})
+        before = runs[0]
+        for i in range(5):
+            fast.invoke({"q": f"question {i}"})
+        assert runs[0] == before
+
+
+def test_a_function_that_returns_a_new_chain_each_time_is_planned_once(runs: list[int]) -> None:
+    with EnginePool.local(engines=engines()) as pool:
+        fast = accelerate(RunnableLambda(lambda x: asking(pool, "new")), pool=pool)
+        fast.invoke({"q": "first"})
+        before = runs[0]
+        for i in range(5):
+            fast.invoke({"q": f"question {i}"})
+        assert runs[0] == before
+
+
+def template(*options: tuple[str, Any]) -> WorkflowTemplate:
+    one = Component("s", Role.SEARCHING, named(vectors=Ref("$input")), "store", options=options)
+    return WorkflowTemplate((one,), Ref("s"))
+
+
+def test_options_that_are_equal_but_of_other_types_are_planned_apart() -> None:
+    cache = GraphCache(default_pipeline())
+    filters: list[Any] = [True, 1, 1.0, (True,), (1,), frozenset({1}), frozenset({True})]
+    for value in filters:
+        found = cache.optimised(template(("filter", value)), None, PassContext()).graph["s"].option("filter")
+        assert repr(found) == repr(value)
+    assert cache.misses == len(filters)
+
+
+def test_templates_whose_options_cannot_be_compared_are_the_same_as_themselves_only() -> None:
+    class Odd:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return 0
+
+    cache = GraphCache(default_pipeline())
+    for value in (Odd(), [1]):
+        one, other = template(("odd", value)), template(("odd", value))
+        assert cache.optimised(one, None, PassContext()) is cache.optimised(one, None, PassContext())
+        assert cache.optimised(one, None, PassContext()) is not cache.optimised(other, None, PassContext())
+
+
+def test_large_plans_leave_room_for_fewer_of_them() -> None:
+    parts = tuple(Component(f"c{i}", Role.CALL) for i in range(10))
+    cache = GraphCache(PassPipeline(), most=25)
+    for i in range(9):
+        cache.optimised(WorkflowTemplate(parts, Ref(f"c{i}")), None, PassContext())
+    assert len(cache) == 2
+    cache.clear()
+    assert len(cache) == 0
+
+
+def test_a_pool_keeps_the_plans_of_a_few_pipelines_only() -> None:
+    with EnginePool.local(engines=engines()) as pool:
+        for i in range(40):
+            pool.plan(template(), passes=("stage-decomposition",) * i)
+        assert len(pool._caches) <= 16
