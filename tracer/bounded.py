@@ -9,138 +9,21 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
-from teola_plugin.tracer.bounds import ARGUMENT, Loops, Size, Term, constant, either, measured, plus, scaled
+from teola_plugin.tracer.bounded_calls import trusted
+from teola_plugin.tracer.bounded_steps import INSTRUCTIONS, step
+from teola_plugin.tracer.bounded_values import Data, Frame, Inner, Method, State, Unbounded, Value, merged, size_of
+from teola_plugin.tracer.bounds import ARGUMENT, Loops, Size, Term, constant, plus
 
 DEGREE, FACTOR = 2, 100_000
 """A function may take so many steps: at most `FACTOR * n ** DEGREE`, for an argument of size n."""
 _FUEL = 20_000
 """Instructions that are looked at for one function, with all that it calls."""
-REPR = 12
-"""Characters that one of a text may become where it is quoted."""
-PLAIN = (str, int, float, bool, type(None), bytes)
 _GENERATOR, _OTHERS = 0x20, 0x04 | 0x08 | 0x80 | 0x200
 """Flags of a code: it yields; it takes any arguments, or is asynchronous."""
-
-
-class Unbounded(Exception):
-    """Why a function has no bound."""
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Any plain value, as large as that."""
-
-    size: Size
-    text: bool = False
-    """Whether it is known to be a text."""
-    count: bool = False
-    """Whether it is a number no larger than `size`."""
-    level: int = 0
-    """Open loops where it was made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A constant, a builtin, a function, a module."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Inner:
-    """A function that is made by the function."""
-
-    code: CodeType
-    cells: Mapping[str, Value]
-    names: Mapping[str, Any]
-    """Globals."""
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A method of a plain value, still to be called; `of` is None for one of a class (`str.strip`)."""
-
-    of: Value | None
-    name: str
-
-
-Value = Data | Known | Inner | Method
-NULL = Known(object())
-SMALL = Data(constant(30))
-"""A number, a truth value."""
-
-
-def size_of(value: Value) -> Size:
-    """Raises `Unbounded` for what is no plain value."""
-    if isinstance(value, Data):
-        return value.size
-    if isinstance(value, Known) and is_plain(value.value):
-        return constant(measured([value.value]))
-    raise Unbounded("a function is used as a value")
-
-
-def is_plain(value: object) -> bool:
-    return type(value) in PLAIN or (type(value) is tuple and all(map(is_plain, value)))
-
-
-def merged(one: Value, other: Value) -> Value:
-    """Of two ways, whichever is taken."""
-    if one == other:
-        return one
-    text = all(isinstance(v, Data) and v.text for v in (one, other))
-    return Data(either(size_of(one), size_of(other)), text)
-
-
-@dataclass(slots=True)
-class State:
-    """Before an instruction."""
-
-    stack: list[Value]
-    local: dict[str, Value]
-
-    def copy(self) -> State:
-        return State(list(self.stack), dict(self.local))
-
-    def join(self, other: State) -> State:
-        stack = [merged(a, b) for a, b in zip(self.stack, other.stack, strict=True)]
-        local = {**self.local, **other.local}
-        for name in self.local.keys() & other.local.keys():
-            local[name] = merged(self.local[name], other.local[name])
-        return State(stack, local)
-
-    def mapped(self, change: Callable[[Value], Value]) -> State:
-        return State([change(v) for v in self.stack], {name: change(v) for name, v in self.local.items()})
-
-
-class Loop(NamedTuple):
-    start: int
-    end: int
-    bound: frozenset[str]
-    """Names that were there before it: setting one of them inside carries it from round to round."""
-
-
-@dataclass(slots=True)
-class Frame:
-    """One call under way."""
-
-    code: CodeType
-    names: Mapping[str, Any]
-    cells: Mapping[str, Value]
-    base: int
-    """Loops that were open when it began."""
-    coming: dict[int, State] = field(default_factory=dict)
-    """By the offset of an instruction that is jumped to."""
-    loops: list[Loop] = field(default_factory=list)
-    given: list[Value] = field(default_factory=list)
-    """What it returns, on each way."""
-    yielded: Size | None = None
-    keywords: tuple[str, ...] = ()
-    ended: int | None = None
-    """Offset of the end of a loop."""
 
 
 class Machine:
@@ -197,8 +80,6 @@ class Machine:
         defaults: tuple[Any, ...] = (),
     ) -> Value:
         """What the code returns. Raises `Unbounded`."""
-        from teola_plugin.tracer.bounded_steps import step
-
         if code in self._above or len(self._above) > 20:
             raise Unbounded("it calls itself")
         self._above.append(code)
@@ -254,17 +135,6 @@ class Machine:
         return found
 
 
-def trusted(value: Any) -> Value:
-    """A global, or what a closure holds. Raises `Unbounded` for what user code may change, or has made."""
-    from teola_plugin.tracer.bounded_calls import CALLABLES, MODULES, is_getter
-
-    if is_plain(value) or type(value) is FunctionType or is_getter(value):
-        return Known(value)
-    if any(value is known for known in (*MODULES, *CALLABLES)):
-        return Known(value)
-    raise Unbounded("it reads a value of your own")
-
-
 def _bound(
     code: CodeType, given: list[Value], keywords: Mapping[str, Value], defaults: tuple[Any, ...]
 ) -> dict[str, Value]:
@@ -279,8 +149,6 @@ def _bound(
 
 
 def _instructions(code: CodeType) -> Iterable[dis.Instruction]:
-    from teola_plugin.tracer.bounded_steps import INSTRUCTIONS
-
     found = list(dis.get_instructions(code))
     if other := next((one.opname for one in found if one.opname not in INSTRUCTIONS), ""):
         raise Unbounded(f"the instruction {other}")
@@ -296,12 +164,3 @@ def bound(func: FunctionType) -> Term | None:
     except Unbounded:
         return None
     return machine.cost
-
-
-def quoted(value: Value) -> Size:
-    """As it is where it is printed."""
-    if isinstance(value, Data) and value.text:
-        return value.size
-    if isinstance(value, Known) and isinstance(value.value, str):
-        return size_of(value)
-    return scaled(size_of(value), REPR)

@@ -10,22 +10,25 @@ import string
 import sys
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from teola_plugin.tracer.bounded import (
+from teola_plugin.tracer.bounded_values import (
     REPR,
     SMALL,
     Data,
     Inner,
     Known,
-    Machine,
     Method,
     Unbounded,
     Value,
+    is_plain,
     quoted,
     size_of,
 )
 from teola_plugin.tracer.bounds import Size, constant, either, plus, scaled
+
+if TYPE_CHECKING:
+    from teola_plugin.tracer.bounded import Machine
 
 Arguments = list[Value]
 Named = Mapping[str, Value]
@@ -61,6 +64,15 @@ def is_getter(value: object) -> bool:
     if type(value) is operator.attrgetter:
         return value.__reduce__()[1][0] in FIELDS  # type: ignore[index]
     return type(value) is operator.itemgetter
+
+
+def trusted(value: Any) -> Value:
+    """A global, or what a closure holds. Raises `Unbounded` for what user code may change, or has made."""
+    if is_plain(value) or type(value) is FunctionType or is_getter(value):
+        return Known(value)
+    if any(value is known for known in (*MODULES, *CALLABLES)):
+        return Known(value)
+    raise Unbounded("it reads a value of your own")
 
 
 def attribute(of: Value, name: str) -> Value:

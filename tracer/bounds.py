@@ -103,7 +103,8 @@ class Loops:
         return self._outside(size, level, every_round=False)
 
     def _outside(self, size: Size, level: int, *, every_round: bool) -> Size:
-        over, made = self._over[level - 1], [Size_0]
+        over = self._over[level - 1]
+        made: list[Size] = []
         for at, term in size.items():
             own = at == level
             made.append(self.times(over, {0 if own else at: term}) if own or every_round else {at: term})
@@ -114,9 +115,6 @@ class Loops:
         for level in range(self.depth, down_to, -1):
             size = self.collected(size, level)
         return size
-
-
-Size_0: Size = {}
 
 
 def measured(values: Sequence[object]) -> int:
