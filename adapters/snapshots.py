@@ -62,7 +62,8 @@ def _copied(value: Any) -> Any:
 
 def _model(value: Any) -> Any:
     """A message, a document, a prompt: built as `copy` builds it, field by field."""
-    made = type(value).__new__(type(value))
+    kind: Any = type(value)
+    made = kind.__new__(kind)
     for name in ("__dict__", "__pydantic_extra__", "__pydantic_private__"):
         object.__setattr__(made, name, _copied(getattr(value, name)))
     object.__setattr__(made, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))

@@ -301,10 +301,15 @@ class _Walk:
         if reads.path is not None:
             return self._silently(node, place, self._looked_up(value, reads.path))
         keys = None if reads.keys is None else {key: read_key(value, key) for key in reads.keys}
-        return self._leaf(node, place, lambda: self._computed(node, keys, value, place))
+        return self._leaf(node, place, lambda: self._computed(node, reads, keys, value, place))
 
     def _computed(
-        self, node: RunnableLambda[Any, Any], keys: Mapping[str, Value] | None, value: Value, place: _Place
+        self,
+        node: RunnableLambda[Any, Any],
+        reads: Purity,
+        keys: Mapping[str, Value] | None,
+        value: Value,
+        place: _Place,
     ) -> Ref:
         """A CALL of the user's pure function, on what it reads."""
         func, name = node.func, self._draft.name(place.name(short_name(node)))
@@ -314,7 +319,7 @@ class _Walk:
         component = Component(name, Role.CALL, inputs, scope=place.tags)
 
         def call(**given: Any) -> Any:
-            return on_plain(func, given["value"] if keys is None else given)
+            return on_plain(func, given["value"] if keys is None else given, reads.degree)
 
         return self._draft.add(component, call if isinstance(node, Computed) else may_raise(call))
 
@@ -352,7 +357,7 @@ class _Walk:
         return self._silently(node, place, Record({key: read_key(value, key) for key in known}))
 
     def _prompt(self, node: BasePromptTemplate[Any], value: Value, place: _Place) -> Lowered:
-        shape, value = understand(node), simplest(value)
+        shape = understand(node)
         if isinstance(value, Ref) and len(shape.required) == 1:
             self._draft.filled_in.append(value.at(shape.required[0]))
         return self._silently(node, place, bind(shape, value))

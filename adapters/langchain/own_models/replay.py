@@ -22,6 +22,7 @@ from langchain_core.tracers._streaming import _StreamingCallbackHandler, _V2Stre
 
 from teola_plugin.adapters.langchain.own_models.gates import inside_early
 from teola_plugin.adapters.langchain.own_models.in_place import InPlace
+from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.context import current_run
 
 _IGNORED_BY = {
@@ -96,7 +97,7 @@ class EventLog(BaseCallbackHandler):
 
 def _recorder(name: str) -> Callable[..., None]:
     def record(self: EventLog, *args: Any, **kwargs: Any) -> None:
-        self.record(Event(name, args, kwargs))
+        self.record(Event(name, _as_told(args) if name.endswith("_start") else args, kwargs))
 
     record.__name__ = name
     return record
@@ -104,6 +105,14 @@ def _recorder(name: str) -> Callable[..., None]:
 
 for _name in _IGNORED_BY:
     setattr(EventLog, _name, InPlace(_recorder(_name)))
+
+
+def _as_told(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call begins with (its description, its input) as it is now: when it is told of, it may be another."""
+    try:
+        return (*args[:1], *snapshot(args[1:]))
+    except NotCopied:
+        return args
 
 
 def _inherited(manager: type[CallbackManager] | type[AsyncCallbackManager], config: RunnableConfig) -> Any:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from langchain_core.documents import Document
 
-from teola_plugin.tracer.purity import Purity, plain, purity
+from teola_plugin.tracer.purity import Purity, on_plain, plain, purity
 
 SEPARATOR, SHARED = "\n", [1]
 
@@ -71,7 +70,6 @@ class Callable_:
         (lambda x: [x["a"] for _ in range(3)], Purity(None)),
         (lambda x: sorted(x["d"], key=lambda d: d.metadata["s"], reverse=True)[:3], Purity(("d",))),
         (lambda x: json.loads(x.content)["items"], Purity(None)),
-        (lambda x: re.split(r"\s", x), Purity(None)),
         (lambda x: not x.get("chat_history", False), Purity(None)),
         (key_reader("k"), Purity(None)),
         (formatted, Purity(None)),
@@ -104,6 +102,30 @@ def test_plain_values() -> None:
     assert plain({"a": [1, "b", (None, 2.0)], "d": Document("x")})
     assert not plain({"a": [Own()]})
     assert not plain(object())
+    assert not plain(Document("x", metadata={"a": Own()}))
+
+
+def test_a_value_that_takes_long_to_look_at_is_not_plain() -> None:
+    shared: list[Any] = ["x"]
+    for _ in range(60):
+        shared = [shared, shared]
+    endless: list[Any] = []
+    endless.append(endless)
+    for value in (shared, "x" * 2_000_000, 1 << 100_000):
+        assert not plain(value)
+    with pytest.raises((TypeError, RecursionError)):
+        on_plain(len, endless)
+
+
+def test_a_function_of_higher_degree_is_computed_on_small_values_only() -> None:
+    def pairs(x: Any) -> Any:
+        return [(a, b) for a in x for b in x]
+
+    found = purity(pairs)
+    assert found is not None and found.degree == 2
+    assert on_plain(pairs, ["a", "b"], found.degree) == [("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")]
+    with pytest.raises(TypeError, match="too large"):
+        on_plain(pairs, ["x"] * 100_000, found.degree)
 
 
 def test_a_shadowed_builtin_is_no_builtin() -> None:

@@ -1,0 +1,200 @@
+"""Functions without a bound are user code. Those with one take no more than it says, and make nothing larger."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from teola_plugin.tracer.bounded import bound
+from teola_plugin.tracer.purity import _size, purity
+
+SEPARATOR = "\n"
+
+
+def growing(x: Any) -> Any:
+    text = ""
+    for one in x:
+        text = text + one + text
+    return text
+
+
+def shrinking(x: Any) -> Any:
+    while x:
+        x = x[1:]
+    return x
+
+
+def for_ever(x: Any) -> Any:
+    while True:
+        if x:
+            return x
+
+
+def doubling(x: Any) -> Any:
+    a = x + x + x + x + x + x + x + x + x + x
+    b = a + a + a + a + a + a + a + a + a + a
+    c = b + b + b + b + b + b + b + b + b + b
+    d = c + c + c + c + c + c + c + c + c + c
+    e = d + d + d + d + d + d + d + d + d + d
+    return e + e + e + e + e + e + e + e + e + e
+
+
+def squaring(x: Any) -> Any:
+    a = [c + x for c in x]
+    b = [c + d for c in a for d in a]
+    return [c + d for c in b for d in b]
+
+
+def calling_itself(x: Any) -> Any:
+    return calling_itself(x[1:]) + calling_itself(x[2:]) if x else 1
+
+
+def ping(x: Any) -> Any:
+    return pong(x[1:]) if x else x
+
+
+def pong(x: Any) -> Any:
+    return ping(x)
+
+
+def guarded(x: Any) -> Any:
+    try:
+        return x["a"]
+    except KeyError:
+        return re.sub("(a+)+$", "", x)
+
+
+UNBOUNDED: dict[str, Callable[[Any], Any]] = {
+    "while": shrinking,
+    "while true": for_ever,
+    "a loop that accumulates": growing,
+    "recursion": calling_itself,
+    "recursion of two": ping,
+    "a function that is given itself": lambda x: (lambda f: f(f))(lambda f: (f(f), f(f))),  # type: ignore[misc]
+    "a function that is given itself, with an end": lambda x: (lambda f: f(f, x))(
+        lambda f, y: (f(f, y[1:]), f(f, y[1:])) if y else 0
+    ),
+    "an iterator without an end": lambda x: [y for y in iter(int, 1)],
+    "re.findall": lambda x: re.findall("(a+)+$", x),
+    "re.sub": lambda x: re.sub("(a+)+$", "", x),
+    "re.split": lambda x: re.split("(a+)+$", x),
+    "re.match": lambda x: re.match("(a+)+$", x),
+    "a large range": lambda x: list(range(10**9)),
+    "a range of the input": lambda x: [1 for _ in range(x["n"])],
+    "ranges of a map": lambda x: list(map(range, x)),
+    "a large product": lambda x: x * 10**9,
+    "a large list": lambda x: [0] * (10**9 + x),
+    "a product of two values": lambda x: x["a"] * x["b"],
+    "a power": lambda x: x**x,
+    "a power of two values": lambda x: x["a"] ** x["b"],
+    "a shift": lambda x: 1 << x,
+    "zfill": lambda x: x.zfill(10**9),
+    "zfill of the input": lambda x: x["a"].zfill(x["n"]),
+    "ljust": lambda x: x.ljust(10**9),
+    "center": lambda x: x.center(10**9),
+    "expandtabs": lambda x: x.expandtabs(10**9),
+    "a wide field": lambda x: f"{x:1000000000}",
+    "a precise field": lambda x: f"{x:.999999999f}",
+    "a field as wide as the input says": lambda x: f"{x['a']:{x['n']}}",
+    "a wide format": lambda x: "{:999999999}".format(x),  # noqa: UP032
+    "a template of the input": lambda x: x["template"].format(1),
+    "a format that looks into values": lambda x: "{0.__class__}".format(x),  # noqa: UP030, UP032
+    "percent": lambda x: "%999999999d" % x["n"],  # noqa: UP031
+    "percent of the input": lambda x: x["text"] % 3,
+    "round to very many digits": lambda x: round(x, -(10**9)),
+    "round as the input says": lambda x: round(x["a"], x["n"]),
+    "three loops over the same": lambda x: [a for a in x for b in x for c in x],
+    "a comprehension in a comprehension in a comprehension": lambda x: [[[c for c in x] for b in x] for a in x],
+    "a map in a map in a map": lambda x: list(map(lambda a: list(map(lambda b: [c for c in x], x)), x)),
+    "a sum of lists of squares": lambda x: sum([[a + b for b in x] for a in x], []),  # noqa: RUF017
+    "replaced by the input, twice": lambda x: x.replace("a", x).replace("b", x),
+    "joined by the input, twice": lambda x: x.join(x).join(x),
+    "json with a wide indent": lambda x: json.dumps(x, indent=10**9),
+    "json with a hook": lambda x: json.loads(x, object_hook=lambda d: d),
+    "json with another encoder": lambda x: json.dumps(x, default=str),
+    "doubling": doubling,
+    "squares of squares": squaring,
+    "a handler of errors": guarded,
+}
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_what_has_no_bound_is_user_code(name: str) -> None:
+    assert purity(UNBOUNDED[name]) is None
+
+
+def first_with_text(x: Any) -> Any:
+    for one in x:
+        if one:
+            return f"{one!r:>10}"
+    return None
+
+
+def either(x: Any) -> Any:
+    if len(x) > 2:
+        chosen = x[0]
+    else:
+        chosen = "none"
+    return f"{chosen}!"
+
+
+def flattened(x: Any) -> Any:
+    return [c for text in x for c in text if c != " "]
+
+
+BOUNDED: dict[str, Callable[[Any], Any]] = {
+    "joined": lambda x: SEPARATOR.join(x),
+    "lines": lambda x: [line.strip() for text in x for line in text.split("\n") if line.strip()],
+    "lines, joined, split, joined": lambda x: "; ".join([a for a in ", ".join(x).split(",") if a]),
+    "numbered": lambda x: "\n".join(f"[{i}] {text}" for i, text in enumerate(x, 1)),
+    "by length": lambda x: sorted(x, key=lambda text: len(text), reverse=True)[:3],
+    "by key": lambda x: {text: text.upper() for text in x},
+    "pairs": lambda x: [(a, b) for a in x for b in x],
+    "with the whole": lambda x: [text + SEPARATOR.join(x) for text in x],
+    "by index": lambda x: [x[i] for i in range(len(x))],
+    "mapped": lambda x: list(map(str.strip, x)),
+    "filtered": lambda x: list(filter(None, x)),
+    "in json": lambda x: json.dumps(x),
+    "in json, indented": lambda x: json.dumps(x, indent=2, ensure_ascii=False),
+    "quoted": lambda x: f"{x}",
+    "quoted twice": lambda x: repr(repr(x)),
+    "formatted": lambda x: f"Q: {x} A: {x!r}",
+    "escaped": lambda x: [t.replace("&", "&amp;").replace("<", "&lt;").replace("", "--") for t in x],
+    "three times": lambda x: [text * 3 for text in x] * 3,
+    "as often as there are": lambda x: "-" * len(x),
+    "zipped": lambda x: [a + b for a, b in zip(x, reversed(x), strict=True)],
+    "added": lambda x: {"a": x, "n": len(x), "all": [*x, *x]},
+    "sums of lists": lambda x: sum([[text] for text in x], []),  # noqa: RUF017
+    "early return": first_with_text,
+    "either": either,
+    "flattened": flattened,
+    "distinct": lambda x: list({t: t for t in x}.values()),
+    "a number": lambda x: f"{len(x) / 3:.2f} {round(len(x) * 0.5, 1):>8}",
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@settings(max_examples=15, deadline=None)
+@given(texts=st.lists(st.text(max_size=12), max_size=12))
+def test_what_is_made_is_no_larger_than_the_bound(name: str, texts: list[str]) -> None:
+    most = 10**9
+    found = bound(BOUNDED[name])  # type: ignore[arg-type]
+    assert found is not None and found.degree <= 2
+    assert _size(BOUNDED[name](texts), most) <= found.factor * _size(texts, most) ** found.degree
+
+
+def test_to_look_for_a_bound_takes_no_long_time_itself() -> None:
+    """Functions that call functions that call functions: each is looked into, up to a limit."""
+    source = ["def f0(x): return [x]"] + [f"def f{i}(x): return [f{i - 1}(x), f{i - 1}(x)]" for i in range(1, 19)]
+    made: dict[str, Any] = {}
+    exec("\n".join(source), made)
+    begun = time.process_time()
+    assert purity(made["f18"]) is None
+    assert time.process_time() - begun < 10
