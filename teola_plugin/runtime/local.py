@@ -19,6 +19,7 @@ from teola_plugin.errors import EngineUnavailable, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
+from teola_plugin.runtime.bounded import at_most
 from teola_plugin.runtime.engine_port import EnginePort, Port, PortListener
 from teola_plugin.runtime.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
@@ -33,6 +34,8 @@ from teola_plugin.scheduling.events import CancelQuery, Close, PartEnded
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")
+_STOPPING = 30.0
+"""Seconds that an engine has to stop when the pool is closed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +126,7 @@ class LocalRuntime:
         self._running = False
         for port in self._ports.values():
             await port.close()
-        stops = (e.stop() for instances in self._engines.values() for e in instances)
+        stops = (at_most(_STOPPING, e.stop()) for instances in self._engines.values() for e in instances)
         await asyncio.gather(*stops, return_exceptions=True)
 
     def attach(self, engine: Engine) -> None:
@@ -181,23 +184,23 @@ class LocalRuntime:
         self.recorder.describe(run.id, graph=_view(graph), graph_text=_text(graph), pgraph_text=before, passes=passes)
 
     def begin_part(self, run: QueryRun, name: str, graph: Graph, calls: Calls, value: Any) -> None:
-        self.loop.post(self._driver.begin_part, run, name, graph, calls, value)
+        self.loop.tell(self._driver.begin_part, run, name, graph, calls, value)
 
     def end_part(self, run: QueryRun, name: str) -> None:
-        self.loop.post(lambda: self._driver.post(PartEnded(self._driver.now(), run.id, name)))
+        self.loop.tell(lambda: self._driver.post(PartEnded(self._driver.now(), run.id, name)))
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
-        self.loop.post(self._driver.observe, run, primitive, value)
+        self.loop.tell(self._driver.observe, run, primitive, value)
 
     def close_run(self, run: QueryRun) -> None:
         if not run.closed:
             run.closed = True
-            self.loop.post(lambda: self._driver.post(Close(self._driver.now(), run.id)))
+            self.loop.tell(lambda: self._driver.post(Close(self._driver.now(), run.id)))
 
     def cancel_run(self, run: QueryRun) -> None:
         if not run.closed:
             run.closed = True
-            self.loop.post(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
+            self.loop.tell(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
 
     @property
     def traces(self) -> tuple[QueryTrace, ...]:
@@ -230,7 +233,7 @@ class LocalRuntime:
         call = _Call(kind, port, list(payloads), future, PieceLog() if stream else None, stays)
         self.loop.post(self._join, run, call)
         return CallHandle(
-            future, pieces=call.log, cancel=lambda: self.loop.post(self._give_up, call.entries), owner=self.loop.ident
+            future, pieces=call.log, cancel=lambda: self.loop.tell(self._give_up, call.entries), owner=self.loop.ident
         )
 
     def _join(self, run: QueryRun | None, call: _Call) -> None:
