@@ -334,10 +334,12 @@ class EnginePort:
                     if batch.over:
                         return
             broken = self._silent()
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
         except Exception as error:
             log.warning("engine %s instance %s broke in a batch: %r", self.name, batch.instance, error)
             broken = self._broken(error)
-        except (SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:  # sys.exit(), an interrupt, a panic below: it must not end the loop
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # the user's own: the loop is on the thread that gets signals
             log.warning("engine %s instance %s raised %r: it is started again", self.name, batch.instance, error)

@@ -85,7 +85,17 @@ _BUILD: dict[PrimitiveKind, Callable[[Primitive, Mapping[str, Any], Calls], list
 
 
 def content_key(engine: str, payload: Any) -> Hashable | None:
-    """What the request asks for, as a hashable; None for work that is never shared (warm-ups)."""
+    """What the request asks for, as a hashable; None for work that is never shared: warm-ups, and payloads of which
+    this cannot be said, which their engine refuses."""
+    try:
+        key = _content(engine, payload)
+        hash(key)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return key
+
+
+def _content(engine: str, payload: Any) -> Hashable | None:
     if isinstance(payload, EmbedText | ScorePair | Generate):
         return engine, payload
     if isinstance(payload, SearchVector):
