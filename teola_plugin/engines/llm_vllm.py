@@ -251,9 +251,9 @@ class VllmEngine:
                 news: News = await link.receive()
                 self._kv_used = news.kv_used
                 for item in news.items:
-                    self._hear(item)
+                    self._quietly("answer", self._hear, item)
                 if news.cache and self.on_cache_news is not None:
-                    self._tell_news(self.on_cache_news, news.cache)
+                    self._quietly("cache", self.on_cache_news, news.cache)
         except EOFError:
             self._link = None
             await link.close()
@@ -261,11 +261,12 @@ class VllmEngine:
             if self._host is not None:
                 await asyncio.to_thread(self._host.end)
 
-    def _tell_news(self, listener: Callable[[CacheNews], None], news: CacheNews) -> None:
+    def _quietly(self, what: str, hear: Callable[[Any], None], news: Any) -> None:
+        """Whatever one piece of news leads to, the others are heard."""
         try:
-            listener(news)
-        except Exception:  # who listens here must still hear of requests
-            log.exception("%s: what listens to the news of its cache raised", self.name)
+            hear(news)
+        except Exception:
+            log.exception("%s: what hears of its %s raised", self.name, what)
 
     def _hear(self, item: Delta | Answer | Refusal) -> None:
         asked = self._asked.pop(item.id, None)
@@ -284,8 +285,8 @@ class VllmEngine:
         if isinstance(item, Refusal):
             call.inbox.put_nowait(Failed(name, self._refused(item)))
         else:
-            self._learn(call.request, item.value)
             call.inbox.put_nowait(Done(name, item.value, item.stats))
+            self._learn(call.request, item.value)
 
     def _refused(self, item: Refusal) -> EngineError:
         if item.tokens:

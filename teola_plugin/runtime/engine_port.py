@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -294,12 +294,12 @@ class EnginePort:
         """Its caller is told now; the instance is asked to let go of it, and watched."""
         if instance in self.instances and not held.told:
             self._watch(instance).asked(held.name)
-            self._spawn(self._quietly(self.instances[instance].cancel(held.name)))
+            self._spawn(self._cancel_at(self.instances[instance], held.name))
         self._tell(held, None, error)
 
-    async def _quietly(self, work: Awaitable[None]) -> None:
+    async def _cancel_at(self, engine: Engine, request: str) -> None:
         try:
-            await work
+            await engine.cancel(request)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -334,7 +334,10 @@ class EnginePort:
                     if batch.over:
                         return
             broken = self._silent()
-        except (asyncio.CancelledError, GeneratorExit):
+        except asyncio.CancelledError:
+            raise
+        except GeneratorExit:  # the loop is gone, and with it everybody who could be told
+            batch.over = True
             raise
         except Exception as error:
             log.warning("engine %s instance %s broke in a batch: %r", self.name, batch.instance, error)

@@ -196,6 +196,7 @@ class GraphDriver:
             return
         claimed = [entry for entry in live.entries if entry not in fresh and not entry.ended]
         for entry in claimed:
+            entry.passed_on |= live.items is not None and bool(entry.pieces)
             for piece in list(entry.pieces):
                 self._piece_of(run, live, piece)
         known = classed(self.now(), run, self._live(run, live.primitive.id), claimed)
@@ -264,6 +265,7 @@ class GraphDriver:
             return
         self.recorder.first(run.id, entry.primitive, self.now())
         for name in run.waiters.get(entry.request.id, ()):
+            entry.passed_on |= run.primitives[name].items is not None
             self._piece_of(run, run.primitives[name], piece)
 
     def _piece_of(self, run: QueryRun, live: LivePrimitiveRun, piece: Piece) -> None:
