@@ -23,8 +23,9 @@ class LoopThread:
     Nothing that runs on it ends it but `stop`. What was posted before `stop` is run; afterwards nothing is taken.
     """
 
-    def __init__(self, name: str = "teola-pool") -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, name: str = "teola-pool", loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop`: one that somebody else runs; it is not to be started here."""
+        self.loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._taking = threading.Lock()
         self._stopped = False

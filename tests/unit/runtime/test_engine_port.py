@@ -1,4 +1,4 @@
-"""A bad request, a broken instance, a hanging engine: nobody else is hurt. In virtual time, where waiting costs nothing."""
+"""A bad request, a broken instance: nobody else is hurt. In virtual time, where waiting costs nothing."""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ def test_an_engine_that_lets_go_in_time_is_left_alone() -> None:
         heard, engine = Heard(), Scripted(slowly, answers, profile=ONE)
         one = port(engine, heard)
         [first, _] = ask(one, "a", "b")
+        await asyncio.sleep(0.5)
         one.cancel([first])
         await asyncio.sleep(100)
         assert not engine.restarted and heard.at("b") == 10.0
