@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+os.environ.setdefault("TEOLA_VALIDATE_STATE", "1")  # schedulers check themselves, also in processes of tests
+
 if TYPE_CHECKING:
     from support.api_server import ApiServer
 
@@ -30,6 +32,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long") and not os.environ.get("TEOLA_TEST_LONG"):
             item.add_marker(pytest.mark.skip(reason="the long version (make test-all)"))
+
+
+@pytest.fixture(autouse=True)
+def schedulers_in_order() -> Iterator[None]:
+    """Every scheduler that a test drives in this process keeps its own rules after every event."""
+    from teola_plugin.scheduling import validate
+
+    validate.VIOLATIONS.clear()
+    yield
+    assert not validate.VIOLATIONS
 
 
 class LoopThread:

@@ -43,6 +43,7 @@ from teola_plugin.engines.base import Piece, Request
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.runtime.engine_port import EnginePort, PortListener
 from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.watchdog import Patience
 from teola_plugin.scheduling import POLICIES
 from teola_plugin.scheduling.events import CacheUse, DepthChanged, Enqueue
 
@@ -111,7 +112,13 @@ class EngineHost:
         policy = POLICIES[self.config.policy]()
         listener = PortListener(self._started, self._said, self._ended)
         self._port = EnginePort(
-            self.name, self.instances, listener, policy=policy, max_queued=self.config.max_queued, restarts=8
+            self.name,
+            self.instances,
+            listener,
+            policy=policy,
+            max_queued=self.config.max_queued,
+            restarts=8,
+            patience=Patience(cancel=Patience().silence),  # a batch may come back as one: health checks find what hangs
         )
         first = next(iter(self.instances.values()))
         if first.facts is not None:
@@ -260,7 +267,7 @@ class EngineHost:
     def _entry(sender: Client, request: Request, event: Enqueue) -> RequestEntry:
         """Ids are unique in one client only; here they get its name before them."""
         mine = replace(request, id=sender.own(request.id), query=sender.own(request.query))
-        entry = RequestEntry(mine, "", None, event.primitive)
+        entry = RequestEntry(mine, "", None, event.primitive, passed_on=mine.stream)
         sender.hold(request.id, entry, event.app)
         return entry
 

@@ -26,7 +26,7 @@ from teola_plugin.cluster.wire import (
     asked,
     cannot_travel,
 )
-from teola_plugin.engines.base import Request
+from teola_plugin.engines.base import Piece, Request
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Primitive
 from teola_plugin.runtime.engine_port import ForwardingPort, PortListener
@@ -156,12 +156,29 @@ class SharedPort(ForwardingPort):
         if isinstance(news, Began):
             self._listener.started(entry, news.instance, news.batch)
         elif isinstance(news, Said):
-            self._listener.piece(entry, entry.fresh(news.piece))
+            self._said(entry, news.piece)
         elif isinstance(news, Ended) and isinstance(news.error, ValueLost):
             self._spawn(self._send_values(*held))
         elif isinstance(news, Ended):
             if isinstance(news.value, Kept):
                 news.value.remake = partial(self._ask, entry.request, held[1])
+            self._ended(entry, news)
+
+    def _said(self, entry: RequestEntry, piece: Piece) -> None:
+        try:
+            fresh = entry.fresh(piece)
+        except EngineError as differs:  # after its host was lost
+            self.cancel([entry])
+            self._end(entry, None, differs)
+        else:
+            self._listener.piece(entry, fresh)
+
+    def _ended(self, entry: RequestEntry, news: Ended) -> None:
+        try:
+            entry.agree(news.value)
+        except EngineError as differs:
+            self._end(entry, None, differs)
+        else:
             self._end(entry, news.value, news.error)
 
     def _end(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
@@ -216,8 +233,7 @@ class SharedPort(ForwardingPort):
         waiting, self._entries = list(self._entries.values()), {}
         for entry, event in waiting:
             if entry.repeatable:
-                entry.attempts += 1
-                entry.prefilled, entry.repeated = False, len(entry.text)
+                entry.again()
                 self.enqueue([entry], replace(event, requests=()))
             else:
                 self._end(entry, None, self._unrepeatable())

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from teola_plugin.engines.bad_input import lone_surrogate
 from teola_plugin.engines.lanes import Lanes
 from teola_plugin.engines.payloads import EmbedText
 from teola_plugin.engines.quiet import no_loading_bars
@@ -120,7 +121,7 @@ class EmbeddingEngine(StaticEngine):
             return f"a text to embed must be a str, not {type(payload.text).__name__}."
         if payload.role not in ROLES:
             return f"the role of a text must be 'query' or 'document', not {payload.role!r}."
-        return ""
+        return lone_surrogate(payload.text)
 
     def _sample(self, number: int) -> EmbedText:
         return EmbedText(sample_chunk(number))

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from teola_plugin.engines.bad_input import advice
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
@@ -32,6 +33,10 @@ class Faults:
     """After so many batches the engine dies, once, in the middle of the next; `restart()` revives it for good."""
     hang_on: Predicate | None = None
     """These requests never end until they are cancelled; others beside them do."""
+    raises: type[BaseException] = RuntimeError
+    """What `raise_on` raises; SystemExit for an engine that ends its process, as it thinks."""
+    deaf: bool = False
+    """Whether it ignores cancellations."""
     slow: float = 1.0
     """Everything takes so many times as long."""
     retryable: bool = True
@@ -55,7 +60,7 @@ class Run:
         self.deadly = deadly
         self.timers: list[asyncio.Handle] = []
         self._results: deque[Result] = deque()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._news = asyncio.Event()
 
     def put(self, result: Result) -> None:
@@ -68,7 +73,7 @@ class Run:
     def fail(self, request_id: str, error: EngineError) -> None:
         self.put(Failed(request_id, error))
 
-    def raise_(self, error: Exception) -> None:
+    def raise_(self, error: BaseException) -> None:
         self._error = error
         self._news.set()
 
@@ -165,7 +170,7 @@ class FakeEngine(ABC):
 
     async def cancel(self, request_id: str) -> None:
         run = self._active.get(request_id)
-        if run is not None:
+        if run is not None and not self.faults.deaf:
             self._drop(request_id, self._error(f"request {request_id} was cancelled"), run)
 
     def size(self, request: Request) -> int:
@@ -183,8 +188,12 @@ class FakeEngine(ABC):
     def versions(self) -> Mapping[str, str]:
         return {"engine": type(self).__name__}
 
-    def _error(self, what: str, *, retryable: bool = False) -> EngineError:
-        return EngineError(f"engine {self.name!r}: {what}.", engine=self.name, retryable=retryable)
+    def _error(self, what: str, *, retryable: bool = False, hint: str = "") -> EngineError:
+        return EngineError(f"engine {self.name!r}: {what}.", engine=self.name, retryable=retryable, hint=hint)
+
+    def _bad(self, request: Request, error: Exception) -> EngineError:
+        """The payload is not what this engine takes."""
+        return self._error(f"bad request {request.id}: {error!r}", hint=advice(error))
 
     def _unavailable(self) -> EngineUnavailable:
         return EngineUnavailable(
@@ -199,7 +208,7 @@ class FakeEngine(ABC):
         if run.deadly:
             self.die()
         elif self.faults.hits(self.faults.raise_on, request):
-            run.raise_(RuntimeError(f"engine {self.name!r} broke on request {request.id}"))
+            run.raise_(self.faults.raises(f"engine {self.name!r} broke on request {request.id}"))
         elif self.faults.hits(self.faults.fail_on, request):
             run.fail(request.id, self._error(f"request {request.id} failed", retryable=self.faults.retryable))
 
@@ -264,7 +273,7 @@ class BatchedFake(FakeEngine):
         try:
             return self._value(request)
         except Exception as error:
-            run.fail(request.id, self._error(f"bad request {request.id}: {error!r}"))
+            run.fail(request.id, self._bad(request, error))
             return None
 
     def _half(self, run: Run) -> None:
@@ -274,8 +283,12 @@ class BatchedFake(FakeEngine):
     def _finish(self, run: Run, values: Mapping[str, Any]) -> None:
         self._end_service(run)
         for request in list(run.pending.values()):
-            if not self.faults.hits(self.faults.hang_on, request):
+            if self.faults.hits(self.faults.hang_on, request):
+                continue
+            try:
                 run.put(self._done(request, self._commit(request, values[request.id])))
+            except Exception as error:
+                run.fail(request.id, self._bad(request, error))
 
     def _done(self, request: Request, value: Any) -> Done:
         """What is told of a request whose value was committed."""

@@ -52,7 +52,7 @@ class FakeLLM(FakeEngine):
             except EngineError as error:
                 run.fail(request.id, error)
             except Exception as error:
-                run.fail(request.id, self._error(f"bad request {request.id}: {error!r}"))
+                run.fail(request.id, self._bad(request, error))
             else:
                 self._jobs[request.id] = job
                 self._timeline.add(job)

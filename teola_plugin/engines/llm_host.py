@@ -16,10 +16,12 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines import llm_args, llm_cores, llm_events, llm_scheduler
+from teola_plugin.engines.bad_input import advice
 from teola_plugin.engines.llm_cache import HeldPrefixes
 from teola_plugin.engines.llm_link import (
     Abort,
@@ -66,7 +68,7 @@ class Host:
     def _take(self, frame: object) -> None:
         match frame:
             case Submit():
-                self._start(frame.id, self._work.do(frame))
+                self._start(frame.id, self._do(frame))
             case Reset():
                 self._start(frame.id, self._work.reset(frame))
             case Ping():
@@ -74,20 +76,25 @@ class Host:
             case Abort() if frame.id in self._tasks:
                 self._tasks[frame.id].cancel()
 
+    async def _do(self, frame: Submit) -> Answer:
+        """What a payload raises, also while it is read, is that request's alone."""
+        return await self._work.do(replace(frame, payload=frame.payload.open()))
+
     def _start(self, wire: int, work: Any) -> None:
-        self._tasks[wire] = asyncio.create_task(self._run(wire, work))
+        task = self._tasks[wire] = asyncio.create_task(self._run(wire, work))
+        task.add_done_callback(lambda _: self._tasks.pop(wire))
 
     async def _run(self, wire: int, work: Any) -> None:
         try:
             self._say(await work)
         except TooLarge as large:
             self._say(Refusal(wire, str(large), tokens=large.tokens, limit=large.limit))
-        except Exception as bad:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as bad:  # also the panics of tokenizers, which are no Exceptions
             if self._llm.errored:
                 await self._die()
-            self._say(Refusal(wire, f"{type(bad).__name__}: {bad}"))
-        finally:
-            del self._tasks[wire]
+            self._say(Refusal(wire, f"{type(bad).__name__}: {bad}", hint=advice(bad)))
 
     def _say(self, item: Delta | Answer | Refusal) -> None:
         if not self._outbox:

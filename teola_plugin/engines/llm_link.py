@@ -53,11 +53,27 @@ class NotReady:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """A payload as bytes, to be read on its own."""
+
+    content: bytes
+
+    @staticmethod
+    def of(payload: Any) -> Sealed:
+        """Raises what pickle raises."""
+        return Sealed(pickle.dumps(payload, pickle.HIGHEST_PROTOCOL))
+
+    def open(self) -> Any:
+        return pickle.loads(self.content)
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Do `payload` (`Generate` or `Warmup`); answers carry `id`."""
 
     id: int
     payload: Any
+    """On its way, `Sealed`: one that cannot be read by the host fails alone."""
     priority: int = 0
     tenant: str = ""
     stream: bool = False

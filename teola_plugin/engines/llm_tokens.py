@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from teola_plugin.engines.bad_input import lone_surrogate
 from teola_plugin.engines.llm_positions import block_ends
 from teola_plugin.engines.payloads import UNKNOWN, Prompt
 
@@ -78,6 +79,14 @@ class PromptTokens:
 
     def _encode(self, prompt: Prompt, text: str, known: str, special: bool, *, stable: bool = False) -> Encoded:
         """`stable`: without its last word. Tokenizers never look across words, but more text may extend one."""
+        try:
+            return self._encoded(prompt, text, known, special, stable)
+        except Exception as error:  # tokenizers only say that it is no text
+            if fault := lone_surrogate(known):
+                raise UnicodeError(fault) from error
+            raise
+
+    def _encoded(self, prompt: Prompt, text: str, known: str, special: bool, stable: bool) -> Encoded:
         if self._fast is None:
             ids = list(self._tokenizer.encode(known, add_special_tokens=special))
             return Encoded(prompt, text, ids[:-_UNSTABLE] if stable else ids)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from teola_plugin.engines import llm_args, llm_scheduler
+from teola_plugin.engines.bad_input import advice
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Piece, Request, Result
 from teola_plugin.engines.cache_news import CacheNews
 from teola_plugin.engines.llm_link import (
@@ -23,6 +25,7 @@ from teola_plugin.engines.llm_link import (
     Ready,
     Refusal,
     Reset,
+    Sealed,
     Setup,
     Submit,
 )
@@ -32,6 +35,7 @@ from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 
 HOST = "teola_plugin.engines.llm_host"
+log = logging.getLogger("teola_plugin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,19 @@ class VllmEngine:
 
     def _submit(self, request: Request, inbox: asyncio.Queue[Result]) -> int:
         wire = next(self._numbers)
+        try:
+            self._send(wire, request, inbox)
+        except Exception as error:
+            self._forget(wire)
+            made = EngineError(
+                f"{self.name}: the request cannot be sent: {type(error).__name__}: {error}",
+                engine=self.name,
+                hint=advice(error),
+            )
+            inbox.put_nowait(Failed(request.id, made))
+        return wire
+
+    def _send(self, wire: int, request: Request, inbox: asyncio.Queue[Result]) -> None:
         if not isinstance(request.payload, Generate | Warmup):
             reason = f"{self.name} takes Generate or Warmup, not {type(request.payload).__name__}."
             inbox.put_nowait(Failed(request.id, EngineError(reason, engine=self.name, hint="see engines/payloads.py")))
@@ -198,7 +215,7 @@ class VllmEngine:
             self._link.send(
                 Submit(
                     wire,
-                    request.payload,
+                    Sealed.of(request.payload),
                     request.priority,
                     request.tenant,
                     request.stream,
@@ -207,7 +224,6 @@ class VllmEngine:
                     (request.query, request.depth, request.objective) if self._setup.scheduler else None,
                 )
             )
-        return wire
 
     async def cancel(self, request_id: str) -> None:
         call = self._drop(self._wires.get(request_id, 0))
@@ -235,15 +251,22 @@ class VllmEngine:
                 news: News = await link.receive()
                 self._kv_used = news.kv_used
                 for item in news.items:
-                    self._hear(item)
+                    self._quietly("answer", self._hear, item)
                 if news.cache and self.on_cache_news is not None:
-                    self.on_cache_news(news.cache)
+                    self._quietly("cache", self.on_cache_news, news.cache)
         except EOFError:
             self._link = None
             await link.close()
             self._fail_all("its process died.")
             if self._host is not None:
                 await asyncio.to_thread(self._host.end)
+
+    def _quietly(self, what: str, hear: Callable[[Any], None], news: Any) -> None:
+        """Whatever one piece of news leads to, the others are heard."""
+        try:
+            hear(news)
+        except Exception:
+            log.exception("%s: what hears of its %s raised", self.name, what)
 
     def _hear(self, item: Delta | Answer | Refusal) -> None:
         asked = self._asked.pop(item.id, None)
@@ -262,8 +285,8 @@ class VllmEngine:
         if isinstance(item, Refusal):
             call.inbox.put_nowait(Failed(name, self._refused(item)))
         else:
-            self._learn(call.request, item.value)
             call.inbox.put_nowait(Done(name, item.value, item.stats))
+            self._learn(call.request, item.value)
 
     def _refused(self, item: Refusal) -> EngineError:
         if item.tokens:
@@ -279,7 +302,7 @@ class VllmEngine:
         if not calls and not asked:
             return
         error = self._unavailable(f"The LLM engine is down: {reason}")
-        for call in calls.values():
+        for call in calls.values():  # one object: each port makes its callers' own of it
             call.inbox.put_nowait(Failed(call.request.id, error))
         for future in asked.values():
             if not future.done():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines import tiny_reranker
+from teola_plugin.engines.bad_input import lone_surrogate
 from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.engines.quiet import no_loading_bars
 from teola_plugin.engines.static import StaticEngine, sample_chunk
@@ -75,7 +76,7 @@ class RerankingEngine(StaticEngine):
         for side in (payload.query, payload.text):
             if not isinstance(side, str):
                 return f"both sides of a pair must be a str, not {type(side).__name__}."
-        return ""
+        return lone_surrogate(payload.query) or lone_surrogate(payload.text)
 
     def _sample(self, number: int) -> ScorePair:
         return ScorePair("what does a function return?", sample_chunk(number))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from teola_plugin.engines.bad_input import advice
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.engines.torch_worker import TorchWorker, parse_cores
 from teola_plugin.errors import EngineError, EngineUnavailable
@@ -111,13 +112,13 @@ class StaticEngine:
             self._worker = worker
 
     async def stop(self) -> None:
-        """Idempotent. Requests in flight fail at once; the thread ends after the batch that it computes."""
+        """Idempotent. Requests in flight fail at once; the thread ends after the batch that it computes, and is left
+        behind if that takes too long."""
         async with self._changing:
             for request_id in list(self._live):
                 self._end(Failed(request_id, self._unavailable("it was stopped.")))
             worker, loaded, self._worker, self._loaded = self._worker, self._loaded, None, None
-            if worker is not None and loaded is not None:
-                await worker.close()
+            if worker is not None and loaded is not None and await worker.close():
                 loaded.close()
 
     async def restart(self) -> None:
@@ -156,7 +157,7 @@ class StaticEngine:
             got = f"{request.kind.value} of {type(request.payload).__name__}"
             return self._error(f"it does {wanted} of {self.takes.__name__}, not {got}.", "see engines/payloads.py")
         if fault := self._fault(request.payload):
-            return self._error(fault, "give plain text")
+            return self._error(fault, "give plain text; text.encode('utf-8', 'replace').decode() mends a broken one")
         if self._loaded is None:
             return self._unavailable("it is not running.")
         if request.id in self._live:
@@ -172,6 +173,8 @@ class StaticEngine:
             outcomes = [self._unavailable("it was stopped.")] * len(requests)
         except Exception as error:
             outcomes = [error] * len(requests)
+        except BaseException as error:  # a model that calls sys.exit() is broken, and takes nobody along
+            outcomes = [self._unavailable(f"its model raised {error!r}.")] * len(requests)
         for request, outcome in zip(requests, outcomes, strict=True):
             if outcome is not None:
                 self._end(self._result(request, outcome))
@@ -190,7 +193,7 @@ class StaticEngine:
             return Failed(request.id, outcome)
         if isinstance(outcome, Exception):
             what = f"{type(outcome).__name__}: {outcome}"
-            return Failed(request.id, self._error(f"the model raised {what}", "look at the request's text"))
+            return Failed(request.id, self._error(f"the model raised {what}", advice(outcome)))
         return Done(request.id, outcome)
 
     def _end(self, result: Result) -> None:

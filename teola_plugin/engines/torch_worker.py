@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+log = logging.getLogger("teola_plugin")
+LAST_BATCH = 20.0
+"""Seconds that the last batch of an engine that is stopped may take."""
 _set_threads = threading.Lock()
 
 
@@ -33,7 +38,8 @@ class TorchWorker:
 
     def __init__(self, name: str, cores: tuple[int, ...] = ()) -> None:
         self._cores = cores
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"teola-{name}", initializer=self._prepare)
+        self._name = name
+        self._thread = _DaemonThread(f"teola-{name}", self._prepare)
 
     def _prepare(self) -> None:
         if not self._cores:
@@ -47,9 +53,63 @@ class TorchWorker:
         """The result of `work(*args)`, run in the thread after all that came before."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args))
 
-    async def close(self) -> None:
-        """Ends the thread once what it is doing is done; what waits behind that is dropped."""
-        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+    async def close(self) -> bool:
+        """Ends the thread once what it is doing is done; what waits behind that is dropped. False if it hangs: then it
+        is left behind, and does not keep the process from its end."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if await asyncio.to_thread(self._thread.join, LAST_BATCH):
+            return True
+        log.warning("the thread of engine %s hangs in its model and is left behind", self._name)
+        return False
+
+
+class _DaemonThread(Executor):
+    """One thread that a hanging job cannot make the process wait for, as those of `ThreadPoolExecutor` do."""
+
+    def __init__(self, name: str, prepare: Callable[[], None]) -> None:
+        self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._prepare, self._closed = prepare, False
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        if self._closed:
+            raise RuntimeError("the thread has been closed")
+        future: Future[T] = Future()
+        self._todo.put((future, partial(fn, *args, **kwargs)))
+        return future
+
+    def _main(self) -> None:
+        prepared = False
+        while (job := self._todo.get()) is not None:
+            future, work = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    if not prepared:
+                        self._prepare()
+                        prepared = True
+                    value = work()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(value)
+                    del value
+            del job, future, work  # while it waits, nothing is kept alive
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._closed = True
+        while cancel_futures and not self._todo.empty():
+            job = self._todo.get()
+            if job is not None:
+                job[0].cancel()
+        self._todo.put(None)
+        if wait:
+            self._thread.join()
+
+    def join(self, seconds: float) -> bool:
+        """Whether it has ended within `seconds`."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
 
 def use_threads(count: int) -> None:

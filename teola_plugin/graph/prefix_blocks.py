@@ -26,9 +26,11 @@ def block_hashes(
     """
     text = isinstance(content, str)
     size = size or (BLOCK_CHARACTERS if text else BLOCK_TOKENS)
-    units = content.encode("utf-32-le") if isinstance(content, str) else _little_endian(content)
+    # What is no Unicode is named, too: whether a request can be served is for its engine to say.
+    units = content.encode("utf-32-le", "surrogatepass") if isinstance(content, str) else _little_endian(content)
     step = size * (4 if text else 8)
-    key = hashlib.blake2b(f"{'text' if text else 'ids'} {size} {tenant}".encode(), digest_size=8).digest()
+    whose = f"{'text' if text else 'ids'} {size} {tenant}".encode(errors="surrogatepass")
+    key = hashlib.blake2b(whose, digest_size=8).digest()
     if after is not None:
         key = after.to_bytes(8, "little")
     found = []

@@ -184,6 +184,7 @@ class EngineWork:
         claimed = [work for work in live.works if work.made and id(work) not in new]
         running = [work for work in claimed if not work.ended]
         for work in running:
+            work.passed_on |= bool(work.pieces) and live.reads_items
             for piece in list(work.pieces):
                 self._piece_of(run, live, piece)
         known = classed(self._upper.now(), run, self._live(run, live.primitive.id), running)
@@ -236,6 +237,7 @@ class EngineWork:
             return
         self._upper.trace.first(run, work.primitive)
         for name in tuple(run.waiters.get(work.request.id, ())):
+            work.passed_on |= run.primitives[name].reads_items
             self._piece_of(run, run.primitives[name], piece)
 
     def _piece_of(self, run: QueryRun, live: LivePrimitiveRun, piece: Piece) -> None:

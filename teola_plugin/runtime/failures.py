@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTimeout, RequestTooLarge
+import copy
+
+from teola_plugin.engines.bad_input import advice
+from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTimeout, RequestTooLarge, TeolaError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.request_table import RequestEntry
@@ -44,11 +47,35 @@ def too_large(kind: PrimitiveKind, size: float, limit: int, engine: str, instanc
     )
 
 
+def unfit(error: Exception, kind: PrimitiveKind, engine: str) -> EngineError:
+    """A request that could not even be queued: its payload is not what the engine takes."""
+    made = EngineError(
+        f"a {kind.value} request cannot be queued at engine {engine!r}: {type(error).__name__}: {error}.",
+        engine=engine,
+        hint=advice(error),
+    )
+    made.__cause__ = error
+    return made
+
+
+def own(error: BaseException) -> BaseException:
+    """An error object of one's own: what befalls a batch befalls many queries, and each is told of itself."""
+    if not isinstance(error, TeolaError):
+        return error
+    made = copy.copy(error)
+    made.__cause__, made.__context__ = error.__cause__, error.__context__
+    made.__suppress_context__ = error.__suppress_context__
+    return made.with_traceback(error.__traceback__)
+
+
 def located(error: BaseException, entry: RequestEntry) -> BaseException:
-    """An engine's error, saying which query and primitive it hit."""
-    if isinstance(error, EngineError) and "primitive" not in error.__dict__:
-        error.message += f" (query {entry.request.query}, primitive {entry.primitive})"
-        error.args = (error.message,)
-        error.__dict__["primitive"] = entry.primitive
-        error.__dict__["query_id"] = entry.request.query
-    return error
+    """An engine's error, saying which query and primitive it hit: a copy, if it does not say so already."""
+    if not isinstance(error, EngineError) or "primitive" in error.__dict__:
+        return error
+    found = own(error)
+    assert isinstance(found, EngineError)
+    found.message += f" (query {entry.request.query}, primitive {entry.primitive})"
+    found.args = (found.message,)
+    found.__dict__["primitive"] = entry.primitive
+    found.__dict__["query_id"] = entry.request.query
+    return found

@@ -68,6 +68,11 @@ class GenerationGroup:
         self._closed = 0
         self.prefilled = False
 
+    @property
+    def lists(self) -> bool:
+        """Whether items are read from the stream."""
+        return self._items is not None
+
     def piece(self, text: str) -> Iterator[News]:
         """A piece of the stream, in order."""
         yield from self._prefilled()

@@ -93,7 +93,7 @@ class CallHandle:
         future: Future[list[Any]],
         *,
         pieces: PieceLog | None = None,
-        cancel: Callable[[], None] = lambda: None,
+        cancel: Callable[[], object] = lambda: None,
         owner: int = 0,
     ) -> None:
         self._future = future

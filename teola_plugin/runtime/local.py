@@ -18,6 +18,7 @@ from teola_plugin.errors import EngineUnavailable, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
+from teola_plugin.runtime.bounded import at_most
 from teola_plugin.runtime.calls import Call, PlainCalls
 from teola_plugin.runtime.context import current_terms
 from teola_plugin.runtime.engine_port import EnginePort, Port, PortListener
@@ -29,6 +30,9 @@ from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.requests import Calls
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.events import CancelQuery, Close
+
+_STOPPING = 30.0
+"""Seconds that an engine has to stop when the pool is closed."""
 
 
 class LocalRuntime:
@@ -105,7 +109,7 @@ class LocalRuntime:
         self._driver.code.close()
         for port in self._ports.values():
             await port.close()
-        stops = (e.stop() for instances in self._engines.values() for e in instances)
+        stops = (at_most(_STOPPING, e.stop()) for instances in self._engines.values() for e in instances)
         await asyncio.gather(*stops, return_exceptions=True)
 
     def attach(self, engine: Engine) -> None:
@@ -167,23 +171,23 @@ class LocalRuntime:
         return sum(1 for _ in self._driver.engines.works.of(query))
 
     def begin_part(self, run: QueryRun, name: str, graph: Graph, calls: Calls, value: Any) -> None:
-        self.loop.post(self._driver.begin_part, run, name, graph, calls, value)
+        self.loop.tell(self._driver.begin_part, run, name, graph, calls, value)
 
     def end_part(self, run: QueryRun, name: str) -> None:
-        self.loop.post(self._driver.end_part, run, name)
+        self.loop.tell(self._driver.end_part, run, name)
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
-        self.loop.post(self._driver.observe, run, primitive, value)
+        self.loop.tell(self._driver.observe, run, primitive, value)
 
     def close_run(self, run: QueryRun) -> None:
         if not run.closed:
             run.closed = True
-            self.loop.post(lambda: self._driver.post(Close(self._driver.now(), run.id)))
+            self.loop.tell(lambda: self._driver.post(Close(self._driver.now(), run.id)))
 
     def cancel_run(self, run: QueryRun) -> None:
         if not run.closed:
             run.closed = True
-            self.loop.post(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
+            self.loop.tell(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
 
     @property
     def traces(self) -> tuple[QueryTrace, ...]:
@@ -221,7 +225,7 @@ class LocalRuntime:
             call.identities = [self._driver.engines.identity(port, run.query.tenant, one) for one in given]
         self.loop.post(self._calls.join, run, call)
         return CallHandle(
-            future, pieces=log, cancel=lambda: self.loop.post(self._calls.give_up, call), owner=self.loop.ident
+            future, pieces=log, cancel=lambda: self.loop.tell(self._calls.give_up, call), owner=self.loop.ident
         )
 
     def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
+from teola_plugin.errors import EngineUnavailable
+from teola_plugin.runtime.bounded import ended
+
+log = logging.getLogger("teola_plugin")
+_ENDING = 5.0
+"""Seconds that what still runs has to end when the loop is stopped."""
+
 
 class LoopThread:
-    """Starts with `start`, ends with `stop`; independent of the loops that callers come and go with."""
+    """Starts with `start`, ends with `stop`; independent of the loops that callers come and go with.
 
-    def __init__(self, name: str = "teola-pool") -> None:
-        self.loop = asyncio.new_event_loop()
+    Nothing that runs on it ends it but `stop`. What was posted before `stop` is run; afterwards nothing is taken.
+    """
+
+    def __init__(self, name: str = "teola-pool", loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop`: one that somebody else runs; it is not to be started here."""
+        self.loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._taking = threading.Lock()
+        self._stopped = False
+        self._ends = False
 
     @property
     def ident(self) -> int:
@@ -25,33 +40,74 @@ class LoopThread:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not self._ends:
+            try:
+                self.loop.run_forever()
+            except BaseException as error:  # SystemExit and KeyboardInterrupt leave a loop; here they end one callback
+                log.error("a callback on the pool's loop raised %r; the loop goes on", error, exc_info=error)
 
     def post(self, function: Callable[..., Any], *args: Any) -> None:
-        """Run `function` on the loop soon; from any thread."""
-        self.loop.call_soon_threadsafe(function, *args)
+        """Run `function` on the loop soon; from any thread. Raises `EngineUnavailable` once the pool is closed."""
+        if not self.tell(function, *args):
+            raise _closed()
+
+    def tell(self, function: Callable[..., Any], *args: Any) -> bool:
+        """`post` for what nobody needs to know on a loop that has ended; whether it will be run."""
+        with self._taking:  # what is taken is in the loop's queue before its end is
+            if not self._stopped:
+                self.loop.call_soon_threadsafe(function, *args)
+            return not self._stopped
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        """Its result. `EngineUnavailable` once the pool is closed, or if it is closed meanwhile."""
+        future: Future[Any] = Future()
+        if not self.tell(self._begin, coroutine, future):
+            coroutine.close()
+            future.set_exception(_closed())
+        return future
+
+    def _begin(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
+        task = self.loop.create_task(coroutine)
+        task.add_done_callback(self._copy_to(future))
+        future.add_done_callback(lambda given: self.tell(task.cancel) if given.cancelled() else None)
+
+    def _copy_to(self, future: Future[Any]) -> Callable[[asyncio.Task[Any]], None]:
+        def copy(task: asyncio.Task[Any]) -> None:
+            if task.cancelled() and self._stopped and not future.done():
+                future.set_exception(_closed())
+            else:
+                _copy(task, future)
+
+        return copy
 
     def stop(self) -> None:
-        """Ends the loop and its thread. Idempotent."""
-        if self.loop.is_closed():
-            return
+        """Ends the loop and its thread; within a bounded time, whatever hangs there. Idempotent."""
+        with self._taking:
+            if self._stopped:
+                return
+            self._stopped = True
         if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._finish(), self.loop).result(10)
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(10)
-        if not self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._finish(), self.loop)
+            self._thread.join(4 * _ENDING)
+        if self._thread.is_alive():
+            log.warning("the pool's loop hangs in a callback; its thread is left behind")
+        else:
             self.loop.close()
 
-    @staticmethod
-    async def _finish() -> None:
-        tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.get_running_loop().shutdown_asyncgens()
+    async def _finish(self) -> None:
+        try:
+            left = await ended(_ENDING, asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[arg-type]
+            if left:
+                log.warning("%d tasks did not end with the pool's loop: they ignore cancellations", len(left))
+            else:
+                await asyncio.wait_for(self.loop.shutdown_asyncgens(), _ENDING)
+        finally:
+            self._ends = True
+            self.loop.stop()
+
+
+def _closed() -> EngineUnavailable:
+    return EngineUnavailable("the engine pool is closed.", hint="use it inside its `with` block, or start another one")
 
 
 class SameLoop:
@@ -70,6 +126,10 @@ class SameLoop:
     def post(self, function: Callable[..., Any], *args: Any) -> None:
         function(*args)
 
+    def tell(self, function: Callable[..., Any], *args: Any) -> bool:
+        function(*args)
+        return True
+
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         future: Future[Any] = Future()
         task = self.loop.create_task(coroutine)
@@ -81,7 +141,9 @@ class SameLoop:
 
 
 def _copy(task: asyncio.Task[Any], future: Future[Any]) -> None:
-    if task.cancelled():
+    if future.done():  # whoever waited has given up
+        task.cancelled() or task.exception()
+    elif task.cancelled():
         future.cancel()
     elif task.exception() is not None:
         future.set_exception(task.exception())

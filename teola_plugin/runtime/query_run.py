@@ -46,6 +46,11 @@ class LivePrimitiveRun:
         self.left -= 1
 
     @property
+    def reads_items(self) -> bool:
+        """Whether items of its stream are acted on as they close."""
+        return self.group is not None and self.group.lists
+
+    @property
     def results(self) -> list[Any]:
         """Of its works, in order."""
         return [self.values[work.request.id] for work in self.works]

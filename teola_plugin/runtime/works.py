@@ -16,7 +16,8 @@ from enum import Enum
 from typing import Any
 
 from teola_plugin.engines.base import Piece, Request
-from teola_plugin.engines.payloads import EmbedText, Generate, IngestRow, ScorePair, SearchVector, Version
+from teola_plugin.engines.payloads import EmbedText, Generate, Generation, IngestRow, ScorePair, SearchVector, Version
+from teola_plugin.errors import EngineError
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.handles import PieceLog
 
@@ -144,6 +145,8 @@ class Work:
     prefilled: bool = False
     repeated: int = 0
     """Characters of `text` that a retry has yet to say again."""
+    passed_on: bool = False
+    """Whether its pieces go where they cannot be taken back, beside its readers: into items, to another process."""
     cancelled: bool = False
 
     # ------------------------------------------------------------ pieces
@@ -153,15 +156,43 @@ class Work:
         for log in self.logs:
             log.append(piece)
 
+    def again(self) -> None:
+        """It is to be done again: what was said before will be said once more."""
+        self.attempts += 1
+        self.prefilled, self.repeated = False, len(self.text)
+
     def fresh(self, piece: Piece) -> Piece:
-        """What is new in it: a retry says again what was passed on before."""
+        """What is new in it: a retry says again what was passed on before. If it says something else, that counts
+        where nobody has seen the first; otherwise raises `EngineError`."""
         if self.repeated:
-            known = min(self.repeated, len(piece.text))
-            self.repeated -= known
-            piece = replace(piece, text=piece.text[known:])
+            at = len(self.text) - self.repeated
+            known = self.text[at : at + len(piece.text)]
+            if piece.text.startswith(known):
+                self.repeated -= len(known)
+                piece = replace(piece, text=piece.text[len(known) :])
+            else:
+                self._take_back(at)
         if piece.text:
             self.text += piece.text
         return piece
+
+    def agree(self, value: Any) -> None:
+        """The value of a retry must begin with what was passed on. Raises `EngineError` as `fresh` does."""
+        if self.attempts and self.text and isinstance(value, Generation) and not value.text.startswith(self.text):
+            self._take_back(0)
+            self.pieces = [Piece(self.request.id, value.text, value.completion_tokens)]
+            self.text = value.text
+
+    def _take_back(self, at: int) -> None:
+        """Forget what was said from this character on."""
+        if self.seen:
+            raise EngineError(
+                f"request {self.request.id} was done again, and its text is another one than that which was passed on.",
+                engine=self.engine,
+                hint="ask again; for equal texts, sample greedily or with a seed, on instances of one kind",
+            )
+        self.text, self.repeated = self.text[:at], 0
+        self.pieces = [Piece(self.request.id, self.text)] if self.text else []
 
     def read_into(self, log: PieceLog) -> None:
         """From now on, and from the start, `log` gets every piece."""
@@ -201,7 +232,12 @@ class Work:
         """Whether doing it again gives the same: a sampled text that was partly passed on cannot be repeated."""
         payload = self.request.payload
         sampled = isinstance(payload, Generate) and not payload.sampling.greedy and payload.sampling.seed is None
-        return not self.cancelled and not (sampled and self.text)
+        return not self.cancelled and not (sampled and self.text and self.seen)
+
+    @property
+    def seen(self) -> bool:
+        """Whether somebody may have acted on what was said so far."""
+        return self.passed_on or bool(self.logs)
 
     # ------------------------------------------------------------ subscribers
 

@@ -31,6 +31,8 @@ class QueuedPrimitive:
     objective: Objective = Objective.LATENCY
     overtaken: int = 0
     """Batches that left since its FIFO turn."""
+    asked: tuple[QueuedRequest, ...] = ()
+    """All its requests, in order: one that is to run again goes back to its place."""
 
     @staticmethod
     def of(event: Enqueue, arrived: int) -> QueuedPrimitive:
@@ -47,7 +49,13 @@ class QueuedPrimitive:
             event.when_idle,
             event.gang,
             event.objective,
+            asked=event.requests,
         )
+
+    def put_back(self, request: str) -> None:
+        """A request that has left is queued again, in front of those that came after it."""
+        here = {one.id for one in self.requests} | {request}
+        self.requests = deque(one for one in self.asked if one.id in here)
 
 
 @dataclass(slots=True)
@@ -58,8 +66,14 @@ class RunningRequest:
     depth: int
     size: float
     instance: str
+    source: QueuedPrimitive
+    """Where it came from, and goes back to if it is to run again."""
     prefilling: bool = True
     """Its slots count against the tick until its first piece comes (LLMs)."""
+
+    @staticmethod
+    def of(queued: QueuedPrimitive, request: str, size: float, instance: str) -> RunningRequest:
+        return RunningRequest(request, queued.query, queued.primitive, queued.depth, size, instance, queued)
 
 
 class Room(Protocol):

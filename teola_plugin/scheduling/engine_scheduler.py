@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from teola_plugin.scheduling.events import (
     PrefillEnded,
     Reject,
     RequestsEnded,
+    Retried,
     RunBatch,
     Tick,
 )
@@ -35,6 +37,7 @@ from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.placement import E2, LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware
 from teola_plugin.scheduling.room import SharedRoom
+from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_engine_scheduler
 
 LAG = {Objective.LATENCY: 0, Objective.THROUGHPUT: 20, Objective.SPARE: 0}
 """Admissions by which the engine may let others pass a request, where it cannot do all at once: nobody waits for a
@@ -68,9 +71,11 @@ class EngineScheduler:
         self._arrivals = itertools.count()
         self._batches = itertools.count()
         self._admissions = itertools.count()
+        self._check = StateCheck()
         self._handlers: dict[type, Callable[..., Instructions]] = {
             Enqueue: self._enqueue,
             RequestsEnded: self._ended,
+            Retried: self._retried,
             PrefillEnded: self._prefilled,
             CancelRequests: self._cancel,
             DepthChanged: self._depths,
@@ -100,6 +105,8 @@ class EngineScheduler:
         out = self._handlers[type(event)](event)
         if self.queue and not isinstance(event, CacheEvent):  # those come in numbers, and free no slot
             out += self._offer_in_turn() if self.router is None else self._route(self.router, event.at)
+        if VALIDATE and self._check.due(len(self.queue) + len(self.running.by_id)):
+            validate_engine_scheduler(self)
         return out
 
     def _route_if_several(self) -> None:
@@ -139,6 +146,18 @@ class EngineScheduler:
             self.router.ended(event.at, event.requests)
         return []
 
+    def _retried(self, event: Retried) -> Instructions:
+        running = self.running.by_id.get(event.request)
+        if running is None:
+            return [Dropped((event.request,))]  # every request is answered
+        self._ended(RequestsEnded(event.at, (event.request,)))
+        queued = running.source
+        if not queued.requests:  # it had left the queue
+            self.running.served.arrive(queued.app, waiting=any(q.app == queued.app for q in self.queue))
+            bisect.insort(self.queue, queued, key=lambda q: q.arrived)
+        queued.put_back(event.request)
+        return []
+
     def _prefilled(self, event: PrefillEnded) -> Instructions:
         running = self.running.by_id.get(event.request)
         if running is not None:
@@ -165,22 +184,27 @@ class EngineScheduler:
             queued.requests = type(queued.requests)(r for r in queued.requests if r.id not in unwanted)
         self.queue = [q for q in self.queue if q.requests]
         out: Instructions = [Dropped(tuple(dropped))] if dropped else []
-        for instance in self.instances:
-            here = tuple(r.request for r in self.running.on(instance) if r.request in unwanted)
-            if here:
-                out.append(CancelRunning(instance, here))
-        return out
+        here: dict[str, list[str]] = {}
+        for request in event.requests:
+            if (running := self.running.by_id.get(request)) is not None:
+                here.setdefault(running.instance, []).append(request)
+        return [*out, *(CancelRunning(instance, tuple(requests)) for instance, requests in here.items())]
 
     def _depths(self, event: DepthChanged) -> Instructions:
         for queued in self.queue:
             if queued.query == event.query:
-                queued.depth = event.depths.get(queued.primitive, queued.depth)
-                if queued.primitive in event.wanted:
-                    queued.objective, queued.gang = event.wanted[queued.primitive]
+                self._stands(queued, event)
         for running in self.running.by_id.values():
             if running.query == event.query:
                 running.depth = event.depths.get(running.primitive, running.depth)
+                self._stands(running.source, event)  # should it run again
         return []
+
+    @staticmethod
+    def _stands(queued: QueuedPrimitive, event: DepthChanged) -> None:
+        queued.depth = event.depths.get(queued.primitive, queued.depth)
+        if queued.primitive in event.wanted:
+            queued.objective, queued.gang = event.wanted[queued.primitive]
 
     def _up(self, event: InstanceUp) -> Instructions:
         if event.instance not in self.instances:
@@ -238,9 +262,7 @@ class EngineScheduler:
     def _run_on(self, instance: str, picked: list[Pick]) -> RunBatch:
         for queued, request in picked:
             self.placement.remember(queued.session, instance)
-            self.running.add(
-                RunningRequest(request.id, queued.query, queued.primitive, queued.depth, request.size, instance)
-            )
+            self.running.add(RunningRequest.of(queued, request.id, request.size, instance))
         return self._admit(instance, picked)
 
     # ------------------------------------------------------------ batches: request by request

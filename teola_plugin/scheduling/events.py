@@ -247,6 +247,13 @@ class RequestsEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Retried(Event):
+    """A running request failed and is to run again: it is queued with all that is known of it, where it stood."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillEnded(Event):
     """The first piece of a running request came: its prompt tokens no longer fill the tick."""
 
@@ -367,6 +374,7 @@ GraphEvent = QueryEvent | Tick
 EngineEvent = (
     Enqueue
     | RequestsEnded
+    | Retried
     | PrefillEnded
     | CancelRequests
     | DepthChanged

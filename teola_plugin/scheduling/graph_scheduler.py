@@ -42,6 +42,7 @@ from teola_plugin.scheduling.events import (
 )
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status, optional_edge
 from teola_plugin.scheduling.objectives import SINK, gathered
+from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_graph_scheduler
 
 _K = PrimitiveKind
 
@@ -54,6 +55,7 @@ class GraphScheduler:
         self.queries: dict[str, LiveQuery] = {}
         self._announced: float | None = None
         """When a `Tick` is to come, as far as it was asked for."""
+        self._check = StateCheck()
         self._out: Instructions = []
         self._spliced: list[LivePrimitive] = []
         self._handlers: dict[type, Callable[..., None]] = {
@@ -80,7 +82,14 @@ class GraphScheduler:
             query = self.queries.get(event.query)
             if query is not None:
                 self._handlers[type(event)](query, event)
+        if VALIDATE:
+            self._validate("" if isinstance(event, Tick) else event.query)
         return self._out
+
+    def _validate(self, name: str) -> None:
+        query = self.queries.get(name)
+        if self._check.due(len(self.queries) + (query.primitives if query is not None else 0)):
+            validate_graph_scheduler(self, name)
 
     # ------------------------------------------------------------ queries
 

@@ -103,6 +103,11 @@ class LiveQuery:
     def get(self, name: str) -> LivePrimitive | None:
         return self._live.get(name)
 
+    @property
+    def primitives(self) -> int:
+        """How many there are."""
+        return len(self._live)
+
     def __iter__(self) -> Iterator[LivePrimitive]:
         return iter(list(self._live.values()))
 

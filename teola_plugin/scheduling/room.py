@@ -69,9 +69,7 @@ class SharedRoom:
                 self._reserve()
             return False
         self._placement.sent(asked, placed)
-        self._running.add(
-            RunningRequest(request.id, queued.query, queued.primitive, queued.depth, placed.units, placed.instance)
-        )
+        self._running.add(RunningRequest.of(queued, request.id, placed.units, placed.instance))
         self.admitted.setdefault(placed.instance, []).append((queued, request))
         return True
 

@@ -23,7 +23,8 @@ class BorrowedLoop(LoopThread):
     """The loop on which the session's LLM lives; whoever owns it starts and stops it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
-        self.loop, self._ident = loop, ident
+        super().__init__(loop=loop)
+        self._ident = ident
 
     @property
     def ident(self) -> int:

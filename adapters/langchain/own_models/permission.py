@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.graph import INPUT, Effect, Path, Primitive, PrimitiveKind, Ref
+from teola_plugin.graph import INPUT, Effect, Path, Primitive, PrimitiveKind, Ref, is_impure
 from teola_plugin.passes import Optimised
-from teola_plugin.passes.prune_dependencies import is_impure
 from teola_plugin.tracer.draft import Traced, raises
 
 PERMISSION = Effect("permission")

@@ -1,0 +1,173 @@
+"""An `EnginePort` by itself, in virtual time: engines that do as they are told, a listener that keeps what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from teola_plugin.engines.base import Done, Engine, EngineLoad, Piece, Request, Result
+from teola_plugin.engines.payloads import Generate, Generation, Prompt
+from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
+from teola_plugin.runtime.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.virtual_time import run_virtual
+from teola_plugin.scheduling.events import Enqueue
+
+Script = Callable[[Sequence[Request]], AsyncIterator[Result]]
+
+
+class Scripted:
+    """An engine whose `execute` is a script for each batch, in turn; the last one for all that follow."""
+
+    kinds = LLM_KINDS
+
+    def __init__(self, *scripts: Script, profile: EngineProfile | None = None, restarts: int = 100) -> None:
+        self.name = "llm"
+        self.profile = profile or EngineProfile(batching=Batching.CONTINUOUS, max_batch=64, max_requests=8)
+        self.batches: list[tuple[Request, ...]] = []
+        self.cancelled: list[str] = []
+        self.restarted = 0
+        self._scripts, self._restarts = list(scripts) or [answers], restarts
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def reset(self) -> None: ...
+
+    async def restart(self) -> None:
+        if self.restarted >= self._restarts:
+            raise RuntimeError("no device")
+        self.restarted += 1
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        script = self._scripts[min(len(self.batches), len(self._scripts) - 1)]
+        self.batches.append(tuple(batch))
+        async for result in script(batch):
+            yield result
+
+    async def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    def size(self, request: Request) -> float:
+        return 1
+
+    def load(self) -> EngineLoad:
+        return EngineLoad()
+
+    def versions(self) -> Mapping[str, str]:
+        return {"scripted": "1"}
+
+
+async def answers(batch: Sequence[Request]) -> AsyncIterator[Result]:
+    """Every request gets its prompt back, after a second."""
+    await asyncio.sleep(1)
+    for request in batch:
+        yield Done(request.id, Generation(request.payload.prompt.text))
+
+
+async def hangs(batch: Sequence[Request]) -> AsyncIterator[Result]:
+    """Nothing comes, and no cancellation ends it, until the test is over."""
+    over = _over[-1]
+    while not over.is_set():
+        try:
+            await over.wait()
+        except asyncio.CancelledError:
+            pass
+    for request in batch:
+        yield Piece(request.id, "too late")
+
+
+_over: list[asyncio.Event] = []
+
+
+def driven(work: Coroutine[Any, Any, None]) -> None:
+    """`run_virtual`; what hangs until then ends with it."""
+
+    async def main() -> None:
+        _over.append(asyncio.Event())
+        try:
+            await work
+        finally:
+            _over[-1].set()
+
+    run_virtual(main())
+
+
+def says(*texts: str, then: BaseException | None = None, value: str | None = None) -> Script:
+    """Pieces, then an exception or the value: all of them together, if none is given."""
+
+    async def script(batch: Sequence[Request]) -> AsyncIterator[Result]:
+        for request in batch:
+            for text in texts:
+                yield Piece(request.id, text)
+        if then is not None:
+            raise then
+        for request in batch:
+            yield Done(request.id, Generation("".join(texts) if value is None else value))
+
+    return script
+
+
+def raises(error: BaseException) -> Script:
+    return says(then=error)
+
+
+def entry(name: str, payload: Any = None, *, primitive: str = "", stream: bool = False) -> RequestEntry:
+    made = Request(name, PrimitiveKind.PREFILLING, payload or Generate(Prompt(text=name)), query="q", stream=stream)
+    return RequestEntry(made, "llm", None, primitive or name)
+
+
+def event(name: str, **terms: Any) -> Enqueue:
+    return Enqueue(0.0, "q", name, PrimitiveKind.PREFILLING, (), **terms)
+
+
+@dataclass
+class Heard:
+    """What a port has told."""
+
+    ends: dict[str, tuple[Any, BaseException | None, float]] = field(default_factory=dict)
+    """Value, error and time, by request."""
+    pieces: dict[str, str] = field(default_factory=dict)
+    started: list[tuple[str, str]] = field(default_factory=list)
+
+    def listener(self) -> PortListener:
+        return PortListener(self._started, self._piece, self._ended)
+
+    def _started(self, told: RequestEntry, instance: str, batch: int) -> None:
+        self.started.append((told.request.id, instance))
+
+    def _piece(self, told: RequestEntry, piece: Piece) -> None:
+        told.add_piece(piece)
+        self.pieces[told.request.id] = self.pieces.get(told.request.id, "") + piece.text
+
+    def _ended(self, told: RequestEntry, value: Any, error: BaseException | None) -> None:
+        assert told.request.id not in self.ends, "a request ended twice"
+        told.resolve(value, error)
+        self.ends[told.request.id] = value, error, asyncio.get_running_loop().time()
+
+    def text(self, name: str) -> Any:
+        value, error, _ = self.ends[name]
+        assert error is None, error
+        return value.text
+
+    def error(self, name: str) -> Any:
+        return self.ends[name][1]
+
+    def at(self, name: str) -> float:
+        return self.ends[name][2]
+
+
+def port(engines: Mapping[str, Engine] | Engine, heard: Heard, **more: Any) -> EnginePort:
+    named = engines if isinstance(engines, Mapping) else {"0": engines}
+    return EnginePort("llm", named, heard.listener(), **more)
+
+
+def ask(one: EnginePort, *names: str, **terms: Any) -> list[RequestEntry]:
+    """Each name a request and a primitive of its own."""
+    made = [entry(name) for name in names]
+    for each in made:
+        one.enqueue([each], event(each.primitive, **terms))
+    return made

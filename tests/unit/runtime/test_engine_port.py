@@ -1,0 +1,415 @@
+"""A bad request, a broken instance: nobody else is hurt. In virtual time, where waiting costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from support.ports import Heard, Scripted, answers, ask, driven, entry, event, hangs, port, raises, says
+
+from teola_plugin.engines.base import Done, Failed, Piece, Request, Result
+from teola_plugin.engines.payloads import EmbedText, Generate, Generation, Message, Prompt, Sampling
+from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.graph import Batching, EngineProfile
+from teola_plugin.runtime.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.failures import located, own
+from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.watchdog import Patience
+from teola_plugin.scheduling.events import DepthChanged
+from teola_plugin.scheduling.objectives import Objective
+
+LOST = EngineUnavailable("it died.", engine="llm", retryable=True, hint="restart it")
+ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)
+
+
+# ---------------------------------------------------------------- listeners
+
+
+@pytest.mark.parametrize("where", ["started", "piece", "ended"])
+def test_a_listener_that_raises_costs_no_slot(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(says("text"), profile=ONE)
+        calls = heard.listener()
+        told = {name: getattr(calls, name) for name in ("started", "piece", "ended")}
+
+        def bad(given: RequestEntry, *rest: Any) -> None:
+            if given.request.id.startswith("bad"):
+                raise RuntimeError("a listener's fault")
+            told_before(given, *rest)
+
+        told_before = told[where]
+        one = EnginePort("llm", {"0": engine}, PortListener(**{**told, where: bad}))
+        made = ask(one, *(f"bad{n}" for n in range(10)), "good")
+        await asyncio.sleep(1)
+        assert heard.text("good") == "text"
+        assert all(each.ended for each in made), "whoever waits for them waits for ever"
+        assert not one.scheduler.running.by_id and not any(one.holds(each) for each in made)
+
+    driven(check())
+    assert "a listener's fault" in caplog.text
+
+
+# ---------------------------------------------------------------- requests that cannot be served
+
+
+class Counting(Scripted):
+    """Its sizes are computed from the text, as those of real engines are."""
+
+    def size(self, request: Request) -> float:
+        return len(request.payload.prompt.text)
+
+
+BAD: dict[str, Any] = {
+    "no prompt": Generate(None),  # type: ignore[arg-type]
+    "no text": Generate(Prompt(text=7)),  # type: ignore[arg-type]
+    "another payload": EmbedText("x"),
+    "nothing": object(),
+}
+
+
+@pytest.mark.parametrize("payload", BAD.values(), ids=BAD.keys())
+def test_a_request_that_cannot_be_queued_fails_alone(payload: Any) -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Counting()
+        one = port(engine, heard)
+        one.enqueue([entry("before"), entry("bad", payload), entry("after")], event("p"))
+        error = heard.error("bad")
+        assert type(error) is EngineError and "llm" in error.message and "queued" in error.message and error.hint
+        await asyncio.sleep(2)
+        assert [heard.text("before"), heard.text("after")] == ["before", "after"]
+
+    driven(check())
+
+
+def test_many_requests_that_cannot_be_queued_leave_nothing_behind() -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Counting()
+        one = port(engine, heard, max_queued=4)
+        for n in range(20):
+            one.enqueue([entry(f"bad{n}", BAD["no text"])], event("p"))
+        ask(one, "good")
+        await asyncio.sleep(2)
+        assert heard.text("good") == "good"
+
+    driven(check())
+
+
+def test_a_size_that_is_no_number_fails_alone() -> None:
+    class Nowhere(Scripted):
+        def size(self, request: Request) -> float:
+            return float("nan") if request.id == "bad" else 1
+
+    async def check() -> None:
+        heard = Heard()
+        one = port(Nowhere(), heard)
+        ask(one, "bad", "good")
+        await asyncio.sleep(2)
+        assert "size" in heard.error("bad").message and heard.text("good") == "good"
+
+    driven(check())
+
+
+def test_prompts_that_are_no_unicode_are_placed_like_others() -> None:
+    """Whether they can be served is for their engine to say; placement only needs names of their blocks."""
+
+    async def check() -> None:
+        profile = EngineProfile(batching=Batching.CONTINUOUS, prefix_caching=True, max_requests=8)
+        heard = Heard()
+        one = port({n: Scripted(profile=profile) for n in "01"}, heard)
+        assert one.scheduler.wants_blocks
+        one.enqueue([entry("odd", Generate(Prompt((Message("user", "\ud800" * 200),))))], event("p"))
+        ask(one, "good")
+        await asyncio.sleep(2)
+        assert heard.error("odd") is None and heard.text("good") == "good"
+
+    driven(check())
+
+
+def test_a_result_that_is_none_fails_alone() -> None:
+    async def nonsense(batch: Sequence[Request]) -> AsyncIterator[Result]:
+        for request in batch:
+            yield Piece(request.id, 7 if request.id == "bad" else "x")  # type: ignore[arg-type]
+        for request in batch:
+            yield Done(request.id, Generation("x"))
+
+    async def check() -> None:
+        heard = Heard()
+        one = port(Scripted(nonsense), heard)
+        one.enqueue([entry("bad"), entry("good")], event("p"))
+        await asyncio.sleep(2)
+        assert isinstance(heard.error("bad"), EngineError) and heard.text("good") == "x"
+
+    driven(check())
+
+
+# ---------------------------------------------------------------- retries
+
+
+TERMS: dict[str, Any] = {
+    "depth": 7,
+    "app": "shop",
+    "weight": 3.0,
+    "session": "s",
+    "gang": "g",
+    "when_idle": True,
+    "objective": Objective.THROUGHPUT,
+}
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("fault", ["fails", "raises", "is lost"])
+def test_a_retry_keeps(term: str, fault: str) -> None:
+    async def fails(batch: Sequence[Request]) -> AsyncIterator[Result]:
+        await asyncio.sleep(1)
+        for request in batch:
+            yield Failed(request.id, LOST)
+
+    async def check() -> None:
+        script = {"fails": fails, "raises": raises(LOST), "is lost": hangs}[fault]
+        heard, engine = Heard(), Scripted(script, answers)
+        one = port(engine, heard)
+        ask(one, "a", **{term: TERMS[term]})
+        seen = []
+        handle = one.scheduler.handle
+        one.scheduler.handle = lambda e: (handle(e), seen.extend(one.scheduler.queue))[0]  # type: ignore[method-assign, func-returns-value]
+        if fault == "is lost":
+            await asyncio.sleep(0.5)
+            one.lose("0", "it hangs")
+        await asyncio.sleep(5)
+        assert heard.text("a") == "a" and engine.restarted == 1
+        assert seen and all(getattr(queued, term) == TERMS[term] for queued in seen)
+
+    driven(check())
+
+
+def test_a_retry_has_the_depth_that_was_announced_last() -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(raises(LOST), answers)
+        one = port(engine, heard)
+        ask(one, "a", depth=1)
+        one.depths(DepthChanged(0.0, "q", {"a": 9}, {"a": (Objective.THROUGHPUT, "gang")}))
+        await asyncio.sleep(5)
+        assert heard.text("a") == "a"
+        assert [(r.depth, r.objective) for batch in engine.batches for r in batch][-1] == (9, "throughput")
+
+    driven(check())
+
+
+def test_a_retry_that_says_the_same_is_heard_once() -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(says("on", "e two", then=LOST), says("one", " two", " three"))
+        one, made = port(engine, heard), entry("a", stream=True)
+        log = PieceLog()
+        made.read_into(log)
+        one.enqueue([made], event("a"))
+        await asyncio.sleep(5)
+        assert heard.text("a") == heard.pieces["a"] == "".join(p.text for p in log) == "one two three"
+
+    driven(check())
+
+
+DIFFERENT = {
+    "at once": says("two", " three"),
+    "later": says("one", " tiger"),
+    "shorter": says("o", value="o"),
+    "nothing": says(value=""),
+}
+
+
+@pytest.mark.parametrize("again", DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_a_retry_that_says_something_else_fails_where_somebody_has_read(again: Any) -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(says("one", " two", then=LOST), again, answers)
+        one, made = port(engine, heard), entry("a", stream=True)
+        log = PieceLog()
+        made.read_into(log)
+        one.enqueue([made], event("a"))
+        await asyncio.sleep(5)
+        error = heard.error("a")
+        assert isinstance(error, EngineError) and "another" in error.message and error.hint
+        assert [p.text for p in made.pieces] == ["one", " two"] or "".join(p.text for p in made.pieces) == "one two"
+        ask(one, "b")
+        await asyncio.sleep(2)
+        assert heard.text("b") == "b" and not one.scheduler.running.by_id
+
+    driven(check())
+
+
+@pytest.mark.parametrize(
+    ("again", "text"), zip(DIFFERENT.values(), ["two three", "one tiger", "o", ""], strict=True), ids=DIFFERENT.keys()
+)
+def test_a_retry_that_says_something_else_counts_where_nobody_has_read(again: Any, text: str) -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(says("one", " two", then=LOST), again)
+        one, made = port(engine, heard), entry("a")
+        one.enqueue([made], event("a"))
+        await asyncio.sleep(5)
+        assert heard.text("a") == text
+        assert "".join(p.text for p in made.pieces) == text, "who comes late would read another text"
+
+    driven(check())
+
+
+def test_a_sampled_text_that_nobody_has_read_is_made_again() -> None:
+    async def check() -> None:
+        heard = Heard()
+        asked = Generate(Prompt(text="x"), Sampling(temperature=1.0))
+        one = port(Scripted(says("one", then=LOST), says("two")), heard)
+        one.enqueue([entry("a", asked)], event("a"))
+        read = entry("b", asked, stream=True)
+        read.read_into(PieceLog())
+        await asyncio.sleep(5)
+        assert heard.text("a") == "two"
+        other = port(Scripted(says("one", then=LOST), says("two")), heard)
+        other.enqueue([read], event("b"))
+        await asyncio.sleep(5)
+        assert heard.error("b").message == LOST.message
+
+    driven(check())
+
+
+# ---------------------------------------------------------------- broken instances
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), BaseException("a panic")], ids=repr)
+def test_an_engine_that_ends_its_process_is_restarted(error: BaseException) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        pytest.skip("on this thread it is the user's own; see test_pool_survives")
+
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(raises(error), answers)
+        one = port(engine, heard)
+        ask(one, "a", "b")
+        await asyncio.sleep(5)
+        assert [heard.text("a"), heard.text("b")] == ["a", "b"] and engine.restarted == 1
+
+    driven(check())
+
+
+def test_what_a_broken_instance_had_is_done_by_another() -> None:
+    async def check() -> None:
+        heard, good = Heard(), Scripted(profile=ONE)
+        bad = Scripted(hangs, profile=ONE)
+        one = port({"0": bad, "1": good}, heard)
+        ask(one, "a", "b")
+        await asyncio.sleep(2)
+        one.lose("0", "it hangs")
+        await asyncio.sleep(2)
+        assert heard.text("a") == "a" and heard.text("b") == "b"
+        assert [r.id for batch in good.batches for r in batch] == ["b", "a"]
+
+    driven(check())
+
+
+def test_one_instance_beyond_repair_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """While another one is being started again, too: what waits is done when that is up."""
+
+    class Slow(Scripted):
+        async def restart(self) -> None:
+            await asyncio.sleep(60)
+            await super().restart()
+
+    async def check() -> None:
+        heard = Heard()
+        bad, slow = Scripted(raises(LOST), profile=ONE, restarts=0), Slow(raises(LOST), answers, profile=ONE)
+        one = port({"0": bad, "1": slow}, heard, max_attempts=9)
+        ask(one, *"abcd")
+        await asyncio.sleep(30)
+        assert not heard.ends
+        await asyncio.sleep(60)
+        assert [heard.text(name) for name in "abcd"] == list("abcd")
+
+    driven(check())
+    [warning] = [r for r in caplog.records if "could not be started again" in r.getMessage()]
+    assert warning.levelno == logging.WARNING
+    assert all(word in warning.getMessage() for word in ("llm", "instance 0", "no device", "1 of 2", "Look at"))
+
+
+def test_an_engine_is_given_up_when_every_instance_is_beyond_repair() -> None:
+    async def check() -> None:
+        heard = Heard()
+        one = port({n: Scripted(raises(LOST), restarts=0) for n in "01"}, heard, max_attempts=9)
+        ask(one, *"abcd")
+        await asyncio.sleep(30)
+        errors = [heard.error(name) for name in "abcd"]
+        assert all(isinstance(e, EngineUnavailable) and "no device" in e.message and e.hint for e in errors)
+        ask(one, "late")
+        assert "no device" in heard.error("late").message
+        assert not one.scheduler.queue
+
+    driven(check())
+
+
+def test_an_instance_beyond_repair_is_tried_again_now_and_then() -> None:
+    class Later(Scripted):
+        async def restart(self) -> None:
+            if asyncio.get_running_loop().time() < 1000:
+                raise RuntimeError("no device")
+            self.restarted += 1
+
+    async def check() -> None:
+        heard, engine = Heard(), Later(raises(LOST), answers)
+        one = port(engine, heard)
+        ask(one, "a")
+        await asyncio.sleep(30)
+        assert isinstance(heard.error("a"), EngineUnavailable)
+        await asyncio.sleep(1500)
+        ask(one, "b")
+        await asyncio.sleep(2)
+        assert heard.text("b") == "b" and engine.restarted == 1
+
+    driven(check())
+
+
+def test_a_restart_that_hangs_is_given_up() -> None:
+    class Stuck(Scripted):
+        async def restart(self) -> None:
+            async for _ in hangs(()):
+                pass
+
+    async def check() -> None:
+        heard = Heard()
+        one = port(Stuck(raises(LOST)), heard, patience=Patience(restart=20))
+        ask(one, "a")
+        await asyncio.sleep(90)
+        assert isinstance(heard.error("a"), EngineUnavailable)
+
+    driven(check())
+
+
+# ---------------------------------------------------------------- one error object for each
+
+
+def test_every_request_of_a_batch_has_an_error_of_its_own() -> None:
+    async def check() -> None:
+        heard = Heard()
+        cause = ValueError("deep")
+        fault = EngineError("all of it.", engine="llm", instance="3", hint="look")
+        fault.__cause__ = cause
+        fault.add_note("a note")
+        one = port(Scripted(raises(fault)), heard)
+        made = [entry("a"), entry("b")]
+        one.enqueue(made, event("p"))
+        await asyncio.sleep(1)
+        first, second = heard.error("a"), heard.error("b")
+        assert first is not second and first is not fault
+        named = [located(heard.error(e.request.id), e) for e in made]
+        assert "primitive a" in str(named[0]) and "primitive b" in str(named[1]) and "primitive" not in str(first)
+        assert "primitive a" not in str(named[1])
+        for error in (first, second, *named):
+            assert type(error) is EngineError and error.instance == "3" and error.hint == "look"
+            assert error.__cause__ is cause and error.__notes__ == ["a note"]
+            again = pickle.loads(pickle.dumps(error))
+            assert str(again) == str(error) and again.instance == "3"
+
+    driven(check())
+
+
+def test_an_exception_of_somebody_else_stays_itself() -> None:
+    mine = ValueError("mine")
+    assert own(mine) is mine and located(mine, entry("a")) is mine

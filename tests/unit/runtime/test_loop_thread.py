@@ -1,0 +1,198 @@
+"""A pool's own loop: nothing ends it but its end, and nobody waits for it for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from teola_plugin.engines.base import Request
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, Faults, fake_engines
+from teola_plugin.engines.payloads import EmbedText, Generate, Prompt
+from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime import loop_thread, watchdog
+from teola_plugin.runtime.loop_thread import LoopThread
+from teola_plugin.runtime.watchdog import Patience
+
+K = PrimitiveKind
+EMBED = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input")))], Ref("e"))
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    made = LoopThread()
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "PATIENCE", Patience(cancel=0.2, closing=0.2))
+    monkeypatch.setattr(loop_thread, "_ENDING", 0.2)
+
+
+async def one() -> int:
+    return 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), RuntimeError("a fault"), BaseException("panic")])
+def test_no_callback_ends_the_loop(thread: LoopThread, error: BaseException) -> None:
+    def bad() -> None:
+        raise error
+
+    async def worse() -> None:
+        raise error
+
+    thread.post(bad)
+    with pytest.raises(type(error)):
+        thread.run(worse()).result(5)
+    assert thread.run(one()).result(5) == 1
+
+
+def test_what_is_posted_before_the_end_is_run_and_nothing_after() -> None:
+    for _ in range(20):
+        thread, done = LoopThread(), []
+        thread.start()
+        taken: list[int] = []
+
+        def many(thread: LoopThread = thread, done: list[int] = done, taken: list[int] = taken) -> None:
+            for n in range(10_000):
+                try:
+                    thread.post(done.append, n)
+                except EngineUnavailable as error:
+                    assert error.hint
+                    return
+                taken.append(n)
+
+        poster = threading.Thread(target=many)
+        poster.start()
+        time.sleep(0.001)
+        thread.stop()
+        poster.join()
+        assert done == taken
+        assert not thread.tell(done.append, -1)
+
+
+def test_work_that_the_end_cuts_off_says_so(thread: LoopThread) -> None:
+    running = thread.run(asyncio.sleep(60))
+    given_up = thread.run(asyncio.sleep(60))
+    given_up.cancel()
+    thread.stop()
+    for future in (running, thread.run(one())):
+        with pytest.raises(EngineUnavailable, match="closed") as caught:
+            future.result(5)
+        assert caught.value.hint
+    assert given_up.cancelled()
+
+
+def test_a_loop_with_a_task_that_ignores_its_end_is_stopped(thread: LoopThread, impatient: None) -> None:
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+
+    thread.run(stubborn())
+    thread.stop()
+    assert not thread._thread.is_alive() and thread.loop.is_closed()
+
+
+# ---------------------------------------------------------------- the same in a pool
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_pool_survives_an_engine_that_ends_its_process(error: type[BaseException]) -> None:
+    said: list[str] = []
+
+    def first(request: Request) -> bool:
+        said.append(request.id)
+        return len(said) == 1
+
+    faults = {"embedder": Faults(raise_on=first, raises=error)}
+    with EnginePool.local(fake_engines(**faults)) as pool:
+        assert pool.call(K.EMBEDDING, "embedder", [EmbedText("x")]).result(5)
+        assert pool.call(K.EMBEDDING, "embedder", [EmbedText("y")]).result(5)
+
+
+def test_an_engine_that_always_ends_its_process_fails_its_requests_only() -> None:
+    faults = {"embedder": Faults(raise_on=lambda r: r.payload.text == "bad", raises=SystemExit)}
+    with EnginePool.local(fake_engines(**faults)) as pool:
+        with pytest.raises(EngineUnavailable, match="SystemExit") as caught:
+            pool.call(K.EMBEDDING, "embedder", [EmbedText("bad")]).result(10)
+        assert caught.value.hint
+        assert pool.call(K.EMBEDDING, "embedder", [EmbedText("good")]).result(10)
+
+
+def test_a_pool_with_an_engine_that_hangs_and_is_deaf_serves_others_and_closes(impatient: None) -> None:
+    class Stuck(FakeEmbedder):
+        """Hangs where it is told to, and when it is stopped."""
+
+        async def stop(self) -> None:
+            await asyncio.sleep(0)
+
+    faults = Faults(hang_on=lambda r: r.payload.text == "bad", deaf=True)
+    with EnginePool.local([Stuck("embedder", faults=faults), FakeLLM()]) as pool:
+        handle = pool.call(K.EMBEDDING, "embedder", [EmbedText("bad")])
+        with pytest.raises(TimeoutError):
+            handle.result(0.05)
+        assert pool.call(K.EMBEDDING, "embedder", [EmbedText("good")]).result(5)
+        run = pool.runtime.submit(Query({"input": "bad"}, deadline=pool.runtime.time() + 0.05), EMBED, {})
+        with pytest.raises(Exception, match="deadline"):
+            run.output.result(5)
+        hung = pool.call(K.EMBEDDING, "embedder", [EmbedText("bad")])
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    with pytest.raises(EngineUnavailable, match="closed"):
+        hung.result(0)
+
+
+def test_calls_and_cancels_while_a_pool_closes_end_as_unavailable() -> None:
+    """From many threads, as web servers stop: each call has its value or says that the pool is closed."""
+    ask = [Generate(Prompt(text="what?"))]
+    for _ in range(5):
+        pool = EnginePool.local(fake_engines())
+        pool.start()
+        begun = threading.Barrier(5)
+
+        def calls(pool: EnginePool = pool, begun: threading.Barrier = begun) -> int:
+            begun.wait()
+            for n in range(100_000):
+                try:
+                    handle = pool.call(K.PREFILLING, "llm", ask, stream=bool(n % 2))
+                    if n % 3:
+                        handle.result(5)
+                    handle.cancel()
+                except EngineUnavailable as error:
+                    assert error.hint
+                    return n
+            raise AssertionError("the pool was never closed")
+
+        with ThreadPoolExecutor(4) as threads:
+            futures: list[Future[int]] = [threads.submit(calls) for _ in range(4)]
+            begun.wait()
+            time.sleep(0.01)
+            pool.close()
+            for future in futures:
+                future.result(10)
+
+
+def test_news_of_a_query_after_its_pool_was_closed_are_nobodys() -> None:
+    pool = EnginePool.local(fake_engines())
+    pool.start()
+    run = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, ahead=True)
+    handle = run.call(K.EMBEDDING, "embedder", [EmbedText("x")])
+    assert handle.result(5)
+    pool.close()
+    run.observe("e", 1)
+    run.close()
+    handle.cancel()
+    with pytest.raises(EngineError):
+        run.call(K.EMBEDDING, "embedder", [EmbedText("y")])

@@ -1,0 +1,208 @@
+"""An engine that hangs: its callers are told, its slots come back, the pool closes. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from support.ports import Heard, Scripted, answers, ask, driven, event, hangs, port
+
+from teola_plugin.engines.base import Done, Failed, Piece, Request, Result
+from teola_plugin.engines.payloads import Generation
+from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.graph import Batching, EngineProfile
+from teola_plugin.runtime.watchdog import Patience, Watchdog
+
+ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)
+
+
+def test_who_cancels_waits_for_nobody() -> None:
+    """The request has ended for its caller; its slot is the engine's until that lets go of it."""
+
+    async def check() -> None:
+        heard = Heard()
+        one = port(Scripted(hangs, profile=ONE), heard)
+        [first, second] = ask(one, "a", "b")
+        await asyncio.sleep(1)
+        one.cancel([first])
+        assert isinstance(heard.error("a"), EngineError) and heard.at("a") == 1.0
+        assert not one.holds(first) and one.holds(second)
+        assert [r.request for r in one.scheduler.running.by_id.values()] == ["a"]
+        one.cancel([first])
+
+    driven(check())
+
+
+def test_an_engine_that_ignores_a_cancellation_is_restarted() -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(hangs, answers, profile=ONE)
+        one = port(engine, heard)
+        [first, _] = ask(one, "a", "b")
+        await asyncio.sleep(1)
+        one.cancel([first])
+        await asyncio.sleep(9)
+        assert not engine.restarted and engine.cancelled == ["a"]
+        await asyncio.sleep(3)
+        assert engine.restarted == 1 and heard.text("b") == "b"
+        assert heard.at("b") == 12.0, "10 s of patience, then its work"
+        assert not one.scheduler.running.by_id
+
+    driven(check())
+
+
+def test_an_engine_that_lets_go_in_time_is_left_alone() -> None:
+    async def slowly(batch: Sequence[Request]) -> AsyncIterator[Result]:
+        await asyncio.sleep(9)
+        for request in batch:
+            yield Failed(request.id, EngineError("it was cancelled."))
+
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(slowly, answers, profile=ONE)
+        one = port(engine, heard)
+        [first, _] = ask(one, "a", "b")
+        await asyncio.sleep(0.5)
+        one.cancel([first])
+        await asyncio.sleep(100)
+        assert not engine.restarted and heard.at("b") == 10.0
+
+    driven(check())
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_an_engine_that_says_nothing_for_long_is_restarted(speaks: bool) -> None:
+    async def long(batch: Sequence[Request]) -> AsyncIterator[Result]:
+        for _ in range(5):
+            await asyncio.sleep(1000)
+            if speaks:
+                yield Piece(batch[0].id, "x")
+        for request in batch:
+            yield Done(request.id, Generation("xxxxx"))
+
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(long, answers)
+        one = port(engine, heard)
+        ask(one, "a")
+        await asyncio.sleep(6000)
+        assert (heard.text("a"), heard.at("a"), engine.restarted) == (
+            ("xxxxx", 5000.0, 0) if speaks else ("a", 1801.0, 1)
+        )
+
+    driven(check())
+
+
+def test_an_idle_engine_may_say_nothing_for_ever() -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(answers)
+        one = port(engine, heard)
+        for name in "abc":
+            ask(one, name)
+            await asyncio.sleep(5000)
+        assert not engine.restarted and len(heard.ends) == 3
+
+    driven(check())
+
+
+def test_what_hangs_ends_after_its_attempts() -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(hangs)
+        one = port(engine, heard, patience=Patience(silence=100))
+        ask(one, "a")
+        await asyncio.sleep(1000)
+        error = heard.error("a")
+        assert isinstance(error, EngineUnavailable) and "100 s" in error.message and error.hint
+        assert engine.restarted == 3 and len(engine.batches) == 3
+
+    driven(check())
+
+
+def test_a_pool_with_a_hanging_engine_closes() -> None:
+    async def check() -> None:
+        heard = Heard()
+        one = port(Scripted(hangs, profile=ONE), heard)
+        ask(one, "running", "queued")
+        await asyncio.sleep(1)
+        await one.close()
+        assert asyncio.get_running_loop().time() == 6.0
+        for name in ("running", "queued"):
+            assert isinstance(heard.error(name), EngineUnavailable) and "closed" in str(heard.error(name))
+            assert heard.at(name) == 1.0, "nobody waits for what hangs"
+        ask(one, "late")
+        assert isinstance(heard.error("late"), EngineUnavailable)
+
+    driven(check())
+
+
+def test_a_pool_with_a_good_engine_closes_at_once() -> None:
+    async def check() -> None:
+        heard = Heard()
+        one = port(Scripted(), heard)
+        ask(one, "a")
+        await asyncio.sleep(0.5)
+        await one.close()
+        assert asyncio.get_running_loop().time() == 0.5 and isinstance(heard.error("a"), EngineUnavailable)
+
+    driven(check())
+
+
+def test_a_request_asked_again_while_its_first_hangs_is_another_one() -> None:
+    """A client of a shared pool that comes back asks with the same ids."""
+
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(hangs, answers)
+        one = port(engine, heard, patience=Patience(cancel=100))
+        [first] = ask(one, "a")
+        await asyncio.sleep(1)
+        one.cancel([first])
+        del heard.ends["a"]
+        [again] = ask(one, "a")
+        await asyncio.sleep(2)
+        assert heard.text("a") == "a" and not one.holds(again)
+        assert len({r.id for batch in engine.batches for r in batch}) == 2
+        assert len(one.scheduler.running.by_id) == 1
+
+    driven(check())
+
+
+def test_a_cancellation_before_the_engine_has_begun_is_kept() -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Scripted()
+        one = port(engine, heard)
+        made = ask(one, "a", "b")
+        one.cancel(made[:1])
+        await asyncio.sleep(2)
+        assert [r.id for batch in engine.batches for r in batch] == ["b"] and heard.text("b") == "b"
+        assert not one.scheduler.running.by_id
+
+    driven(check())
+
+
+def test_a_machine_that_slept_blames_nobody() -> None:
+    """Timers that come late find engines that had no time to react."""
+
+    async def check() -> None:
+        lost: list[str] = []
+        watch = Watchdog(Patience(cancel=10), lost.append)
+        loop = asyncio.get_running_loop()
+        watch.begun()
+        watch.asked("a")
+        loop._virtual_now += 3600  # type: ignore[attr-defined]
+        await asyncio.sleep(9)
+        assert not lost
+        await asyncio.sleep(2)
+        assert lost
+
+    driven(check())
+
+
+def test_an_event_of_a_closed_port_starts_nothing() -> None:
+    async def check() -> None:
+        heard, engine = Heard(), Scripted(profile=ONE)
+        one = port(engine, heard)
+        ask(one, "a", "b")
+        await one.close()
+        one.enqueue([], event("c"))
+        await asyncio.sleep(5)
+        assert not engine.batches
+
+    driven(check())

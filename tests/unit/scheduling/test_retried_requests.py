@@ -1,0 +1,119 @@
+"""A request that runs again stands where it stood: everything that was known of it, and its turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from teola_plugin.errors import TeolaError
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.scheduling import EngineScheduler
+from teola_plugin.scheduling.engine_queue import RunningRequest
+from teola_plugin.scheduling.events import (
+    CancelRequests,
+    CancelRunning,
+    DepthChanged,
+    Dropped,
+    Enqueue,
+    InstanceDrained,
+    InstanceUp,
+    QueuedRequest,
+    RequestsEnded,
+    Retried,
+    RunBatch,
+)
+from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.validate import VIOLATIONS, validate_engine_scheduler
+
+K = PrimitiveKind
+ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)
+
+
+def enqueue(name: str, requests: int = 1, **more: object) -> Enqueue:
+    made = tuple(QueuedRequest(f"{name}{i}" if requests > 1 else name) for i in range(requests))
+    return replace(Enqueue(0.0, name, name, K.PREFILLING, made), **more)  # type: ignore[arg-type]
+
+
+def ran(instructions: list[object]) -> list[str]:
+    return [r for i in instructions if isinstance(i, RunBatch) for r in i.requests]
+
+
+TERMS: list[dict[str, object]] = [
+    {"depth": 7},
+    {"app": "shop"},
+    {"weight": 3.0},
+    {"session": "s"},
+    {"gang": "g"},
+    {"objective": Objective.THROUGHPUT},
+    {"when_idle": True},
+]
+
+
+@pytest.mark.parametrize("terms", TERMS, ids=lambda terms: next(iter(terms)))
+def test_a_retry_keeps(terms: dict[str, object]) -> None:
+    scheduler = EngineScheduler(ONE)
+    assert ran(scheduler.handle(enqueue("a", **terms))) == ["a"]
+    scheduler.handle(InstanceDrained(0.5, "0"))
+    assert not ran(scheduler.handle(Retried(1.0, "a")))
+    [queued] = scheduler.queue
+    assert {name: getattr(queued, name) for name in terms} == terms
+    assert ran(scheduler.handle(InstanceUp(2.0, "0"))) == ["a"]
+
+
+def test_a_retry_keeps_what_became_known_while_it_ran() -> None:
+    scheduler = EngineScheduler(ONE)
+    scheduler.handle(enqueue("a", depth=1))
+    scheduler.handle(DepthChanged(0.5, "a", {"a": 9}, {"a": (Objective.THROUGHPUT, "gang")}))
+    scheduler.handle(InstanceDrained(0.5, "0"))
+    scheduler.handle(Retried(1.0, "a"))
+    [queued] = scheduler.queue
+    assert (queued.depth, queued.objective, queued.gang) == (9, Objective.THROUGHPUT, "gang")
+    [batch] = scheduler.handle(InstanceUp(2.0, "0"))
+    assert isinstance(batch, RunBatch) and batch.standings == ((9, Objective.THROUGHPUT),)
+
+
+def test_a_retry_has_its_old_turn() -> None:
+    scheduler = EngineScheduler(ONE)
+    assert ran(scheduler.handle(enqueue("first"))) == ["first"]
+    for later in ("second", "third"):
+        assert not ran(scheduler.handle(enqueue(later)))
+    assert ran(scheduler.handle(Retried(1.0, "first"))) == ["first"]
+    assert ran(scheduler.handle(RequestsEnded(2.0, ("first",)))) == ["second"]
+
+
+def test_requests_of_one_primitive_go_back_in_their_order() -> None:
+    profile = EngineProfile(batching=Batching.STATIC, max_batch=4, max_efficient_batch=4)
+    scheduler = EngineScheduler(profile)
+    assert ran(scheduler.handle(enqueue("a", 6))) == ["a0", "a1", "a2", "a3"]
+    scheduler.handle(InstanceDrained(0.5, "0"))
+    for failed in ("a2", "a0", "a3", "a1"):
+        scheduler.handle(Retried(1.0, failed))
+    assert ran(scheduler.handle(InstanceUp(2.0, "0"))) == ["a0", "a1", "a2", "a3"]
+
+
+def test_what_runs_on_a_drained_instance_can_be_cancelled() -> None:
+    scheduler = EngineScheduler(ONE)
+    scheduler.handle(enqueue("a"))
+    scheduler.handle(InstanceDrained(0.5, "0"))
+    assert scheduler.handle(CancelRequests(1.0, ("a",))) == [CancelRunning("0", ("a",))]
+
+
+def test_a_retry_of_what_does_not_run_is_answered() -> None:
+    assert EngineScheduler(ONE).handle(Retried(0.0, "unknown")) == [Dropped(("unknown",))]
+
+
+def test_a_scheduler_that_breaks_its_rules_is_found() -> None:
+    """The check that runs in every test after every event."""
+    scheduler = EngineScheduler(ONE)
+    scheduler.handle(enqueue("a"))
+    source = next(iter(scheduler.running.by_id.values())).source
+    scheduler.running.add(RunningRequest.of(source, "b", 1, "0"))
+    with pytest.raises(TeolaError, match="runs 2 requests of 1"):
+        validate_engine_scheduler(scheduler)
+    scheduler.running.remove("b")
+    scheduler.queue.append(source)
+    with pytest.raises(TeolaError, match="without requests"):
+        scheduler.handle(enqueue("c"))
+    assert VIOLATIONS
+    VIOLATIONS.clear()
