@@ -333,6 +333,7 @@ class EnginePort:
             self._on_piece(entry, result)
         elif isinstance(result, Done):
             del entries[entry.request.id]
+            entry.found_version = result.version
             self._end(entry, result.value, None)
         elif isinstance(result, Failed):
             del entries[entry.request.id]

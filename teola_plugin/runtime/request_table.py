@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.engines.base import Piece, Request
-from teola_plugin.engines.payloads import Generate, SearchVector
+from teola_plugin.engines.payloads import Generate, SearchVector, Version
 from teola_plugin.runtime.handles import PieceLog
 
 _numbers = itertools.count(1)
@@ -77,6 +77,8 @@ class RequestEntry:
     """Calls of the plain object that wait for it or took it."""
     spare: bool = False
     """Made for a part that is yet to be chosen: its own graph, once there, may claim it."""
+    found_version: Version | None = None
+    """SEARCHING: of the collection, as its store said with the hits; None from a store that cannot tell."""
     version: int = -1
     """SEARCHING: write count of its collection when it was asked."""
     attempts: int = 0
