@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,15 +20,20 @@ from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.engines.payloads import Generate, Message, Prompt, Sampling
+from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.handles import CallHandle
 
 K = PrimitiveKind
 ROOT = Path(__file__).parents[2]
 POOL = "frozen"
 SILENCE = 1.5
 """Seconds after which this host takes a client for dead."""
-ENGINES: dict[str, Any] = {"llm": {"kind": "fake", "options": {"machine": "rtx3090"}}}
+ENGINES: dict[str, Any] = {
+    "llm": {"kind": "fake", "options": {"machine": "rtx3090"}},
+    "routed": {"kind": "fake", "instances": 2, "options": {"like": "llm", "machine": "rtx3090"}},
+}
 BUSY = """
 import sys
 from teola_plugin.engines.payloads import Generate, Message, Prompt, Sampling
@@ -46,7 +52,7 @@ with EnginePool.connect(sys.argv[1], pool=sys.argv[2]) as pool:
 """Streams, so that there is news all the time."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool(ray_address: str) -> Iterator[EnginePool]:
     deploy.up(PoolConfig.model_validate({"name": POOL, "engines": ENGINES}), ray_address)
     try:
@@ -68,9 +74,13 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-def answer(pool: EnginePool, words: str = "anybody there?") -> str:
+def asked(pool: EnginePool, words: str, engine: str = "llm") -> CallHandle:
     ask = Generate(Prompt((Message("user", words),)), Sampling(max_tokens=4))
-    return str(pool.call(K.PREFILLING, "llm", [ask]).result(10)[0].text)
+    return pool.call(K.PREFILLING, engine, [ask])
+
+
+def answer(pool: EnginePool) -> str:
+    return str(asked(pool, "anybody there?").result(10)[0].text)
 
 
 def test_a_client_that_stands_still_holds_up_nobody(pool: EnginePool, ray_address: str) -> None:
@@ -94,3 +104,12 @@ def test_a_client_that_stands_still_holds_up_nobody(pool: EnginePool, ray_addres
     finally:
         busy.kill()
         busy.wait()
+
+
+def test_a_text_that_is_no_unicode_silences_nobody(pool: EnginePool) -> None:
+    """Its host cannot route it by its blocks. It ends by itself, and whoever comes after it has an answer."""
+    odd, after = asked(pool, "half a pair: \ud800", "routed"), asked(pool, "a whole one", "routed")
+    assert after.result(10)[0].text
+    with contextlib.suppress(EngineError):
+        odd.result(10)
+    assert asked(pool, "and later", "routed").result(10)[0].text
