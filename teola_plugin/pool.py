@@ -92,7 +92,7 @@ class EnginePool:
         Raises `EngineUnavailable` (no cluster, other versions), `ConfigError` (`ray://`), `RegistrationError`.
         """
         from teola_plugin.cluster.client import ClusterRuntime, find_engines
-        from teola_plugin.cluster.deploy import address_of
+        from teola_plugin.cluster.records import address_of
 
         engines = find_engines(address_of(pool, address), pool)
         found = {name: (engine,) for name, engine in engines.items()}

@@ -3,49 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from teola_plugin.cluster.chunked import joined
-from teola_plugin.cluster.wire import Began, News, Parcel, Said
-from teola_plugin.engines.base import Piece
+from teola_plugin.cluster.outbox import Outbox
+from teola_plugin.cluster.wire import News
 from teola_plugin.runtime.request_table import RequestEntry
 
-GAP = 0.003
-"""Seconds between two parcels to a client: what happens meanwhile goes together."""
-BEGINNINGS = 0.01
-"""Seconds that the news that something began may wait for company."""
 T = TypeVar("T")
 SILENCE = 60.0
 """Seconds after which a client that gave no sign of life is taken for dead."""
+MOST = 100_000
+"""News that may wait for a client; one that asks for more and does not listen is taken for dead, too."""
 
 
 class Client:
     """One process that uses the engine."""
 
-    def __init__(self, name: str) -> None:
-        self.id = name
+    def __init__(self, name: str, greeting: int = 1) -> None:
+        self.id, self.greeting = name, greeting
         self.entries: dict[str, RequestEntry] = {}
         """By the id that the client gave."""
         self.apps: dict[str, str] = {}
         self.heard = asyncio.get_running_loop().time()
-        self.parcels: dict[int, Parcel] = {}
-        """Those that it has to fetch, by number."""
-        self._outbox: list[News] = []
-        self._news = asyncio.Event()
+        self.outbox = Outbox()
         self._next, self._early = 1, dict[int, Any]()
-        self._closed = False
 
     def beat(self) -> None:
         self.heard = asyncio.get_running_loop().time()
 
-    @property
-    def silent(self) -> bool:
-        return asyncio.get_running_loop().time() - self.heard > SILENCE
+    def lost(self, silence: float) -> bool:
+        """Whether it has not been heard of for so many seconds, or does not listen."""
+        return asyncio.get_running_loop().time() - self.heard > silence or len(self.outbox) > MOST
 
     def own(self, name: str) -> str:
-        """The client's name for a request, query or session, made unique among clients."""
-        return f"{self.id}|{name}"
+        """The client's name for a request, query or session, made unique among clients and their greetings: what it
+        says again after it was given up is not what still ends."""
+        return f"{self.id}#{self.greeting}|{name}"
 
     def hold(self, request: str, entry: RequestEntry, app: str) -> None:
         self.entries[request] = entry
@@ -61,43 +55,14 @@ class Client:
         self.beat()
         self._early[number] = parcel
         while self._next in self._early:
-            yield self._early.pop(self._next)
-            self._next += 1
-
-    # ------------------------------------------------------------ news
+            self._next += 1  # first: whoever reads the parcel may fail, and the next one comes all the same
+            yield self._early.pop(self._next - 1)
 
     def tell(self, news: News) -> None:
-        before = self._outbox[-1] if self._outbox else None
-        together: Piece | None = None
-        if isinstance(news, Said) and isinstance(before, Said) and before.request == news.request:
-            together = joined(before.piece, news.piece)
-        if together is not None:
-            self._outbox[-1] = Said(news.request, together)
-        else:
-            self._outbox.append(news)
-        if isinstance(news, Began):
-            asyncio.get_running_loop().call_later(BEGINNINGS, self._news.set)
-        else:
-            self._news.set()
+        self.outbox.put(news)
 
     def close(self) -> None:
-        self._closed = True
-        self._news.set()
-
-    async def read(self) -> AsyncIterator[list[Any]]:
-        """What has happened since the last time, whenever something has."""
-        loop = asyncio.get_running_loop()
-        sent = 0.0
-        while not self._closed or self._outbox:
-            await self._news.wait()
-            if (early := sent + GAP - loop.time()) > 0:
-                await asyncio.sleep(early)
-            self._news.clear()
-            messages, self._outbox = self._outbox, []
-            if messages:
-                sent = loop.time()
-                yield messages
-            del messages
+        self.outbox.close()
 
 
 class Clients:
@@ -112,12 +77,15 @@ class Clients:
     def __iter__(self) -> Iterator[Client]:
         return iter(list(self._by_id.values()))
 
-    def add(self, name: str) -> Client:
-        """The client of that name, known or new."""
+    def add(self, name: str, greeting: int = 1) -> Client:
+        """One that has just come."""
+        made = self._by_id[name] = Client(name, greeting)
+        return made
+
+    def get(self, name: str, greeting: int | None = None) -> Client | None:
+        """The client of that name, if it is here, and since that greeting of its own."""
         found = self._by_id.get(name)
-        if found is None:
-            found = self._by_id[name] = Client(name)
-        return found
+        return found if found is not None and greeting in (None, found.greeting) else None
 
     def remove(self, name: str) -> Client | None:
         gone = self._by_id.pop(name, None)
@@ -126,9 +94,11 @@ class Clients:
         return gone
 
     def of(self, entry: RequestEntry) -> tuple[Client | None, str]:
-        """Who asked for it, and under which id."""
-        client, _, request = entry.request.id.partition("|")
-        return self._by_id.get(client), request
+        """Who waits for it, and under which id."""
+        owner, _, request = entry.request.id.partition("|")
+        name, _, greeting = owner.rpartition("#")
+        found = self.get(name, int(greeting))
+        return (found if found is not None and found.entries.get(request) is entry else None), request
 
     def close(self) -> None:
         for client in self._by_id.values():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from teola_plugin.cluster import token as tokens
 from teola_plugin.cluster.names import NAMESPACE
+from teola_plugin.cluster.records import ADDRESS, token_of
 from teola_plugin.errors import ConfigError, EngineUnavailable
 
-ADDRESS = "TEOLA_ADDRESS"
-"""Environment variable: the cluster to connect to when none is named."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def ensure_ray() -> Any:
@@ -35,20 +38,47 @@ def checked(address: str) -> str:
     return address
 
 
-def connect(address: str | None = None) -> None:
-    """Connect this process to the cluster. Idempotent. Raises `ConfigError`, `EngineUnavailable`."""
+def connect(address: str | None = None, *, token: str = "") -> None:
+    """Connect this process to the cluster. Idempotent. Raises `ConfigError`, `EngineUnavailable`.
+
+    `token`: a file; by default that of the pool of this machine at that address, if there is one.
+    """
     ray = ensure_ray()
     wanted = checked(address or os.environ.get(ADDRESS, "") or "auto")
     if ray.is_initialized():
         _same_cluster(ray, wanted)
         return
+    tokens.take(ray, token or token_of(wanted))
     if wanted != "auto":
         _reachable(wanted)
+        _admitted(wanted)
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     try:
-        ray.init(address=wanted, namespace=NAMESPACE, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+        with _as_it_is(wanted):
+            ray.init(address=wanted, namespace=NAMESPACE, **quiet)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as error:
         raise _refused(wanted, error) from error
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of `host:port`; the port is 0 where none is given. Raises `ConfigError`."""
+    host, _, port = (address if ":" in address else f"{address}:0").rpartition(":")
+    if not port.isdigit():
+        raise ConfigError(f"{address!r} has no number for its port.", hint="write host:port, e.g. 10.0.0.1:6379")
+    return host, int(port)
+
+
+@contextmanager
+def _as_it_is(address: str) -> Iterator[None]:
+    """Ray takes an address on loopback for the machine's outer one, where a cluster of this machine does not listen."""
+    from ray._private import ray_constants
+
+    before, here = ray_constants.ENABLE_RAY_CLUSTER, address.rpartition(":")[0] in LOOPBACK
+    ray_constants.ENABLE_RAY_CLUSTER = before and not here
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _reachable(address: str) -> None:
@@ -58,6 +88,19 @@ def _reachable(address: str) -> None:
         socket.create_connection((host, int(port)), 5.0).close()
     except (OSError, ValueError) as error:
         raise _refused(address, error) from None
+
+
+def _admitted(address: str) -> None:
+    """Ray itself asks for 20 s before it gives up, and does not say why."""
+    from ray import _raylet
+    from ray.exceptions import AuthenticationError
+
+    try:
+        _raylet.GcsClient(address=address)  # type: ignore[attr-defined]
+    except AuthenticationError as error:
+        raise _refused(address, error) from None
+    except Exception:
+        pass  # whatever else it is, Ray says it in the next step
 
 
 def _same_cluster(ray: Any, wanted: str) -> None:
@@ -76,7 +119,10 @@ def _refused(address: str, error: Exception) -> EngineUnavailable:
         hint = "use the same versions of Python and Ray in the app and in the cluster"
         text = " ".join(str(error).split())
     elif "oken" in str(error) or "auth" in str(error).lower():
-        hint = "give this process the cluster's token (RAY_AUTH_TOKEN, or ~/.ray/auth_token)"
+        hint = (
+            "give this process the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH. "
+            "That of a pool that `teola up` started is in the file that it named"
+        )
     else:
         hint = "start the pool with `teola up pool.yaml`, or give the address of a running cluster"
     return EngineUnavailable(f"no Ray cluster at {address!r}: {text}", retryable=True, hint=hint)

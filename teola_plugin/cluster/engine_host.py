@@ -10,15 +10,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.cluster.clients import Client, Clients
+from teola_plugin.cluster.clients import SILENCE, Client, Clients
 from teola_plugin.cluster.config import EngineConfig
 from teola_plugin.cluster.connection import actor, is_back
 from teola_plugin.cluster.followers import Followers
-from teola_plugin.cluster.health import Health
+from teola_plugin.cluster.health import EVERY, PATIENCE, Health
 from teola_plugin.cluster.names import actor_name, engine_spec, instance_options
 from teola_plugin.cluster.remote_instance import RemoteInstance
 from teola_plugin.cluster.scaling import Scaler
@@ -31,11 +31,16 @@ from teola_plugin.cluster.wire import (
     Ended,
     EngineFacts,
     Hello,
+    News,
+    Order,
     Parcel,
     Queue,
     Said,
+    asked,
     cannot_travel,
+    not_taken,
     pack,
+    sendable,
     unpack,
     unpack_orders,
 )
@@ -59,13 +64,13 @@ class EngineHost:
         self.config = EngineConfig.model_validate(settings)
         self.instances: dict[str, RemoteInstance] = {}
         self.clients = Clients()
+        self.silence = SILENCE
         self.batches: deque[dict[str, Any]] = deque(maxlen=BATCHES_KEPT)
         """The last batches and what they held, so that one can see queries of several apps in one."""
         self.facts: EngineFacts | None = None
         self._port: EnginePort | None = None
-        self._followers = Followers(name, self._queue, self._forward)
+        self._followers = Followers(name, self._follow, self._forward)
         self._hosts: dict[str, Any] = {}
-        self._parcels = 0
         self._health = Health(self._instances, self._lost, self._look_around)
         self._scaler = Scaler(self)
         self._starting = asyncio.Lock()
@@ -157,40 +162,43 @@ class EngineHost:
                 hint="use the same version of teola-plugin in the app and in the pool",
             )
         facts = await self.start()
-        await self.leave(hello.client)  # one that comes again says anew what it wants
-        self.clients.add(hello.client)
+        known = self.clients.get(hello.client)
+        if known is None or known.greeting < hello.greeting:  # a greeting may come late, after the next one
+            await self.leave(hello.client)  # one that comes again says anew what it wants
+            self.clients.add(hello.client, hello.greeting)
         return facts
 
-    async def news(self, client: str) -> AsyncIterator[bytes | int]:
-        """Everything that happens to the client's requests, in parcels, until it leaves. A number stands for a parcel
-        with references, which the client has to fetch: in a stream, Ray may lose count of them (its issue 58080)."""
-        held = self.clients.add(client)
-        async for messages in held.read():
-            yield self._told(held, messages)
-            del messages  # nothing is to stay in shared memory until there is more to tell
+    async def news(self, client: str, greeting: int) -> Parcel | None:
+        """What has happened to the client's requests since it heard the last time, as soon as something has: a parcel
+        that begins with its number, from 1. None when the client is not known (any more): it has to greet.
 
-    def _told(self, client: Client, messages: list[Any]) -> bytes | int:
-        parcel = pack(messages)
-        if isinstance(parcel, bytes):
-            return parcel
-        number = self._parcels = self._parcels + 1
-        client.parcels[number] = parcel
-        return number
+        Clients keep asking, so that the host never waits for one of them. (Ray's streams wait for their owner when
+        they end: the whole actor stood still when a client did.)
+        """
+        held = self.clients.get(client, greeting)
+        if held is None:
+            return None
+        held.beat()
+        taken = await held.outbox.take()
+        return self._packed(*taken) if taken is not None else None
 
-    async def parcel(self, client: str, number: int) -> Parcel:
-        """A parcel of which the news told. It is given away once."""
-        return self.clients.add(client).parcels.pop(number)
+    def _packed(self, number: int, messages: Sequence[News]) -> Parcel:
+        try:
+            return pack([number, *messages])
+        except Exception:  # one of them cannot travel: the others must
+            return pack([number, *(sendable(self.name, news) for news in messages)])
 
     async def leave(self, client: str) -> None:
         """The client is gone: nobody wants its requests."""
         gone = self.clients.remove(client)
         if gone is not None and self._port is not None:
-            self._port.cancel(list(gone.entries.values()))
             self._followers.forget(client)
+            self._port.cancel(list(gone.entries.values()))
 
     async def beat(self, client: str) -> None:
         """The client lives."""
-        self.clients.add(client).beat()
+        if (held := self.clients.get(client)) is not None:
+            held.beat()
 
     async def _look_around(self) -> None:
         """Beside every health check: how full the caches are, and who has not been heard of for long."""
@@ -198,30 +206,52 @@ class EngineHost:
             if self._port is not None and instance.load().kv_used:
                 self._port.tell(CacheUse(self._now(), name, instance.load().kv_used))
         for client in self.clients:
-            if client.silent:
+            if client.lost(self.silence):
                 log.warning("engine %s: client %s has gone silent", self.name, client.id)
                 await self.leave(client.id)
 
-    async def orders(self, client: str, number: int, parcel: Parcel) -> None:
+    async def orders(self, client: str, greeting: int, number: int, parcel: Parcel) -> None:
         """Messages of a client, numbered from 1: large parcels may overtake small ones on the way."""
-        sender = self.clients.add(client)
+        sender = self.clients.get(client, greeting)
+        if sender is None:
+            return  # it was given up; it learns so when it asks for news, and says again what it wants
         for ready in sender.in_order(number, parcel):
             for names, order in unpack_orders(ready):
-                if not isinstance(order, Exception):
-                    self._obey(sender, order)
-                    continue
-                for name in names:
-                    sender.tell(Ended(name, None, cannot_travel(self.name, order)))
+                if isinstance(order, Exception):
+                    self._refuse(sender, names, cannot_travel(self.name, order))
+                else:
+                    self._take(sender, order)
 
     async def forwarded(self, client: str, parcel: Parcel) -> None:
         """What follows a primitive of another engine."""
-        sender = self.clients.add(client)
         for order in unpack(parcel):
-            self._obey(sender, order)
+            self._follow(client, order)
 
-    def _obey(self, sender: Client, order: Any) -> None:
+    def _follow(self, client: str, order: Queue) -> None:
+        """What follows a primitive of this engine or of another."""
+        if (sender := self.clients.get(client)) is not None:
+            self._take(sender, order)
+
+    def _take(self, sender: Client, order: Order) -> None:
+        """An order that raises fails alone: its requests, by their names, and nothing that comes after it."""
+        try:
+            self._obey(sender, order)
+        except Exception as error:
+            log.warning("engine %s cannot take an order of client %s", self.name, sender.id, exc_info=True)
+            self._refuse(sender, asked(order), not_taken(self.name, error))
+
+    def _refuse(self, sender: Client, names: Sequence[str], error: BaseException) -> None:
+        for name in names:
+            entry = sender.entries.get(name)
+            if entry is not None and self._port is not None:
+                self._port.cancel([entry])
+            sender.let_go(name)
+            sender.tell(Ended(name, None, error))
+            self._followers.ended(sender.id, name, None, error)
+
+    def _obey(self, sender: Client, order: Order) -> None:
         if isinstance(order, Queue):
-            self._queue(sender.id, order)
+            self._queue(sender, order)
         elif isinstance(order, Cancelled):
             self._cancel(sender, order)
         elif isinstance(order, Depths) and self._port is not None:
@@ -235,12 +265,11 @@ class EngineHost:
         if held and self._port is not None:
             self._port.cancel(held)
 
-    def _queue(self, client: str, order: Queue) -> None:
-        sender = self.clients.add(client)
+    def _queue(self, sender: Client, order: Queue) -> None:
         fresh = [request for request in order.requests if request.id not in sender.entries]  # it may be asked again
         entries = [self._entry(sender, request, order.event) for request in fresh]
         if order.then and order.primitive is not None:
-            self._followers.expect(client, order)
+            self._followers.expect(sender.id, order)
         event = order.event
         mine = replace(
             event,
@@ -308,7 +337,7 @@ class EngineHost:
         if sender is None:
             return
         sender.let_go(request)
-        sender.tell(Ended(request, value, error))
+        sender.tell(Ended(request, value, error, entry.found_version))
         self._followers.ended(sender.id, request, value, error)
 
     # ------------------------------------------------------------ instances
@@ -321,9 +350,9 @@ class EngineHost:
         if self._port is not None:
             self._port.lose(instance, reason)
 
-    def watch_closely(self, every: float, patience: float) -> None:
-        """Other seconds between two health checks, and for the answer to one."""
-        self._health.every, self._health.patience = every, patience
+    def watch_closely(self, every: float = EVERY, patience: float = PATIENCE, silence: float = SILENCE) -> None:
+        """Other seconds between two health checks, for the answer to one, and for a sign of life of a client."""
+        self._health.every, self._health.patience, self.silence = every, patience, silence
         self._health.begin()
 
     async def scale(self, wanted: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from teola_plugin.cluster.connection import actor
@@ -17,12 +18,15 @@ PATIENCE = 60.0
 """Seconds that a host may take to come back before its requests fail."""
 TRY = 5.0
 """Seconds for one greeting: what was sent to a node that is gone may never be answered."""
+QUESTIONS = 2
+"""How often a client asks at once: the host answers one while the answer to the other is on its way."""
 BEAT = 15.0
 """Seconds between two signs of life: a host forgets a client that gives none (see `clients.SILENCE`)."""
 
 
 class HostLink:
-    """Orders of one turn of the loop leave together; news arrive in parcels. No polling: the host streams them.
+    """Orders of one turn of the loop leave together; news arrive in parcels. The link always has a question open at
+    the host, which answers when there is news.
 
     When the host dies, the link says so (`lost`), finds the new one that Ray makes, and says that, too (`found`); if
     none comes within `PATIENCE`, it gives up (`gone`).
@@ -46,7 +50,7 @@ class HostLink:
         self.sent = self.received = 0
         """Bytes."""
         self._orders: list[Order] = []
-        self._number = 0
+        self._number = self._greeting = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> EngineFacts:
@@ -56,9 +60,10 @@ class HostLink:
         return facts
 
     async def _greet(self) -> EngineFacts:
+        self._greeting += 1
         try:
             host = await asyncio.get_running_loop().run_in_executor(None, actor, self._name)
-            facts: EngineFacts = await host.hello.remote(self._hello)
+            facts: EngineFacts = await host.hello.remote(replace(self._hello, greeting=self._greeting))
         except Exception as error:
             raise translated(error, self.engine) from None
         self._host, self._number = host, 0
@@ -98,7 +103,7 @@ class HostLink:
         if parcel is not None:
             self._number += 1
             self.sent += size_of(parcel)
-            self._host.orders.remote(self._hello.client, self._number, parcel)
+            self._host.orders.remote(self._hello.client, self._greeting, self._number, parcel)
 
     # ------------------------------------------------------------ in
 
@@ -106,7 +111,7 @@ class HostLink:
         while True:
             try:
                 await self._hear()
-                reason: BaseException = translated(ConnectionError("the host ended the connection"), self.engine)
+                reason: BaseException = ConnectionError("it did not hear of this client for long, and gave it up")
             except Exception as error:
                 reason = translated(error, self.engine)
             self._host = None
@@ -117,14 +122,22 @@ class HostLink:
             self._found(facts)
 
     async def _hear(self) -> None:
-        stream = self._host.news.options(num_returns="streaming").remote(self._hello.client)
-        async for ref in stream:
-            parcel = await ref
-            if isinstance(parcel, int):
-                parcel = await self._host.parcel.remote(self._hello.client, parcel)
+        """Until the host does not know this client (any more). Raises what Ray raises when the host is lost."""
+        heard = _InOrder(self._news)
+        questions = [asyncio.ensure_future(self._ask(heard)) for _ in range(QUESTIONS)]
+        try:
+            await asyncio.gather(*questions)
+        finally:
+            for question in questions:
+                question.cancel()
+
+    async def _ask(self, heard: _InOrder) -> None:
+        host, greeting = self._host, self._greeting
+        while (parcel := await host.news.remote(self._hello.client, greeting)) is not None:
             self.received += size_of(parcel)
-            self._news(unpack(parcel))
-            del ref, parcel  # or it stays in shared memory until the next one comes
+            number, *news = unpack(parcel)
+            heard.take(number, news)
+            del parcel, news  # or they stay in shared memory until there is more to hear
 
     async def _again(self, reason: BaseException) -> EngineFacts | None:
         """Greet the new host as soon as there is one."""
@@ -141,3 +154,17 @@ class HostLink:
                 reason = error
         self._gone(reason)
         return None
+
+
+class _InOrder:
+    """Answers to questions that are open at once may overtake each other."""
+
+    def __init__(self, told: Callable[[list[News]], None]) -> None:
+        self._told, self._next = told, 1
+        self._early: dict[int, list[News]] = {}
+
+    def take(self, number: int, news: list[News]) -> None:
+        self._early[number] = news
+        while (ready := self._early.pop(self._next, None)) is not None:
+            self._next += 1
+            self._told(ready)

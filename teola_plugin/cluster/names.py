@@ -8,8 +8,8 @@ from typing import Any
 from teola_plugin.cluster.config import EngineConfig
 
 NAMESPACE = "teola"
-THREADS = 1000
-"""Calls that an actor works on at once: they wait, they do not compute."""
+THREADS = 4000
+"""Calls that an actor works on at once: they wait, they do not compute. Each client has two open for news."""
 
 
 def actor_name(pool: str, engine: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 from teola_plugin.cluster.kept import Kept, ValueLost, brought, filled, kept_in
 from teola_plugin.cluster.link import HostLink
 from teola_plugin.cluster.shared_engine import SharedEngine
+from teola_plugin.cluster.waiting import Waiting
 from teola_plugin.cluster.wire import (
     Began,
     Cancelled,
@@ -25,6 +27,7 @@ from teola_plugin.cluster.wire import (
     Said,
     asked,
     cannot_travel,
+    not_taken,
 )
 from teola_plugin.engines.base import Piece, Request
 from teola_plugin.errors import EngineError, EngineUnavailable
@@ -34,6 +37,8 @@ from teola_plugin.runtime.prescheduling import Follow
 from teola_plugin.runtime.request_table import PendingCall, RequestEntry, request_id
 from teola_plugin.runtime.works import Party
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
+
+log = logging.getLogger("teola_plugin")
 
 
 class SharedPort(ForwardingPort):
@@ -56,7 +61,7 @@ class SharedPort(ForwardingPort):
         self.name, self._engine = engine.name, engine
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener, self._withdraw, self._lost = listener, withdraw, lost
-        self._entries: dict[str, tuple[RequestEntry, Enqueue]] = {}
+        self._waiting = Waiting()
         self._early: dict[str, list[News]] = {}
         """News of followers that the graph has not dispatched yet, by request."""
         self._expected: set[str] = set()
@@ -103,7 +108,7 @@ class SharedPort(ForwardingPort):
                 self._listener.ended(entry, None, self._down)
             return
         for entry in entries:
-            self._entries[entry.request.id] = (entry, event)
+            self._waiting.add(entry, event)
         self._link.send(Queue(event, tuple(entry.request for entry in entries), primitive, then))
 
     def expect(self, name: str) -> None:
@@ -114,7 +119,7 @@ class SharedPort(ForwardingPort):
         """The graph has dispatched the follower: its requests are these entries, in order."""
         self._expected.discard(name)
         for entry in entries:
-            self._entries[entry.request.id] = (entry, event)
+            self._waiting.add(entry, event)
             self._adopted.add(entry.request.id)
         for entry in entries:
             for news in self._early.pop(entry.request.id, ()):
@@ -130,7 +135,7 @@ class SharedPort(ForwardingPort):
 
     def holds(self, entry: RequestEntry) -> bool:
         """Whether the request has not ended."""
-        return entry.request.id in self._entries
+        return entry.request.id in self._waiting
 
     def cancel(self, entries: Sequence[RequestEntry]) -> None:
         for entry in entries:
@@ -138,16 +143,23 @@ class SharedPort(ForwardingPort):
         self._link.send(Cancelled(tuple(entry.request.id for entry in entries)))
 
     def depths(self, event: DepthChanged) -> None:
+        self._waiting.changed(event)
         self._link.send(Depths(event))
 
     # ------------------------------------------------------------ news
 
     def _hear(self, messages: list[News]) -> None:
+        """One that the runtime cannot take fails its request alone."""
         for news in messages:
-            self._one(news)
+            try:
+                self._one(news)
+            except Exception as error:
+                log.exception("engine %s: news of request %s cannot be taken", self.name, news.request)
+                if held := self._waiting.get(news.request):
+                    self._end(held[0], None, not_taken(self.name, error))
 
     def _one(self, news: News) -> None:
-        held = self._entries.get(news.request)
+        held = self._waiting.get(news.request)
         if held is None:
             if news.request.rpartition(".")[0] in self._expected:
                 self._early.setdefault(news.request, []).append(news)
@@ -176,20 +188,21 @@ class SharedPort(ForwardingPort):
     def _ended(self, entry: RequestEntry, news: Ended) -> None:
         try:
             entry.agree(news.value)
+            entry.found_version = news.version
         except EngineError as differs:
             self._end(entry, None, differs)
         else:
             self._end(entry, news.value, news.error)
 
     def _end(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
-        self._entries.pop(entry.request.id, None)
+        self._waiting.end(entry.request.id)
         self._adopted.discard(entry.request.id)
         self._listener.ended(entry, value, error)
 
     def _refused(self, order: Order, error: Exception) -> None:
         """It cannot be pickled."""
         for name in asked(order):
-            if held := self._entries.get(name):
+            if held := self._waiting.get(name):
                 self._end(held[0], None, cannot_travel(self.name, error))
 
     # ------------------------------------------------------------ values that are kept elsewhere
@@ -230,7 +243,7 @@ class SharedPort(ForwardingPort):
         self.engine.take(facts)
         self._withdraw()
         self._lost()
-        waiting, self._entries = list(self._entries.values()), {}
+        waiting, self._waiting = list(self._waiting), Waiting()
         for entry, event in waiting:
             if entry.repeatable:
                 entry.again()
@@ -240,14 +253,14 @@ class SharedPort(ForwardingPort):
 
     def _gone(self, reason: BaseException) -> None:
         self._down = reason
-        for entry, _ in list(self._entries.values()):
+        for entry, _ in self._waiting:
             self._end(entry, None, reason)
 
     def ask_again(self) -> None:
         """Another engine's host was lost: what it was to send here may not have come. A host takes a request once."""
         for name in self._adopted:
-            entry, event = self._entries[name]
-            self._link.send(Queue(event, (entry.request,)))
+            if held := self._waiting.get(name):
+                self._link.send(Queue(held[1], (held[0].request,)))
 
     def _unrepeatable(self) -> EngineError:
         return EngineUnavailable(

@@ -13,12 +13,13 @@ from typing import Any
 
 from teola_plugin.cluster.kept import carrying
 from teola_plugin.engines.base import Piece, Request
-from teola_plugin.errors import EngineError
+from teola_plugin.engines.payloads import Version
+from teola_plugin.errors import EngineError, TeolaError
 from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind
 from teola_plugin.runtime.prescheduling import Follow
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raise it whenever a message changes: clients and hosts of different versions refuse each other."""
 
 
@@ -76,6 +77,8 @@ class Ended:
     request: str
     value: Any
     error: BaseException | None = None
+    version: Version | None = None
+    """SEARCHING: what it was true for (see `Done.version`)."""
 
 
 News = Began | Said | Ended
@@ -105,6 +108,8 @@ class Hello:
     protocol: int
     python: tuple[int, ...]
     package: str
+    greeting: int = 1
+    """How often it has greeted: what it says belongs to one greeting, and is void after the next."""
 
 
 def cannot_travel(engine: str, error: Exception) -> EngineError:
@@ -113,6 +118,34 @@ def cannot_travel(engine: str, error: Exception) -> EngineError:
         engine=engine,
         hint="metadata and payloads must be plain data, or of classes that can be imported in the cluster",
     )
+
+
+def not_taken(engine: str, error: Exception) -> TeolaError:
+    """Why a host could not even queue a request: its own trouble, and nobody else's."""
+    if isinstance(error, TeolaError):
+        return error
+    return EngineError(
+        f"engine {engine!r} of the shared pool cannot take a request: {type(error).__name__}: {error}.",
+        engine=engine,
+        hint="look at what was sent, e.g. for texts that are no valid Unicode",
+    )
+
+
+def sendable(engine: str, news: News) -> News:
+    """The news, or an end that says why it cannot travel."""
+    try:
+        pack([news])
+    except Exception as error:
+        return Ended(
+            news.request,
+            None,
+            EngineError(
+                f"an answer of engine {engine!r} cannot be sent: {type(error).__name__}: {error}.",
+                engine=engine,
+                hint="engines of the shared pool answer with plain data",
+            ),
+        )
+    return news
 
 
 def asked(order: Order) -> tuple[str, ...]:

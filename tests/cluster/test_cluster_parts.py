@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from teola_plugin.cluster import clients
 from teola_plugin.cluster.chunked import by_time
 from teola_plugin.cluster.clients import Client
 from teola_plugin.cluster.config import Autoscale
 from teola_plugin.cluster.followers import Followers, follower_order
 from teola_plugin.cluster.kept import Held, Kept, keep, kept_in
+from teola_plugin.cluster.outbox import Outbox
 from teola_plugin.cluster.scaling import QueueDepth
 from teola_plugin.cluster.wire import Began, Ended, Queue, Said, pack, pack_orders, unpack, unpack_orders
 from teola_plugin.engines.base import Done, Piece, Request, Result
@@ -82,13 +84,61 @@ async def test_parcels_that_overtake_wait_for_the_others() -> None:
     assert list(client.in_order(4, b"four")) == [b"four"]
 
 
+async def test_a_parcel_whose_reader_fails_holds_up_no_other() -> None:
+    client, read = Client("c"), []
+    for number in (1, 2):
+        try:
+            for ready in client.in_order(number, number):
+                read.append(ready)
+                raise ValueError
+        except ValueError:
+            pass
+    assert read == [1, 2]
+
+
 async def test_news_are_read_in_order_and_pieces_joined() -> None:
     client = Client("c")
     for news in (Began("r", "0", 1), Said("r", Piece("r", "a")), Said("r", Piece("r", "b")), Ended("r", "ab")):
         client.tell(news)
     client.close()
-    found = [news async for messages in client.read() for news in messages]
-    assert found == [Began("r", "0", 1), Said("r", Piece("r", "ab", 2)), Ended("r", "ab")]
+    assert await client.outbox.take() == (1, [Began("r", "0", 1), Said("r", Piece("r", "ab", 2)), Ended("r", "ab")])
+    assert await client.outbox.take() is None
+
+
+async def test_who_asks_at_once_hears_in_turn() -> None:
+    outbox = Outbox()
+    asked = [asyncio.ensure_future(outbox.take()) for _ in range(3)]
+    for name in "ab":
+        outbox.put(Ended(name, name))
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        asked = sorted(asked, key=asyncio.Future.done)
+        assert asked.pop().result() == ("ab".index(name) + 1, [Ended(name, name)])
+    outbox.close()
+    assert await asked[0] is None
+
+
+async def test_news_wait_in_little_room() -> None:
+    """Of two streams that nobody hears of, each keeps one text, whatever comes between."""
+    outbox = Outbox()
+    for n in range(1000):
+        for name in "ab":
+            outbox.put(Said(name, Piece(name, f"{n} ")))
+    outbox.put(Ended("a", "x"))
+    assert len(outbox) == 3
+    taken = await outbox.take()
+    assert taken is not None
+    text = "".join(f"{n} " for n in range(1000))
+    assert taken[1] == [Said(name, Piece(name, text, 1000)) for name in "ab"] + [Ended("a", "x")]
+
+
+async def test_a_client_that_does_not_listen_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MOST", 9)
+    client = Client("c")
+    for n in range(9):
+        client.tell(Ended(f"r{n}", n))
+    assert not client.lost(60.0) and client.lost(-1.0)
+    client.tell(Ended("r9", 9))
+    assert client.lost(60.0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +50,7 @@ print(json.dumps(seen))
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+    own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
     return {**{key: value for key, value in os.environ.items() if not key.startswith("RAY_")}, **own}
 
 
@@ -67,8 +69,42 @@ def rays() -> set[int]:
     return found
 
 
+def shared_memory() -> set[str]:
+    """What lies there, but for what the databases of other tests have."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("PostgreSQL")}
+
+
+def open_sockets(pid: int) -> list[tuple[str, int]]:
+    """Where the process and all below it listen."""
+    one = psutil.Process(pid)
+    found = [c for p in (one, *one.children(recursive=True)) for c in p.net_connections("inet")]
+    return [(c.laddr.ip.removeprefix("::ffff:"), c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN]
+
+
+def closed_to_others(env: dict[str, str], cache: Path) -> None:
+    """Everything listens on this machine alone, there is no Ray Client server, and a token is asked for."""
+    [record] = [json.loads(path.read_text()) for path in (cache / "teola-plugin" / "pools").glob("*.json")]
+    sockets = open_sockets(record["pid"])
+    assert len(sockets) >= 8  # GCS, raylet, object manager, agents, a worker for each actor
+    assert {ip for ip, _ in sockets} == {"127.0.0.1"} and 10001 not in {port for _, port in sockets}
+    token = Path(record["token"])
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600 and len(token.read_text()) == 64
+    stranger = {**env, "XDG_CACHE_HOME": str(cache / "another")}
+    refused = teola(stranger, "status", "--pool", "commands", "--address", record["address"])
+    assert refused.returncode == 1 and "RAY_AUTH_TOKEN" in refused.stderr and "missing or incorrect" in refused.stderr
+    told = teola(
+        {**stranger, "RAY_AUTH_TOKEN": token.read_text()},
+        "status",
+        "--pool",
+        "commands",
+        "--address",
+        record["address"],
+    )
+    assert told.returncode == 0, told.stderr
+
+
 def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path) -> None:
-    before, shared = rays(), set(os.listdir("/dev/shm"))
+    before, shared = rays(), shared_memory()
     path = tmp_path / "pool.yaml"
     path.write_text(YAML)
     changed = tmp_path / "changed.yaml"
@@ -86,11 +122,12 @@ def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path) -> None:
         assert seen["table"][0] == 0 and "embedder" in seen["table"][1]
         assert seen["changed"][0] == 1 and "other settings" in seen["changed"][2]
         assert seen["app"] == 32
+        closed_to_others(env, tmp_path / "cache")
     finally:
         ended = teola(env, "down", "--pool", "commands")
     assert ended.returncode == 0, ended.stderr
     assert not rays() - before
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
 
 
 def test_faults_are_named(env: dict[str, str], tmp_path: Path) -> None:
@@ -102,6 +139,50 @@ def test_faults_are_named(env: dict[str, str], tmp_path: Path) -> None:
     assert nothing.returncode == 1 and "teola up" in nothing.stderr
     client = teola(env, "status", "--address", "ray://127.0.0.1:10001")
     assert client.returncode == 1 and "6379" in client.stderr
+    both = teola(env, "up", str(good(tmp_path)), "--address", "127.0.0.1:1", "--host", "10.0.0.1")
+    assert both.returncode == 1 and "either --address or --host" in both.stderr
+
+
+def addresses() -> list[str]:
+    """This machine's, of IPv4."""
+    return [one.address for found in psutil.net_if_addrs().values() for one in found if one.family == socket.AF_INET]
+
+
+def good(folder: Path) -> Path:
+    path = folder / "good.yaml"
+    path.write_text(YAML)
+    return path
+
+
+@pytest.mark.long
+def test_a_cluster_for_other_machines_asks_for_its_token(env: dict[str, str], tmp_path: Path) -> None:
+    """Ray binds all interfaces then: no option of it makes that fewer. Still no Ray Client server."""
+    here = next((ip for ip in addresses() if not ip.startswith("127.")), "")
+    if not here:
+        pytest.skip("this machine has no address but loopback")
+    assert teola(env, "up", str(good(tmp_path)), "--host", here).returncode == 0
+    try:
+        record = json.loads((tmp_path / "cache/teola-plugin/pools/commands.json").read_text())
+        assert record["address"].startswith(f"{here}:")
+        assert 10001 not in {port for _, port in open_sockets(record["pid"])}
+        stranger = {**env, "XDG_CACHE_HOME": str(tmp_path / "another"), "RAY_AUTH_MODE": "disabled"}
+        refused = teola(stranger, "status", "--pool", "commands", "--address", record["address"])
+        assert refused.returncode == 1 and "RAY_AUTH_TOKEN" in refused.stderr
+        assert teola(env, "status", "--pool", "commands").returncode == 0
+    finally:
+        assert teola(env, "down", "--pool", "commands").returncode == 0
+
+
+@pytest.mark.long
+def test_a_user_may_do_without_a_token(env: dict[str, str], tmp_path: Path) -> None:
+    open_to_all = {**env, "RAY_AUTH_MODE": "disabled"}
+    assert teola(open_to_all, "up", str(good(tmp_path))).returncode == 0
+    try:
+        assert teola(open_to_all, "status", "--pool", "commands").returncode == 0
+        record = json.loads((tmp_path / "cache/teola-plugin/pools/commands.json").read_text())
+        assert record["token"] == "" and {ip for ip, _ in open_sockets(record["pid"])} == {"127.0.0.1"}
+    finally:
+        assert teola(open_to_all, "down", "--pool", "commands").returncode == 0
 
 
 def test_calibrating(env: dict[str, str], tmp_path: Path) -> None:

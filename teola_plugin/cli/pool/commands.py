@@ -13,6 +13,12 @@ def add_pool(commands: Any) -> None:
     up = _command(commands, "up", run_up, "start a shared pool of engines on Ray from its YAML")
     up.add_argument("config", help="the pool's YAML file")
     _where(up, named=False)
+    up.add_argument(
+        "--host",
+        default="",
+        help="ADDRESS[:PORT] at which other machines reach this one (default: this machine alone uses the pool). "
+        "Ray then listens on every interface, behind its token",
+    )
     status = _command(commands, "status", run_status, "how the engines of a shared pool are")
     _where(status)
     status.add_argument("--json", action="store_true", help="print one JSON list, and nothing else")
@@ -45,6 +51,7 @@ def run_up(options: argparse.Namespace) -> int:
 
     from teola_plugin.cluster import deploy
     from teola_plugin.cluster.config import PoolConfig
+    from teola_plugin.cluster.records import Record
 
     config = PoolConfig.read(options.config)
     console = Console()
@@ -52,10 +59,13 @@ def run_up(options: argparse.Namespace) -> int:
         address = deploy.up(
             config,
             options.address,
+            host=options.host,
             told=lambda facts: console.print(f"{facts.name}: {len(facts.instances)} up", highlight=False),
         )
     console.print(f"pool {config.name!r} at {address}", highlight=False)
     console.print(f"  in an app:  EnginePool.connect({address!r}, pool={config.name!r})", highlight=False)
+    if (kept := Record.read(config.name)) is not None and kept.token:
+        console.print(f"  its token:  {kept.token}", highlight=False, soft_wrap=True)
     console.print(f"  to end it:  teola down --pool {config.name}", highlight=False)
     return 0
 

@@ -1,0 +1,74 @@
+"""What is kept of the pools that `teola up` started on this machine, so that other commands and apps find them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from teola_plugin.engines.model_cache import cache_folder
+
+ADDRESS = "TEOLA_ADDRESS"
+"""Environment variable: the cluster to connect to when none is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A pool that `up` started on this machine."""
+
+    name: str
+    address: str
+    pid: int = 0
+    """Process that holds the Ray node; 0 for a cluster that was there before."""
+    token: str = ""
+    """File with the token that its Ray cluster asks for; empty where `up` made none."""
+
+    @staticmethod
+    def path(name: str) -> Path:
+        return folder() / f"{name}.json"
+
+    @classmethod
+    def read(cls, name: str) -> Record | None:
+        return cls._of(cls.path(name))
+
+    @classmethod
+    def _of(cls, path: Path) -> Record | None:
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @classmethod
+    def every(cls) -> Iterator[Record]:
+        for path in sorted(folder().glob("*.json")):
+            if (found := cls._of(path)) is not None:
+                yield found
+
+    def write(self) -> None:
+        path = self.path(self.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)) + "\n")
+
+    def forget(self) -> None:
+        self.path(self.name).unlink(missing_ok=True)
+        if self.token:
+            Path(self.token).unlink(missing_ok=True)
+
+
+def folder() -> Path:
+    return cache_folder() / "pools"
+
+
+def address_of(pool: str, address: str | None = None) -> str | None:
+    """The address given, or that of the pool that was started on this machine; None where neither is known."""
+    if address or os.environ.get(ADDRESS):
+        return address
+    found = Record.read(pool)
+    return found.address if found is not None else None
+
+
+def token_of(address: str) -> str:
+    """The token's file of the cluster at this address, if a pool of this machine has one there; else empty."""
+    return next((record.token for record in Record.every() if record.address == address and record.token), "")

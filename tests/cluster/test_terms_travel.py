@@ -1,0 +1,153 @@
+"""On whose behalf, how urgent, true for which version: what goes with requests to their host and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.hosts import Cluster, Host, result
+
+from teola_plugin.engines.base import Done, Request, Result
+from teola_plugin.engines.fake import FakeEmbedder, FakeStore
+from teola_plugin.engines.fake_base import Faults
+from teola_plugin.engines.payloads import EmbedText, SearchVector, Version
+from teola_plugin.errors import EngineError
+from teola_plugin.graph import Primitive, PrimitiveKind, Ref, named
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.prescheduling import Follow
+from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.scheduling.objectives import Objective
+
+K = PrimitiveKind
+EMBED = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input")))
+SEARCH = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("embed")), options=(("collection", "c"), ("k", 2)))
+TERMS: dict[str, Any] = {"depth": 3, "app": "search", "weight": 2.5, "session": "s", "objective": Objective.THROUGHPUT}
+
+
+def event(primitive: Primitive, **terms: Any) -> Enqueue:
+    return Enqueue(0.0, "q", primitive.id, primitive.kind, (), **{**TERMS, "gang": "g", **terms})
+
+
+def request(name: str = "r1") -> Request:
+    return Request(name, K.EMBEDDING, EmbedText("x"), "q", "acme")
+
+
+def terms_at(host: Host) -> tuple[str, dict[str, Any]]:
+    """Tenant and terms of what it was asked for last; sessions and gangs as the client named them."""
+    asked, told = host.asked[-1]
+    found = {name: getattr(told, name) for name in (*TERMS, "gang")}
+    return asked.tenant, {**found, **{name: found[name].partition("|")[2] for name in ("session", "gang")}}
+
+
+def never() -> FakeEmbedder:
+    return FakeEmbedder("embedder", faults=Faults(hang_on=lambda _: True))
+
+
+async def test_terms_reach_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Cluster(monkeypatch) as cluster:
+        host = cluster.host(FakeEmbedder())
+        await result(cluster.ask(await cluster.port("embedder"), request(), event(EMBED)))
+        assert terms_at(host) == ("acme", {**TERMS, "gang": "g"})
+
+
+async def test_terms_of_a_follower_reach_the_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Cluster(monkeypatch) as cluster:
+        store = cluster.host(FakeStore())
+        cluster.host(FakeEmbedder())
+        await cluster.port("store")
+        port = await cluster.port("embedder")
+        follow = Follow(SEARCH, "q-ahead1", {}, (("vectors", ()),), event(SEARCH, depth=1, gang="h"), "acme")
+        await result(cluster.ask(port, request(), event(EMBED), primitive=EMBED, then=(follow,)))
+        await cluster.until(lambda: bool(store.asked))
+        assert terms_at(store) == ("acme", {**TERMS, "depth": 1, "gang": "h"})
+
+
+async def test_terms_that_changed_reach_a_host_that_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is sent again as it stands now, not as it stood when it was asked."""
+    async with Cluster(monkeypatch) as cluster:
+        first = cluster.host(never())
+        port = await cluster.port("embedder")
+        heard = cluster.ask(port, request(), event(EMBED, gang="", objective=Objective.LATENCY))
+        port.depths(DepthChanged(0.0, "q", {"embed": 7}, {"embed": (Objective.THROUGHPUT, "late")}))
+        await cluster.until(lambda: bool(first.asked))
+        second = cluster.host(FakeEmbedder())
+        await result(heard)
+        assert terms_at(second) == ("acme", {**TERMS, "depth": 7, "gang": "late"})
+
+
+async def test_what_is_asked_again_is_not_what_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that was given up greets and asks again, under the same name, while its old request is cancelled."""
+    async with Cluster(monkeypatch) as cluster:
+        host = cluster.host(FakeEmbedder(faults=Faults(hang_on=lambda r: r.id == "me#1|r1")))
+        heard = cluster.ask(await cluster.port("embedder"), request(), event(EMBED))
+        await cluster.until(lambda: bool(host.asked))
+        await host.leave("me")
+        assert len(await result(heard)) == 32
+        assert [asked.id for asked, _ in host.asked] == ["me#1|r1", "me#2|r1"]
+
+
+class Choosy(FakeEmbedder):
+    """Cannot even say how large some requests are: this raises where a host queues them."""
+
+    def size(self, request: Request) -> float:
+        return len(request.payload.text.encode())
+
+
+async def test_a_request_that_a_host_cannot_queue_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Cluster(monkeypatch) as cluster:
+        host = cluster.host(Choosy())
+        port = await cluster.port("embedder")
+        bad = replace(request("bad"), payload=EmbedText("\ud800"))
+        failed, beside = cluster.ask(port, bad, event(EMBED)), cluster.ask(port, request("beside"), event(EMBED))
+        with pytest.raises(EngineError, match="surrogate"):
+            await result(failed)
+        assert await result(beside)
+        assert await result(cluster.ask(port, request("after"), event(EMBED)))
+        assert not next(iter(host.clients)).entries
+
+
+class Unsendable(FakeEmbedder):
+    """Answers some requests with what cannot be pickled."""
+
+    def _value(self, request: Request) -> Any:
+        return (lambda: 0) if request.payload.text == "odd" else super()._value(request)
+
+
+async def test_an_answer_that_cannot_travel_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Cluster(monkeypatch) as cluster:
+        cluster.host(Unsendable())
+        port = await cluster.port("embedder")
+        odd = cluster.ask(port, replace(request("odd"), payload=EmbedText("odd")), event(EMBED))
+        beside = cluster.ask(port, request("beside"), event(EMBED))
+        with pytest.raises(EngineError, match="cannot be sent"):
+            await result(odd)
+        assert await result(beside)
+
+
+class Versioned(FakeStore):
+    """Says which version of the collection each search saw."""
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        async for found in super().execute(batch):
+            yield replace(found, version=Version("c", 7)) if isinstance(found, Done) else found
+
+
+async def test_the_version_of_a_search_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Cluster(monkeypatch) as cluster:
+        cluster.host(Versioned())
+        port = await cluster.port("store")
+        asked = Request("r1", K.SEARCHING, SearchVector("c", [1.0], 2), "q")
+        heard = cluster.ask(port, asked, event(SEARCH))
+        assert not await result(heard) and heard.entry.found_version == Version("c", 7)
+
+
+def test_the_version_of_a_collection_can_be_asked_for(shared: EnginePool) -> None:
+    from teola_plugin.engines.payloads import Chunk, IngestRow
+
+    before = shared.admin("store", "version", "versioned").result(30)
+    shared.call(K.INGESTION, "store", [IngestRow("versioned", Chunk("a", "x"), [1.0])]).result(30)
+    after = shared.admin("store", "version", "versioned").result(30)
+    assert before != after == shared.admin("store", "version", "versioned").result(30)
+    shared.admin("store", "delete_collection", "versioned").result(30)

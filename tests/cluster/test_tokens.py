@@ -1,0 +1,88 @@
+"""Which token a process shows, and to which cluster."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from teola_plugin.cluster import token
+from teola_plugin.cluster.connection import host_and_port
+from teola_plugin.cluster.head import prepare
+from teola_plugin.cluster.records import Record, token_of
+from teola_plugin.errors import ConfigError
+
+READ: list[str] = []
+RAY: Any = SimpleNamespace(
+    _raylet=SimpleNamespace(
+        Config=SimpleNamespace(initialize=lambda _: READ.append(os.environ.get(token.PATH, ""))),
+        AuthenticationTokenLoader=SimpleNamespace(instance=lambda: SimpleNamespace(reset_cache=lambda: None)),
+    )
+)
+"""A process has one Ray, which the other tests use without a token."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(token, "_taken", {})
+    for name in (token.MODE, token.TOKEN, token.PATH):
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+
+
+def test_a_new_token_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "pools" / "p.token"
+    old = token.make(path).read_text()
+    path.chmod(0o644)
+    assert stat.S_IMODE(token.make(path).stat().st_mode) == 0o600
+    assert len(old) == 64 and path.read_text() != old
+
+
+@pytest.mark.parametrize(
+    ("set_by_user", "needed"),
+    [
+        ({}, {token.MODE: "token", token.PATH: "file"}),
+        ({token.MODE: "Token"}, {token.MODE: "token", token.PATH: "file"}),
+        ({token.MODE: "disabled"}, {}),
+        ({token.TOKEN: "theirs"}, {token.MODE: "token"}),
+        ({token.MODE: "token", token.PATH: "theirs"}, {token.MODE: "token"}),
+    ],
+)
+def test_what_the_user_has_set_stands(
+    set_by_user: dict[str, str], needed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in set_by_user.items():
+        monkeypatch.setenv(name, value)
+    assert token.environment("file") == needed
+
+
+def test_a_token_goes_to_its_own_cluster_alone() -> None:
+    Record("a", "127.0.0.1:1", 1, "a.token").write()
+    Record("b", "127.0.0.1:2", 2).write()
+    assert token_of("127.0.0.1:1") == "a.token"
+    assert token_of("127.0.0.1:2") == token_of("10.0.0.1:1") == ""
+    READ.clear()
+    for address in ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:1"):
+        token.take(RAY, token_of(address))
+    assert READ == ["a.token", "", "a.token"]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "127.0.0.1"), ("10.0.0.1", "10.0.0.1")])
+def test_a_node_of_ours_is_for_this_machine_unless_told(given: str | None, expected: str) -> None:
+    from ray._private.parameter import RayParams
+
+    settings = RayParams(node_ip_address=given, ray_client_server_port=10001)
+    prepare(settings, True)
+    assert settings.node_ip_address == expected and settings.ray_client_server_port is None
+
+
+def test_hosts_and_ports() -> None:
+    assert host_and_port("10.0.0.1") == ("10.0.0.1", 0)
+    assert host_and_port("node:6379") == ("node", 6379)
+    with pytest.raises(ConfigError, match="port"):
+        host_and_port("node:x")

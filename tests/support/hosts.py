@@ -1,0 +1,190 @@
+"""Engine hosts and a client's port in this process: all is the real thing but Ray, whose calls are made on this loop.
+
+So one can look at what a host was told, and lose a host at an exact moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from teola_plugin.cluster import engine_host, link
+from teola_plugin.cluster.config import EngineConfig
+from teola_plugin.cluster.engine_host import EngineHost
+from teola_plugin.cluster.names import actor_name
+from teola_plugin.cluster.shared_engine import SharedEngine
+from teola_plugin.cluster.shared_port import SharedPort
+from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
+from teola_plugin.engines.base import Engine, Request
+from teola_plugin.runtime.engine_port import PortListener
+from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.scheduling.events import Enqueue
+
+
+class _Instance:
+    """An engine of this process as its host sees one: a `RemoteInstance` that is not remote."""
+
+    node, pid = "", 0
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.facts: EngineFacts | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def start(self) -> None:
+        engine = self._engine
+        await engine.start()
+        self.facts = EngineFacts(engine.name, engine.kinds, engine.profile, engine.versions(), ("0",))
+
+    async def alive(self, seconds: float) -> bool:
+        return True
+
+    async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
+        return await getattr(self._engine, method)(*args)
+
+
+class Host(EngineHost):
+    """Notes what its port is asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__("here", engine.name, EngineConfig(kind="fake").model_dump())
+        self.engine = engine
+        self.asked: list[tuple[Request, Enqueue]] = []
+
+    def make_instance(self, number: str) -> Any:
+        return _Instance(self.engine)
+
+    def _open(self) -> None:
+        super()._open()
+        port = self.port
+        enqueue = port.enqueue
+
+        def noted(entries: Any, event: Enqueue) -> None:
+            self.asked += [(entry.request, event) for entry in entries]
+            enqueue(entries, event)
+
+        port.enqueue = noted  # type: ignore[method-assign]
+
+
+class _Handle:
+    """What Ray gives for an actor: calls are pickled, and fail once the actor is lost."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._open: set[asyncio.Future[Any]] = set()
+        self._lost: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return _Method(lambda *args: self._call(name, args))
+
+    def _call(self, name: str, args: tuple[Any, ...]) -> Awaitable[Any]:
+        called: asyncio.Future[Any] = asyncio.ensure_future(self._answer(name, pickle.loads(pickle.dumps(args))))
+        self._open.add(called)
+        called.add_done_callback(self._open.discard)
+        return asyncio.shield(called)  # who gives up waiting does not stop the actor
+
+    async def _answer(self, name: str, args: tuple[Any, ...]) -> Any:
+        if self._lost is not None:
+            raise self._lost
+        found = getattr(self._host, name)(*args)
+        try:
+            return await found if inspect.isawaitable(found) else found
+        except asyncio.CancelledError:
+            raise (self._lost or ConnectionError("closed")) from None
+
+    async def closed(self) -> None:
+        """Every call has its answer."""
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def lose(self) -> None:
+        self._lost = ConnectionError("the actor died")
+        for called in list(self._open):
+            called.cancel()
+
+
+@dataclass(frozen=True)
+class _Method:
+    remote: Callable[..., Awaitable[Any]]
+
+
+@dataclass
+class Heard:
+    """What a listener was told of one request."""
+
+    entry: RequestEntry
+    ended: Future[Any] = field(default_factory=Future)
+
+
+class Cluster:
+    """Hosts by engine name, and ports of one client. Use as an async context manager."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hosts: dict[str, Host] = {}
+        self._handles: dict[str, _Handle] = {}
+        self._ports: list[SharedPort] = []
+        self._made: list[Host] = []
+        self._heard: dict[int, Heard] = {}
+        for module in (link, engine_host):
+            monkeypatch.setattr(module, "actor", self._actor)
+        monkeypatch.setattr(engine_host, "is_back", lambda: False)
+
+    def _actor(self, name: str) -> _Handle:
+        return self._handles[name]
+
+    async def __aenter__(self) -> Cluster:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for port in self._ports:
+            await port.close()
+        for host in self._made:
+            await host.stop()
+        for handle in self._handles.values():
+            await handle.closed()
+
+    def host(self, engine: Engine) -> Host:
+        """A (new) host for the engine; one that was there is lost."""
+        old = self._handles.get(actor_name("here", engine.name))
+        made = self.hosts[engine.name] = Host(engine)
+        self._made.append(made)
+        self._handles[actor_name("here", engine.name)] = _Handle(made)
+        if old is not None:
+            old.lose()
+        return made
+
+    async def port(self, engine: str, client: str = "me") -> SharedPort:
+        facts = await self.hosts[engine].start()
+        listener = PortListener(lambda *_: None, lambda *_: None, self._ended)
+        made = SharedPort("here", SharedEngine(facts), Hello(client, PROTOCOL, (3, 11), "0"), listener)
+        self._ports.append(made)
+        await made.open()
+        return made
+
+    def _ended(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
+        future = self._heard[id(entry)].ended
+        future.set_result(value) if error is None else future.set_exception(error)
+
+    def ask(self, port: SharedPort, request: Request, event: Enqueue, **sent: Any) -> Heard:
+        heard = Heard(RequestEntry(request, port.name, None, event.primitive))
+        self._heard[id(heard.entry)] = heard
+        port.enqueue([heard.entry], event, **sent)
+        return heard
+
+    @staticmethod
+    async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+async def result(heard: Heard, seconds: float = 10.0) -> Any:
+    return await asyncio.wait_for(asyncio.wrap_future(heard.ended), seconds)
