@@ -161,6 +161,6 @@ def bound(func: FunctionType) -> Term | None:
     try:
         result = machine.function(func, [Data(ARGUMENT)], {})
         machine.spend(size_of(result))
-    except Unbounded:
+    except Exception:  # `Unbounded`, or bytecode of a shape that is not known here
         return None
     return machine.cost
