@@ -251,7 +251,7 @@ def _call(machine: Machine, frame: Frame, at: dis.Instruction, state: State) -> 
     else:
         what, given = below, [above, *given]
     split = len(given) - len(keywords)
-    machine.spend(constant(1))
+    machine.tick()
     state.stack.append(called(machine, what, given[:split], dict(zip(keywords, given[split:], strict=True))))
     return state
 

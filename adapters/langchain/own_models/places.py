@@ -215,15 +215,16 @@ class SyncPlace(Place):
         replay.deliver(call.log, config or {}, site.tags)
         outcome = call.outcome.result()
         replay.deliver(call.log, config or {}, site.tags)
-        return (self._once_more(site, input) if call.spoilt else outcome).get()
+        return (self._once_more(call, input) if call.spoilt else outcome).get()
 
-    def _once_more(self, site: Site, input: Any) -> Outcome:
+    def _once_more(self, call: LeafCall, input: Any) -> Outcome:
         """The leaf changes what it is called with: it is called with the plain object's own values, unheard."""
-        context, config = self._apart(site, replay.EventLog())
+        context, config = self._apart(call.site, replay.EventLog())
+        turn = self._pass(call, early=False)
 
         def make() -> Outcome:
-            with replay.untraced():
-                return outcome_of(lambda: site.leaf.invoke(input, config, **site.kwargs))
+            with replay.untraced(), turn:
+                return outcome_of(lambda: call.site.leaf.invoke(input, config, **call.site.kwargs))
 
         return context.run(make)
 
@@ -281,15 +282,17 @@ class AsyncPlace(Place):
             await replay.adeliver(call.log, config or {}, site.tags)
             raise
         await replay.adeliver(call.log, config or {}, site.tags)
-        return (await self._once_more(site, input) if call.spoilt else outcome).get()
+        return (await self._once_more(call, input) if call.spoilt else outcome).get()
 
-    async def _once_more(self, site: Site, input: Any) -> Outcome:
+    async def _once_more(self, call: LeafCall, input: Any) -> Outcome:
         """The leaf changes what it is called with: it is called with the plain object's own values, unheard."""
-        context, config = self._apart(site, replay.EventLog())
+        context, config = self._apart(call.site, replay.EventLog())
+        turn = self._pass(call, early=False)
 
         async def make() -> Outcome:
-            with replay.untraced():
-                return await aoutcome_of(site.leaf.ainvoke(input, config, **site.kwargs))
+            async with turn:
+                with replay.untraced():
+                    return await aoutcome_of(call.site.leaf.ainvoke(input, config, **call.site.kwargs))
 
         return await asyncio.get_running_loop().create_task(make(), context=context)
 
