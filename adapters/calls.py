@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from teola_plugin.engines.payloads import Vector
 from teola_plugin.errors import unknown_name
+from teola_plugin.graph import on_loop
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle
 
@@ -69,6 +70,7 @@ def giving_up(handle: CallHandle) -> Iterator[None]:
         raise
 
 
+@on_loop
 def to_list(vector: Vector) -> list[float]:
     """Plain floats, whatever sequence an engine gives."""
     tolist = getattr(vector, "tolist", None)  # a numpy vector does it much faster

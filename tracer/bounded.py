@@ -8,8 +8,9 @@ the size of its argument. Everything else, and every instruction of a Python tha
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -39,7 +40,16 @@ class Machine:
 
     def spend(self, size: Size) -> None:
         """So many steps are taken here. Raises `Unbounded` where that is too much."""
-        steps = self.loops.whole(self.loops.in_all_rounds(size))
+        self._took(self.loops.whole(self.loops.in_all_rounds(size)))
+
+    def tick(self) -> None:
+        """One step is taken here."""
+        self._fuel -= 1
+        if self._fuel < 0:
+            raise Unbounded("it is long")
+        self._took(self.loops.rounds)
+
+    def _took(self, steps: Term) -> None:
         self.cost = Term(max(self.cost.degree, steps.degree), self.cost.factor + steps.factor)
         if self.cost.degree > DEGREE or self.cost.factor > FACTOR:
             raise Unbounded("it may take too many steps")
@@ -89,10 +99,7 @@ class Machine:
             for at in _instructions(code):
                 state = self._arrive(frame, at, state)
                 if state is not None:
-                    self._fuel -= 1
-                    if self._fuel < 0:
-                        raise Unbounded("it is long")
-                    self.spend(constant(1))
+                    self.tick()
                     state = step(self, frame, at, state)
             return self._result(frame)
         finally:
@@ -148,8 +155,9 @@ def _bound(
     return found
 
 
-def _instructions(code: CodeType) -> Iterable[dis.Instruction]:
-    found = list(dis.get_instructions(code))
+@lru_cache(maxsize=256)
+def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
+    found = tuple(dis.get_instructions(code))
     if other := next((one.opname for one in found if one.opname not in INSTRUCTIONS), ""):
         raise Unbounded(f"the instruction {other}")
     return found
@@ -161,6 +169,6 @@ def bound(func: FunctionType) -> Term | None:
     try:
         result = machine.function(func, [Data(ARGUMENT)], {})
         machine.spend(size_of(result))
-    except Unbounded:
+    except Exception:  # `Unbounded`, or bytecode of a shape that is not known here
         return None
     return machine.cost

@@ -251,7 +251,7 @@ def _call(machine: Machine, frame: Frame, at: dis.Instruction, state: State) -> 
     else:
         what, given = below, [above, *given]
     split = len(given) - len(keywords)
-    machine.spend(constant(1))
+    machine.tick()
     state.stack.append(called(machine, what, given[:split], dict(zip(keywords, given[split:], strict=True))))
     return state
 
@@ -282,7 +282,7 @@ def _table(*rows: tuple[str, Step]) -> Mapping[str, Step]:
 
 
 _STEPS = _table(
-    ("CACHE COPY_FREE_VARS EXTENDED_ARG GET_ITER MAKECELL NOP PRECALL RESUME", _nothing),
+    ("CACHE COPY_FREE_VARS EXTENDED_ARG GET_ITER MAKE_CELL NOP PRECALL RESUME", _nothing),
     ("RERAISE", _never),
     ("LOAD_CONST", _load_const),
     ("LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_LOAD_FAST", _load_fast),

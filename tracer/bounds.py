@@ -60,6 +60,7 @@ class Loops:
 
     def __init__(self) -> None:
         self._over: list[Size] = []
+        self._rounds = [Term(0, 1)]
 
     @property
     def depth(self) -> int:
@@ -68,10 +69,17 @@ class Loops:
     def enter(self, over: Size) -> Size:
         """A loop over something of that size begins; the size of its item."""
         self._over.append(over)
+        self._rounds.append(self.whole(self.in_all_rounds(constant(1))))
         return item(self.depth)
+
+    @property
+    def rounds(self) -> Term:
+        """How often the place where the loops stand is come to."""
+        return self._rounds[-1]
 
     def leave(self) -> Size:
         """The innermost loop ends."""
+        self._rounds.pop()
         return self._over.pop()
 
     def times(self, one: Size, other: Size) -> Size:

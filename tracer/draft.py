@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from teola_plugin.graph import INPUT, Component, Ref, Role, WorkflowTemplate, read_path
+from teola_plugin.graph import INPUT, Component, Ref, Role, WorkflowTemplate, on_loop, read_path
 from teola_plugin.tracer.report import TraceNode, TraceReport
 from teola_plugin.tracer.splits import with_splits
 from teola_plugin.tracer.symbols import Prompted, Record, Value, packer, simplest
@@ -104,7 +104,7 @@ class Draft:
         if isinstance(value, Record):
             solid = {k: self.real(v, name, scope) if isinstance(v, Prompted) else v for k, v in value.items.items()}
             inputs, pack = packer(Record(solid, value.base))
-            return self.add(Component(self.name(f"{name}.pack"), Role.CALL, inputs, scope=scope), pack)
+            return self.add(Component(self.name(f"{name}.pack"), Role.CALL, inputs, scope=scope), on_loop(pack))
         if value not in self.formatted:
             inputs = tuple((key, self.real(inner, name, scope)) for key, inner in value.inputs)
             component = Component(self.name(f"{name}.prompt"), Role.CALL, inputs, scope=scope)

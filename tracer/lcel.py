@@ -28,7 +28,7 @@ from langchain_core.runnables import (
 from langchain_core.runnables.base import RunnableEach
 from langchain_core.tools import BaseTool
 
-from teola_plugin.graph import INPUT, ITEM, Component, Ref, Role, named
+from teola_plugin.graph import INPUT, ITEM, Component, Ref, Role, named, on_loop
 from teola_plugin.tracer import paths
 from teola_plugin.tracer.draft import BESIDE, DERIVED, Draft, Names, Span, Traced, may_raise
 from teola_plugin.tracer.equivalents import AsDict, Computed, OneByOne, beginning, equivalent
@@ -326,7 +326,8 @@ class _Walk:
     def _tuple(self, read: list[Value], place: _Place) -> Ref:
         name = self._draft.name(place.part("items"))
         inputs = {str(i): self._draft.real(one, name, place.tags) for i, one in enumerate(read)}
-        return self._draft.call(name, lambda **given: tuple(given[key] for key in inputs), place.tags, **inputs)
+        pack = on_loop(lambda **given: tuple(given[key] for key in inputs))
+        return self._draft.call(name, pack, place.tags, **inputs)
 
     def _attributes(self, node: Node, reads: Attributes, value: Value, place: _Place) -> Lowered:
         value = simplest(value)

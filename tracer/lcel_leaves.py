@@ -17,8 +17,8 @@ from langchain_core.output_parsers import (
 )
 from langchain_core.outputs import ChatGeneration, Generation
 
-from teola_plugin.graph import Component, PromptPart, Ref, Role, named
-from teola_plugin.tracer.draft import DERIVED, Draft, Names, may_raise
+from teola_plugin.graph import Component, PromptPart, Ref, Role, named, on_loop, runs_on_loop
+from teola_plugin.tracer.draft import DERIVED, Call, Draft, Names, may_raise
 from teola_plugin.tracer.lcel_classes import changed
 from teola_plugin.tracer.leaf import (
     EmbeddingLeaf,
@@ -103,7 +103,13 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
     )
     made = draft.add(component, payload)
     draft.lists[f"{name}.message"] = ""
-    return draft.call(f"{name}.message", lambda generation: leaf.message(generation), scope, generation=made)
+    message = _as(leaf.message, lambda generation: leaf.message(generation))
+    return draft.call(f"{name}.message", message, scope, generation=made)
+
+
+def _as(does: object, call: Call) -> Call:
+    """`call`, which does what `does` does: where that may run on the pool's loop, so may this."""
+    return on_loop(call) if runs_on_loop(does) else call
 
 
 def _wrapped(draft: Draft, leaf: WrappedLeaf, value: Value, wanted: str, scope: Names) -> Ref:
@@ -142,7 +148,8 @@ def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, wanted: str, scope
         options=(*options, ("filter", leaf.filter)) if leaf.filter else options,
     )
     hits = draft.add(component)
-    return draft.call(f"{name}.documents", lambda hits: leaf.documents(hits), scope, hits=hits)
+    documents = _as(leaf.documents, lambda hits: leaf.documents(hits))
+    return draft.call(f"{name}.documents", documents, scope, hits=hits)
 
 
 def _store(draft: Draft, leaf: StoreLeaf, query: Ref, wanted: str, scope: Names) -> Ref:
@@ -186,7 +193,7 @@ def _indexing(draft: Draft, leaf: IndexingLeaf, documents: Ref, wanted: str, sco
     )
     ids = draft.add(component, leaf.chunk)
     draft.estimates.append((name, documents, leaf.estimate))
-    return draft.call(f"{name}.collection", lambda ids: leaf.result(ids), scope, ids=ids)
+    return draft.call(f"{name}.collection", _as(leaf.result, lambda ids: leaf.result(ids)), scope, ids=ids)
 
 
 def _embedding(draft: Draft, leaf: EmbeddingLeaf, texts: Ref, wanted: str, scope: Names) -> Ref:
@@ -201,7 +208,7 @@ def _embedding(draft: Draft, leaf: EmbeddingLeaf, texts: Ref, wanted: str, scope
         options=(("role", leaf.role),),
     )
     vectors = draft.add(component)
-    return draft.call(f"{name}.result", lambda vectors: leaf.result(vectors), scope, vectors=vectors)
+    return draft.call(f"{name}.result", _as(leaf.result, lambda vectors: leaf.result(vectors)), scope, vectors=vectors)
 
 
 def lower_parser(

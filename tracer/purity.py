@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dis
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FunctionType
@@ -27,8 +27,10 @@ _LARGEST = 1_000_000
 """Items and characters of a value that a function may be computed on ahead of its place."""
 _STEPS = 10**9
 """`n ** degree` for a function whose time grows with more than the size `n` of the value."""
-_DIGITS = 4096
-"""Bits of a number: larger ones are slow to print, to multiply, ..."""
+_BITS = 4096
+"""Of a number: larger ones are slow to print, to multiply, ..."""
+_CONTAINERS = frozenset((list, tuple, set, frozenset))
+_SINGLE = frozenset((float, bool, type(None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +76,30 @@ def on_plain(func: Callable[[Any], Any], value: Any, degree: int = 1) -> Any:
 
 def _size(value: Any, most: int) -> int:
     """Items, characters and digits of a plain value; more than `most` for any other, and as soon as there are more."""
-    kind = type(value)
-    if kind in (str, bytes):
-        return 1 + len(value)
-    if kind is int:
-        return 1 + value.bit_length() if value.bit_length() <= _DIGITS else most + 1
-    if kind in (float, bool, type(None)):
-        return 1
-    if kind in (list, tuple, set, frozenset):
-        return _sum(value, most)
-    if kind is dict:
-        return _sum((part for pair in value.items() for part in pair), most)
-    if isinstance(value, str) and _of_framework(kind):
-        return 1 + len(value)
-    if isinstance(value, _DATA_CLASSES) and _of_framework(kind):
-        return _sum((vars(value), value.__pydantic_extra__), most)
-    return most + 1
-
-
-def _sum(values: Iterable[Any], most: int) -> int:
-    total = 1
-    for value in values:
-        total += _size(value, most - total)
-        if total > most:
-            break
-    return total
+    total, left = 0, [value]
+    while left and total <= most:
+        one = left.pop()
+        kind = type(one)
+        if kind is str or kind is bytes:
+            total += 1 + len(one)
+        elif kind is dict:
+            total += 1 + len(one)
+            left += one if total <= most else ()
+            left += one.values() if total <= most else ()
+        elif kind in _CONTAINERS:
+            total += 1 + len(one)
+            left += one if total <= most else ()
+        elif kind is int:
+            total += 1 + one.bit_length() if one.bit_length() <= _BITS else most + 1
+        elif kind in _SINGLE:
+            total += 1
+        elif isinstance(one, _DATA_CLASSES) and _of_framework(kind):
+            left += (vars(one), one.__pydantic_extra__)
+        elif isinstance(one, str) and _of_framework(kind):
+            total += 1 + len(one)
+        else:
+            return most + 1
+    return min(total, most + 1)
 
 
 def _of_framework(kind: type[Any]) -> bool:
@@ -149,4 +150,31 @@ def _constant_keys(steps: list[dis.Instruction]) -> Iterator[str | int | None]:
         yield load.argval if known else None
 
 
-known_purity = lru_cache(maxsize=1024)(purity)
+def known_purity(func: FunctionType) -> Purity | None:
+    """`purity`, remembered, also for functions that are made anew again and again by the same code."""
+    try:
+        held = tuple(_held(cell.cell_contents) for cell in func.__closure__ or ())
+    except (ValueError, TypeError):  # a cell that is still empty; a value that cannot be told from others
+        return purity(func)
+    defaults = func.__defaults__ is not None or func.__kwdefaults__ is not None
+    return _known(_Made(func, (func.__code__, id(func.__globals__), held, defaults)))
+
+
+def _held(value: Any) -> Hashable:
+    """What tells values apart that a function closes over."""
+    if type(value) in (str, int, bool, bytes, type(None)):
+        return type(value), value
+    if type(value) is FunctionType:
+        return value
+    raise TypeError("any other")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    func: FunctionType = field(compare=False)
+    key: tuple[Hashable, ...]
+
+
+@lru_cache(maxsize=1024)
+def _known(made: _Made) -> Purity | None:
+    return purity(made.func)

@@ -24,7 +24,7 @@ from teola_plugin.adapters.langchain.tools import Tool, Tools, described, taken
 from teola_plugin.adapters.sampling import EngineModel, list_shape
 from teola_plugin.engines.payloads import Generate, Generation, Sampling
 from teola_plugin.errors import RegistrationError
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.tracer.leaf import GenerationLeaf
 
@@ -190,7 +190,7 @@ class ChatTeola(EngineModel, BaseChatModel):
         return GenerationLeaf(
             engine=self.engine,
             payload=lambda value: Generate(to_prompt(self._convert_input(value).to_messages()), sampling),
-            message=lambda generation: replies.to_message(generation, self.model_name),
+            message=on_loop(lambda generation: replies.to_message(generation, self.model_name)),
             items=items,
             expected=expected,
         )

@@ -17,7 +17,7 @@ from teola_plugin.adapters.langchain.active import active_run
 from teola_plugin.adapters.sampling import EngineModel, list_shape
 from teola_plugin.engines.payloads import Generate, Generation, Prompt
 from teola_plugin.errors import RegistrationError
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.tracer.leaf import GenerationLeaf
 
@@ -119,7 +119,7 @@ class TeolaLLM(EngineModel, BaseLLM):
         return GenerationLeaf(
             engine=self.engine,
             payload=lambda value: Generate(Prompt(text=self._convert_input(value).to_string()), sampling),
-            message=lambda generation: generation.text,
+            message=on_loop(lambda generation: generation.text),
             items=items,
             expected=expected,
         )

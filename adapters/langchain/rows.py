@@ -11,10 +11,12 @@ from langchain_core.documents import Document
 
 from teola_plugin.engines.payloads import Chunk, Stored
 from teola_plugin.errors import RegistrationError, TeolaError
+from teola_plugin.graph import on_loop
 
 Filter = tuple[tuple[str, Any], ...]
 
 
+@on_loop
 def to_documents(rows: Iterable[Stored]) -> list[Document]:
     return [Document(id=row.id, page_content=row.text, metadata=dict(row.metadata)) for row in rows]
 

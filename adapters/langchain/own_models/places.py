@@ -48,7 +48,12 @@ class Place:
     sync: bool
 
     def __init__(
-        self, config: RunnableConfig, early: frozenset[str], sites: Mapping[str, Site], limit: Gate | None
+        self,
+        config: RunnableConfig,
+        early: frozenset[str],
+        sites: Mapping[str, Site],
+        limit: Gate | None,
+        behind: Mapping[str, frozenset[str]],
     ) -> None:
         self.config = config
         """Of the root call."""
@@ -56,7 +61,10 @@ class Place:
         self._run: Any = None
         self._query = ""
         self._pending: list[LeafCall] = []
-        """Early calls asked for before the query's run was known."""
+        """Early calls that wait for the query's run to be known, or for what is asked before them."""
+        self._asked: set[str] = set()
+        """Sites whose input is there: nothing has failed before them."""
+        self._behind = behind
         self._early = early
         self._limit = limit
         self._context = copy_context()
@@ -78,9 +86,7 @@ class Place:
         """Early calls may start; what they call in turn belongs to `run`."""
         with self._lock:
             self._run = run
-            pending, self._pending = self._pending, []
-        for call in pending:
-            self._start(call)
+        self._start_ready()
 
     def close(self) -> None:
         """The query is over: early calls that nobody claimed are given up."""
@@ -104,15 +110,21 @@ class Place:
                 call = LeafCall(site, asked, self._first_state(site, asked))
                 self._calls.setdefault(key, []).append(call)
             call.for_graph = True
-            starts = fresh and call.state is State.WAITING and key in self._early and not site.changes_input.is_set()
-            if starts and self._run is None:
+            self._asked.add(key)
+            if fresh and call.state is State.WAITING and key in self._early and not site.changes_input.is_set():
                 self._pending.append(call)
-                starts = False
         if call.state is State.DROPPED:
             call.end(Outcome(error=asyncio.CancelledError()))
-        elif starts:
-            self._start(call)
+        self._start_ready()
         return call.shown
+
+    def _start_ready(self) -> None:
+        with self._lock:
+            pending = [] if self._run is None else self._pending
+            ready = [call for call in pending if self._behind.get(call.site.key, frozenset()) <= self._asked]
+            self._pending = [call for call in self._pending if call not in ready]
+        for call in ready:
+            self._start(call)
 
     def _first_state(self, site: Site, asked: Any) -> State:
         """Of a call that the graph is the first to want. The plain object may have come with something else."""
@@ -152,9 +164,11 @@ class Place:
             elif call.state is State.WAITING:
                 call.state = State.PLAIN
             call.for_plain = True
+            self._asked.add(site.key)
             missed = [] if site.mapped else [c for c in self._calls[site.key] if not c.for_plain]
         for other in missed:  # the plain object came with something else
             self._drop(other)
+        self._start_ready()
         return call
 
     def _drop(self, call: LeafCall) -> None:
@@ -215,15 +229,16 @@ class SyncPlace(Place):
         replay.deliver(call.log, config or {}, site.tags)
         outcome = call.outcome.result()
         replay.deliver(call.log, config or {}, site.tags)
-        return (self._once_more(site, input) if call.spoilt else outcome).get()
+        return (self._once_more(call, input) if call.spoilt else outcome).get()
 
-    def _once_more(self, site: Site, input: Any) -> Outcome:
+    def _once_more(self, call: LeafCall, input: Any) -> Outcome:
         """The leaf changes what it is called with: it is called with the plain object's own values, unheard."""
-        context, config = self._apart(site, replay.EventLog())
+        context, config = self._apart(call.site, replay.EventLog())
+        turn = self._pass(call, early=False)
 
         def make() -> Outcome:
-            with replay.untraced():
-                return outcome_of(lambda: site.leaf.invoke(input, config, **site.kwargs))
+            with replay.untraced(), turn:
+                return outcome_of(lambda: call.site.leaf.invoke(input, config, **call.site.kwargs))
 
         return context.run(make)
 
@@ -281,15 +296,17 @@ class AsyncPlace(Place):
             await replay.adeliver(call.log, config or {}, site.tags)
             raise
         await replay.adeliver(call.log, config or {}, site.tags)
-        return (await self._once_more(site, input) if call.spoilt else outcome).get()
+        return (await self._once_more(call, input) if call.spoilt else outcome).get()
 
-    async def _once_more(self, site: Site, input: Any) -> Outcome:
+    async def _once_more(self, call: LeafCall, input: Any) -> Outcome:
         """The leaf changes what it is called with: it is called with the plain object's own values, unheard."""
-        context, config = self._apart(site, replay.EventLog())
+        context, config = self._apart(call.site, replay.EventLog())
+        turn = self._pass(call, early=False)
 
         async def make() -> Outcome:
-            with replay.untraced():
-                return await aoutcome_of(site.leaf.ainvoke(input, config, **site.kwargs))
+            async with turn:
+                with replay.untraced():
+                    return await aoutcome_of(call.site.leaf.ainvoke(input, config, **call.site.kwargs))
 
         return await asyncio.get_running_loop().create_task(make(), context=context)
 

@@ -23,7 +23,14 @@ from teola_plugin.adapters.langchain.own_models.permission import PERMISSION, Re
 from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, open_places
 from teola_plugin.adapters.langchain.own_models.replay import may_be_kept_back
 from teola_plugin.adapters.langchain.own_models.sites import as_long, one_by_one, sites_of
-from teola_plugin.adapters.langchain.own_models.wrapped import WRAPPED, CallLeaf, gained, predicted, shared_pool
+from teola_plugin.adapters.langchain.own_models.wrapped import (
+    WRAPPED,
+    CallLeaf,
+    asked_before,
+    gained,
+    predicted,
+    shared_pool,
+)
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Effect, WorkflowTemplate
 from teola_plugin.passes import Pass
@@ -82,6 +89,8 @@ class Routed:
     """Whether a batch makes one call an input at every site, as is usual."""
     reads: Reads
     """What the chain reads of its input: without one of them it ends before its end."""
+    behind: Mapping[str, frozenset[str]]
+    """Site -> the sites that must have been asked for before a call is made ahead there."""
 
     def place(self, kind: type[Place], input: Any, config: RunnableConfig, limit: Gate | None) -> Place | None:
         """Where the leaves of a call with this input and config are called; None where the original has to run."""
@@ -89,7 +98,7 @@ class Routed:
         models = any(not isinstance(self.sites[key].leaf, BaseRetriever) for key in self.early)
         if most == 1 or not may_be_kept_back(config, models=models) or not self.reads.are_in(input):
             return None
-        return kind(config, self.early, self.sites, limit or (Gate(most) if most else None))
+        return kind(config, self.early, self.sites, limit or (Gate(most) if most else None), self.behind)
 
 
 def routed(
@@ -117,10 +126,10 @@ def routed(
     ) | predicted(planned.graph)
     if not early:
         return None
-    reads = Reads.of(traced) if careful else Reads()
+    reads, behind = (Reads.of(traced), asked_before(planned)) if careful else (Reads(), {})
     sites = {key: found[key] for key in _lowered_sites(traced.template)}
     batches = all(one_by_one(site.leaf) for site in sites.values())
-    return Routed(_rebuilt(chain, sites), traced, pool, sites, early, batches, reads)
+    return Routed(_rebuilt(chain, sites), traced, pool, sites, early, batches, reads, behind)
 
 
 def maps_own(chain: Node) -> bool:

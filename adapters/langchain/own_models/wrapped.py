@@ -147,6 +147,16 @@ def gained(
     )
 
 
+def asked_before(optimised: Optimised) -> dict[str, frozenset[str]]:
+    """Of each site, those that it no longer stands behind, and whose input is known at once: making it may fail."""
+    source, graph = optimised.source, optimised.graph
+    if source is None:
+        return {}
+    calls = {p.id: _site(p) for p in graph if p.engine == WRAPPED and p.kind in _CALLS and p.id in source}
+    at_once = {name for name in calls if not any(takes_time(graph[one]) for one in graph.ancestors[name])}
+    return {site: frozenset(calls[q] for q in at_once & freed(name, source, graph)) for name, site in calls.items()}
+
+
 def predicted(graph: Graph) -> frozenset[str]:
     """Sites of wrapped leaves that are called for the items of a list while an engine is still writing it."""
     writing = [d for d in graph if d.kind in _WRITING and d.engine != WRAPPED]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from differential.recording import observe
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import (
     Runnable,
     RunnableBranch,
@@ -150,6 +150,24 @@ def test_a_text_that_a_parser_refuses_is_not_passed(way: str) -> None:
     assert plain.failed
     assert observe(accelerate(chain(beside)), way, QUESTION) == plain
     assert beside.calls == alone.calls
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_prompt_that_cannot_be_filled_in_is_not_passed(way: str) -> None:
+    def chain(ledger: Ledger) -> Chain:
+        prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("question")])
+        return (
+            assign(a=prompt | Chat(ledger=ledger, says="a") | StrOutputParser())
+            | assign(b=ask("{other}", Chat(ledger=ledger, says="b")))
+            | assign(c=itemgetter("other") | Notes(ledger=ledger))
+        )
+
+    alone, beside = Ledger(), Ledger(jitter=0.002)
+    asked = {"question": "no messages", "other": "what"}
+    plain = observe(chain(alone), way, asked)
+    assert plain.failed
+    assert observe(accelerate(chain(beside)), way, asked) == plain
+    assert beside.calls == alone.calls == {}
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])

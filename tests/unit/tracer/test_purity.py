@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 
-from teola_plugin.tracer.purity import Purity, on_plain, plain, purity
+from teola_plugin.tracer.purity import Purity, known_purity, on_plain, plain, purity
 
 SEPARATOR, SHARED = "\n", [1]
 
@@ -126,6 +126,16 @@ def test_a_function_of_higher_degree_is_computed_on_small_values_only() -> None:
     assert on_plain(pairs, ["a", "b"], found.degree) == [("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")]
     with pytest.raises(TypeError, match="too large"):
         on_plain(pairs, ["x"] * 100_000, found.degree)
+
+
+def test_functions_made_anew_are_told_apart_by_what_they_close_over() -> None:
+    def reader(key: Any) -> Callable[[Any], Any]:
+        return lambda x: x[key] * key
+
+    assert known_purity(reader(2)) == known_purity(reader(2)) == Purity(None)  # type: ignore[arg-type]
+    assert known_purity(reader(10**9)) is None  # type: ignore[arg-type]
+    assert known_purity(reader([1])) is None  # type: ignore[arg-type]
+    assert known_purity(reader(True)) is not None  # type: ignore[arg-type]
 
 
 def test_a_shadowed_builtin_is_no_builtin() -> None:
