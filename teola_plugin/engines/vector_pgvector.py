@@ -276,6 +276,8 @@ class PgVectorEngine:
         if isinstance(table, Version):
             return _Found(dict.fromkeys(asked, ()), table)
         asked = self._fitting(asked, table)
+        if not asked:
+            return _Found({}, None)
         try:
             found = await sql.search(conn, table, list(asked.values()))
         except Exception as error:
