@@ -1,4 +1,4 @@
-"""The tables of the vector store, and every statement that is sent to them.
+"""The tables of the vector store, and the statements that write rows and search.
 
 Schema `teola`: the catalogue `teola.collections`, and one table per collection, named by a sequence, so that any name
 of a collection will do and a table's name is never used twice. Writers of one collection take turns at its catalogue
@@ -7,13 +7,12 @@ row; readers never wait. How changes are counted: `pgvector_versions`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from teola_plugin.engines import pgvector_versions as versions
-from teola_plugin.engines.payloads import Chunk, Hit, Version
+from teola_plugin.engines.payloads import Hit, Version
 from teola_plugin.engines.pgvector_rows import Needle, Row
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ async def prepare(dsn: str, seconds: int) -> dict[str, str]:
         await conn.execute("SET LOCAL client_min_messages = warning")
         await conn.execute("SELECT pg_advisory_xact_lock(hashtext('teola.schema'))")
         # Asked first: who may use what is there need not be allowed to create it, and a replica cannot.
-        if await _first(conn, "SELECT FROM pg_extension WHERE extname = 'vector'") is None:
+        if await first(conn, "SELECT FROM pg_extension WHERE extname = 'vector'") is None:
             await conn.execute("CREATE EXTENSION IF NOT EXISTS vector")
         found = await _row(conn, "SELECT to_regclass('teola.collections')")
         if found[0] is None:
@@ -167,7 +166,7 @@ async def configure(conn: Connection) -> None:
 
 async def look(conn: Connection, collection: str) -> Table | Version:
     """Where a collection lies; when it is not there, its version."""
-    found = await _first(
+    found = await first(
         conn,
         f"SELECT c.place, c.dimension, c.indexed, t.oid, {versions.COUNTED}, c.version FROM teola.collections c"
         " LEFT JOIN pg_class t ON t.relname = c.place AND t.relnamespace = to_regnamespace('teola') WHERE c.name = %s",
@@ -199,7 +198,7 @@ async def ingest(conn: Connection, collection: str, rows: Sequence[Row], dimensi
         table = await _claim(conn, collection, dimension, index)
         [news] = await _row(conn, _NEWS.format(place=table.place), table.dimension)
         if news:
-            changed = await _first(conn, _INSERT.format(place=table.place), table.dimension, collection)
+            changed = await first(conn, _INSERT.format(place=table.place), table.dimension, collection)
             if changed is not None and changed[0] % _TIDY_EVERY == 0:
                 await versions.tidy(conn, table.oid)
     return table
@@ -239,10 +238,10 @@ async def search(conn: Connection, table: Table, needles: Sequence[Needle]) -> F
     vectors = [Vector(needle.vector) for needle in needles]
     alone = len(vectors) == 1 and not table.indexed
     form = _ONE if alone else _INDEXED if table.indexed else _EXACT
-    statement = form.format(place=table.place, filter=_conditions(wanted), k=k)
+    statement = form.format(place=table.place, filter=conditions(wanted), k=k)
     if table.counted:
         statement = _WITH_VERSION.format(place=table.place, search=statement)
-    values: list[Any] = [vectors[0] if alone else vectors, *_parts(wanted)]
+    values: list[Any] = [vectors[0] if alone else vectors, *parts_of(wanted)]
     cursor = await conn.execute(cast(Any, _ORDERED.format(search=statement)), values)
     hits: list[list[Hit]] = [[] for _ in needles]
     version, parts = None, 0
@@ -254,91 +253,20 @@ async def search(conn: Connection, table: Table, needles: Sequence[Needle]) -> F
     return Found([tuple(each) for each in hits], version, parts)
 
 
-def _conditions(wanted: Sequence[tuple[str, str]]) -> str:
+def conditions(wanted: Sequence[tuple[str, str]]) -> str:
     return " AND ".join([_EQUALS] * len(wanted)) or "true"
 
 
-def _parts(wanted: Sequence[tuple[str, str]]) -> list[str]:
+def parts_of(wanted: Sequence[tuple[str, str]]) -> list[str]:
     return [part for pair in wanted for part in pair]
 
 
-# ------------------------------------------------------------ administration
-
-
-async def count(conn: Connection, collection: str) -> int:
-    found = await _first(conn, "SELECT rows FROM teola.collections WHERE name = %s", collection)
-    return int(found[0]) if found is not None else 0
-
-
-async def collections(conn: Connection) -> list[str]:
-    cursor = await conn.execute("SELECT name FROM teola.collections WHERE rows > 0")
-    return sorted([name async for (name,) in cursor])
-
-
-async def get(conn: Connection, collection: str, ids: Sequence[str]) -> list[Chunk]:
-    table = await find(conn, collection)
-    if table is None:
-        return []
-    statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE id = ANY(%s)"
-    found = {row[0]: Chunk(*row) async for row in await conn.execute(statement, (list(ids),))}
-    return [found[i] for i in ids if i in found]
-
-
-async def having(conn: Connection, collection: str, wanted: Sequence[tuple[str, str]]) -> list[Chunk]:
-    """The chunks whose metadata has these values (JSON texts), in the order of insertion."""
-    table = await find(conn, collection)
-    if table is None:
-        return []
-    statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE {_conditions(wanted)} ORDER BY seq"
-    return [Chunk(*row) async for row in await conn.execute(cast(Any, statement), _parts(wanted))]
-
-
-async def delete(conn: Connection, collection: str, ids: Sequence[str]) -> int:
-    async with _locked(conn, collection) as table:
-        if table is None:
-            return 0
-        there = f"SELECT FROM teola.{table.place} WHERE id = ANY(%s) LIMIT 1"
-        if await _first(conn, there, list(ids)) is None:
-            return 0  # a statement that changes nothing counts as a change, too
-        cursor = await conn.execute(f"DELETE FROM teola.{table.place} WHERE id = ANY(%s)", (list(ids),))
-        gone = cursor.rowcount
-        if gone:
-            change = "UPDATE teola.collections SET version = version + 1, rows = rows - %s WHERE name = %s"
-            await conn.execute(change, (gone, collection))
-        return gone
-
-
-async def delete_collection(conn: Connection, collection: str) -> None:
-    async with _locked(conn, collection) as table:
-        if table is not None:
-            await conn.execute(f"DROP TABLE teola.{table.place}")
-            await conn.execute(
-                "UPDATE teola.collections SET version = version + least(rows, 1), rows = 0, place = NULL,"
-                " dimension = NULL WHERE name = %s",
-                (collection,),
-            )
-            await versions.tidy(conn, table.oid)
-
-
-async def forget(conn: Connection, collection: str) -> None:
-    """Delete a collection and its version: as if it had never been there."""
-    await delete_collection(conn, collection)
-    await conn.execute("DELETE FROM teola.collections WHERE name = %s AND place IS NULL", (collection,))
-
-
-@asynccontextmanager
-async def _locked(conn: Connection, collection: str) -> AsyncIterator[Table | None]:
-    async with conn.transaction():
-        await conn.execute("SELECT FROM teola.collections WHERE name = %s FOR UPDATE", (collection,))
-        yield await find(conn, collection)
-
-
 async def _row(conn: Connection, statement: str, *values: Any) -> tuple[Any, ...]:
-    found = await _first(conn, statement, *values)
+    found = await first(conn, statement, *values)
     assert found is not None
     return found
 
 
-async def _first(conn: Connection, statement: str, *values: Any) -> tuple[Any, ...] | None:
+async def first(conn: Connection, statement: str, *values: Any) -> tuple[Any, ...] | None:
     cursor = await conn.execute(cast(Any, statement), values)
     return await cursor.fetchone()

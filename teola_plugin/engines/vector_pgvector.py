@@ -12,16 +12,15 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from weakref import WeakValueDictionary
 
 from teola_plugin.engines import pgvector_sql as sql
 from teola_plugin.engines import pgvector_versions
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
 from teola_plugin.engines.embedded_postgres import EmbeddedPostgres
-from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector, Version
+from teola_plugin.engines.payloads import Hit, IngestRow, SearchVector, Version
+from teola_plugin.engines.pgvector_admin import Administration
 from teola_plugin.engines.pgvector_faults import Faults, is_missing
-from teola_plugin.engines.pgvector_rows import Needle, Row, to_needle, to_row, to_wanted
-from teola_plugin.engines.pgvector_tables import Tables
+from teola_plugin.engines.pgvector_rows import Needle, Row, to_needle, to_row
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
@@ -60,7 +59,7 @@ class _Found:
     version: Version | None
 
 
-class PgVectorEngine:
+class PgVectorEngine(Administration):
     """Stores rows, and finds the nearest by cosine similarity. A row of an id that is there is replaced.
 
     `dsn` names a server of yours; None starts the embedded one, with its data in `data_dir` (None: they go when the
@@ -81,6 +80,7 @@ class PgVectorEngine:
         cores: str | None = None,
         pool_size: int = 8,
     ) -> None:
+        super().__init__(Faults(name))
         self.name, self.dimension, self.index, self.pool_size = name, dimension, index, pool_size
         self._server = EmbeddedPostgres(data_dir, cores=cores) if dsn is None else None
         self.embedded = self._server is not None
@@ -90,12 +90,9 @@ class PgVectorEngine:
         self._profile = _PROFILE
         self._died = False
         self._versions: Mapping[str, str] = {}
-        self._tables = Tables()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._live: dict[str, _Work] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
-        self._faults = Faults(name)
 
     @property
     def profile(self) -> EngineProfile:
@@ -223,10 +220,6 @@ class PgVectorEngine:
             if asked:
                 await do(conn, collection, asked)
 
-    def _turn(self, collection: str) -> asyncio.Lock:
-        """Held by whoever writes to a collection: of two rows with one id, the one that came later must stay."""
-        return self._turns.setdefault(collection, asyncio.Lock())
-
     async def _broken(self, request_ids: Iterable[str], error: Exception) -> None:
         """Fail requests; with the server dead, all: they need not wait in vain for a connection."""
         found = self._faults.of(error)
@@ -276,6 +269,8 @@ class PgVectorEngine:
         if isinstance(table, Version):
             return _Found(dict.fromkeys(asked, ()), table)
         asked = self._fitting(asked, table)
+        if not asked:
+            return _Found({}, None)
         try:
             found = await sql.search(conn, table, list(asked.values()))
         except Exception as error:
@@ -335,49 +330,3 @@ class PgVectorEngine:
 
         self._profile = await measure(self, self._profile, budget)
         return self._profile
-
-    # Administration; all raise `EngineError`
-
-    async def version(self, collection: str) -> Version | None:
-        """As long as it is equal, so are the rows, whoever writes: the database counts.
-
-        None where it cannot: the role may not add triggers to the collection's table.
-        """
-        return await self._with(self._tables.version, collection)
-
-    async def count(self, collection: str) -> int:
-        return await self._with(sql.count, collection)
-
-    async def collections(self) -> list[str]:
-        """Names of the collections that have rows."""
-        return await self._with(sql.collections)
-
-    async def get(self, collection: str, ids: Sequence[str]) -> list[Chunk]:
-        """The chunks with these ids, in their order; unknown ids are left out."""
-        return await self._with(sql.get, collection, ids)
-
-    async def find(self, collection: str, wanted: Sequence[tuple[str, Any]]) -> list[Chunk]:
-        """The chunks whose metadata has these values, in the order of insertion."""
-        return await self._with(lambda conn: sql.having(conn, collection, to_wanted(wanted)))
-
-    async def delete(self, collection: str, ids: Sequence[str]) -> int:
-        """Deletes rows; says how many there were. What is being written comes before."""
-        return await self._change(sql.delete, collection, tuple(ids))
-
-    async def delete_collection(self, collection: str) -> None:
-        await self._change(sql.delete_collection, collection)
-
-    async def forget(self, collection: str) -> None:
-        """Delete a collection and its version, as if it had never been there."""
-        await self._change(sql.forget, collection)
-
-    async def _change(self, do: Callable[..., Awaitable[_T]], collection: str, *args: Any) -> _T:
-        async with self._turn(collection):
-            return await self._with(do, collection, *args)
-
-    async def _with(self, do: Callable[..., Awaitable[_T]], *args: Any) -> _T:
-        try:
-            async with self._connection() as conn:
-                return await do(conn, *args)
-        except Exception as error:
-            raise self._faults.of(error) from error
