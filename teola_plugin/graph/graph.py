@@ -123,6 +123,25 @@ class Graph:
     def children(self, name: str) -> tuple[str, ...]:
         return tuple(self._children[name])
 
+    @cached_property
+    def reads(self) -> Mapping[str, tuple[str, ...]]:
+        """For each primitive, whose values it reads, external ones too; each once."""
+        return {p.id: p.producers for p in self._order}
+
+    @cached_property
+    def read_by(self) -> Mapping[str, tuple[str, ...]]:
+        """For each value that is read, external ones too, who reads it."""
+        found: dict[str, list[str]] = {}
+        for name, producers in self.reads.items():
+            for producer in producers:
+                found.setdefault(producer, []).append(name)
+        return {producer: tuple(names) for producer, names in found.items()}
+
+    @cached_property
+    def led_from(self) -> Mapping[str, tuple[str, ...]]:
+        """For each primitive that anything waits for, what does."""
+        return {name: tuple(names) for name, names in self._children.items() if names}
+
     def readers(self, name: str) -> tuple[Primitive, ...]:
         """Primitives that read a value of `name`."""
         children = [self._by_id[child] for child in self._children[name]]

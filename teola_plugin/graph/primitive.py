@@ -63,6 +63,14 @@ class Primitive:
     def refs(self) -> tuple[Ref, ...]:
         return (*[ref for _, ref in self.inputs], *self.early)
 
+    @property
+    def producers(self) -> tuple[str, ...]:
+        """Whose values it reads; each once."""
+        found = [ref.producer for _, ref in self.inputs]
+        if self.early:
+            found += [ref.producer for ref in self.early]
+        return tuple(dict.fromkeys(found)) if len(found) > 1 else tuple(found)
+
     def input(self, name: str) -> Ref | None:
         return next((ref for key, ref in self.inputs if key == name), None)
 

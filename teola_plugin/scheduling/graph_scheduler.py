@@ -240,7 +240,8 @@ class GraphScheduler:
         return iter(query.children(live.id))
 
     def _release(self, query: LiveQuery, producers: Iterable[str]) -> None:
-        self._out += [Release(query.id, producer) for producer in producers]
+        for producer in producers:
+            self._out.append(Release(query.id, producer))
 
     def _failed(self, query: LiveQuery, event: PrimitiveFailed) -> None:
         live = query.get(event.primitive)

@@ -23,13 +23,9 @@ class Status(Enum):
     DROPPED = "dropped"
     """Cancelled, unused or cut off by a failure: it never gets a value."""
 
-    @property
-    def ended(self) -> bool:
-        return self in (Status.DONE, Status.FAILED, Status.DROPPED)
-
-    @property
-    def active(self) -> bool:
-        return self in (Status.READY, Status.RUNNING)
+    def __init__(self, name: str) -> None:
+        self.ended = name in ("done", "failed", "dropped")
+        self.active = name in ("ready", "running")
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +35,8 @@ class LivePrimitive:
     primitive: Primitive
     waits: set[str]
     """Producers and predecessors that have not ended."""
+    reads: tuple[str, ...] = ()
+    """Whose values it reads."""
     status: Status = Status.WAITING
     depth: int = 0
     outputs: list[Ref] = field(default_factory=list)
@@ -84,15 +82,15 @@ class LiveQuery:
         self.ahead = ahead
         self.ended = False
         self._live: dict[str, LivePrimitive] = {}
-        self._children: dict[str, list[str]] = {}
-        self._readers: dict[str, set[str]] = {}
+        self._children: dict[str, list[str]] = {name: list(names) for name, names in graph.led_from.items()}
+        self._readers: dict[str, set[str]] = {name: set(names) for name, names in graph.read_by.items()}
         self._within: dict[str, list[str]] = {}
         """Ids by the instance or part that they are in, whatever lies between."""
         self._depths = _Depths(self._live, self._children)
-        wanted, depths = deduce(graph), graph.depths
+        wanted, depths, reads = deduce(graph), graph.depths, graph.reads
         for p in graph:
-            live = self._insert(p, graph.parents(p.id))
-            live.depth, live.wanted = depths[p.id], wanted[p.id]
+            live = LivePrimitive(p, set(graph.parents(p.id)), reads[p.id], depth=depths[p.id], wanted=wanted[p.id])
+            self._put(live)
             if p.early:
                 live.instances += [f"{p.id}[{i}]" for i in range(len(p.early))]
                 self._keep_predictions(live)
@@ -121,7 +119,7 @@ class LiveQuery:
         return [live for c in self._children.get(name, ()) if (live := self._live.get(c)) is not None]
 
     def readers(self, name: str) -> list[LivePrimitive]:
-        return [c for c in self.children(name) if any(r.producer == name for r in c.primitive.refs)]
+        return [c for c in self.children(name) if name in c.reads]
 
     def within(self, instance: str) -> list[LivePrimitive]:
         """What is in an instance or a part of that name, and in those inside of it."""
@@ -131,6 +129,15 @@ class LiveQuery:
         """Depth of the deepest primitive that has not ended; 0 when all have."""
         return self._depths.deepest()
 
+    def _put(self, live: LivePrimitive) -> None:
+        p = live.primitive
+        self._live[p.id] = live
+        if p.early:
+            live.early = list(p.early)
+        if "/" in p.id:
+            for outer in _around(p.id):
+                self._within.setdefault(outer, []).append(p.id)
+
     def _insert(self, p: Primitive, parents: Iterable[str]) -> LivePrimitive:
         waits: set[str] = set()
         for producer in parents:
@@ -138,12 +145,11 @@ class LiveQuery:
             made_by = self._live.get(producer)
             if made_by is not None and not made_by.status.ended:
                 waits.add(producer)
-        for ref in p.refs:
-            self._readers.setdefault(ref.producer, set()).add(p.id)
-        live = LivePrimitive(p, waits, early=list(p.early))
-        self._live[p.id] = live
-        for outer in _around(p.id):
-            self._within.setdefault(outer, []).append(p.id)
+        reads = p.producers
+        for producer in reads:
+            self._readers.setdefault(producer, set()).add(p.id)
+        live = LivePrimitive(p, waits, reads)
+        self._put(live)
         return live
 
     def _keep_predictions(self, live: LivePrimitive) -> None:
@@ -187,8 +193,7 @@ class LiveQuery:
     def released_by(self, name: str) -> list[str]:
         """Producers whose last reader was `name`."""
         gone = []
-        live = self._live[name]
-        for producer in {ref.producer for ref in (*live.primitive.refs, *live.outputs, *live.predicted, *live.early)}:
+        for producer in self._reads(self._live[name]):
             readers = self._readers.get(producer)
             if readers is None:
                 continue
@@ -198,7 +203,16 @@ class LiveQuery:
                 gone.append(producer)
                 if producer not in self._live:
                     self._children.pop(producer, None)
-        return sorted(gone)
+        gone.sort()
+        return gone
+
+    @staticmethod
+    def _reads(live: LivePrimitive) -> Iterable[str]:
+        """Whose values it reads, those of its instances and predictions among them."""
+        if not (live.outputs or live.predicted or live.early):
+            return live.reads
+        held = (ref.producer for ref in (*live.outputs, *live.predicted, *live.early))
+        return dict.fromkeys((*live.reads, *held))
 
     def read(self, name: str) -> bool:
         """Whether anybody is yet to read this value."""
@@ -230,7 +244,7 @@ class LiveQuery:
             name = todo.pop()
             for child in self.children(name):
                 p = child.primitive
-                if p.decodes and p.id not in found and any(ref.producer == name for ref in p.refs):
+                if p.decodes and p.id not in found and name in child.reads:
                     found[p.id] = child
                     todo.append(p.id)
         return list(found.values())
