@@ -14,8 +14,8 @@ from teola_plugin.graph.kinds import (
     LLM_PREFILLS,
     PrimitiveKind,
 )
-from teola_plugin.graph.primitive import STREAM_ITEMS, Primitive, is_impure, read_path
 from teola_plugin.graph.on_loop import on_loop, runs_on_loop
+from teola_plugin.graph.primitive import STREAM_ITEMS, Primitive, is_impure, read_path
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
 from teola_plugin.graph.query import Query, Terms
 from teola_plugin.graph.refs import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-from teola_plugin.engines.bad_input import advice
 from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTimeout, RequestTooLarge, TeolaError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
@@ -45,17 +44,6 @@ def too_large(kind: PrimitiveKind, size: float, limit: int, engine: str, instanc
         instance=instance,
         hint="shorten the prompt, or give the engine a larger limit (for vLLM: engine_args max_model_len)",
     )
-
-
-def unfit(error: Exception, kind: PrimitiveKind, engine: str) -> EngineError:
-    """A request that could not even be queued: its payload is not what the engine takes."""
-    made = EngineError(
-        f"a {kind.value} request cannot be queued at engine {engine!r}: {type(error).__name__}: {error}.",
-        engine=engine,
-        hint=advice(error),
-    )
-    made.__cause__ = error
-    return made
 
 
 def own(error: BaseException) -> BaseException:

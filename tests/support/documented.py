@@ -346,6 +346,7 @@ GENERATED: dict[str, Callable[[], str]] = {
         E.Enqueue,
         E.PrefillEnded,
         E.RequestsEnded,
+        E.Retried,
         E.CancelRequests,
         E.DepthChanged,
         E.InstanceUp,

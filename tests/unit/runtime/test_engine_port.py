@@ -276,10 +276,9 @@ def test_a_sampled_text_that_nobody_has_read_is_made_again() -> None:
 # ---------------------------------------------------------------- broken instances
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), BaseException("a panic")], ids=repr)
+@pytest.mark.parametrize("error", [SystemExit(1), BaseException("a panic")], ids=repr)
 def test_an_engine_that_ends_its_process_is_restarted(error: BaseException) -> None:
-    if isinstance(error, KeyboardInterrupt):
-        pytest.skip("on this thread it is the user's own; see test_pool_survives")
+    """For KeyboardInterrupt, which on this thread is the user's own, see `test_loop_thread`."""
 
     async def check() -> None:
         heard, engine = Heard(), Scripted(raises(error), answers)
