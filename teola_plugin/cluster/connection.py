@@ -10,10 +10,8 @@ from typing import Any
 
 from teola_plugin.cluster import token as tokens
 from teola_plugin.cluster.names import NAMESPACE
-from teola_plugin.cluster.records import ADDRESS, token_of
+from teola_plugin.cluster.records import ADDRESS, LOOPBACK, plain, token_of
 from teola_plugin.errors import ConfigError, EngineUnavailable
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def ensure_ray() -> Any:
@@ -48,16 +46,28 @@ def connect(address: str | None = None, *, token: str = "") -> None:
     if ray.is_initialized():
         _same_cluster(ray, wanted)
         return
-    tokens.take(ray, token or token_of(wanted))
-    if wanted != "auto":
+    there = _current() if wanted == "auto" else wanted
+    tokens.take(ray, token or token_of(there))
+    if wanted != "auto":  # with which Ray may find a token that is its own
         _reachable(wanted)
         _admitted(wanted)
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     try:
-        with _as_it_is(wanted):
+        with _as_it_is(there):
             ray.init(address=wanted, namespace=NAMESPACE, **quiet)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as error:
+        _admitted(there)  # Ray does not say that it was for want of a token
         raise _refused(wanted, error) from error
+
+
+def _current() -> str:
+    """The cluster that Ray itself would take; `auto` where there is none."""
+    from ray._private import services
+
+    try:
+        return str(services.get_ray_address_from_environment("auto", None))
+    except Exception:
+        return "auto"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -95,6 +105,8 @@ def _admitted(address: str) -> None:
     from ray import _raylet
     from ray.exceptions import AuthenticationError
 
+    if address == "auto":
+        return
     try:
         _raylet.GcsClient(address=address)  # type: ignore[attr-defined]
     except AuthenticationError as error:
@@ -105,7 +117,7 @@ def _admitted(address: str) -> None:
 
 def _same_cluster(ray: Any, wanted: str) -> None:
     here = ray.get_runtime_context().gcs_address
-    if wanted != "auto" and wanted != here:
+    if wanted != "auto" and plain(wanted) != plain(here):
         raise ConfigError(
             f"this process is connected to the Ray cluster at {here} already, not to {wanted}.",
             hint="use one cluster in a process, or call ray.shutdown() before",

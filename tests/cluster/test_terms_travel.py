@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.hosts import Cluster, Host, result
 
+from teola_plugin.cluster.wire import Queue
 from teola_plugin.engines.base import Done, Request, Result
 from teola_plugin.engines.fake import FakeEmbedder, FakeStore
 from teola_plugin.engines.fake_base import Faults
@@ -64,6 +65,23 @@ async def test_terms_of_a_follower_reach_the_other_host(monkeypatch: pytest.Monk
         assert terms_at(store) == ("acme", {**TERMS, "depth": 1, "gang": "h"})
 
 
+async def test_a_follower_whose_terms_have_changed_is_queued_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were announced with the primitive before it; its host hears of the change when the graph comes to it."""
+    async with Cluster(monkeypatch) as cluster:
+        host = cluster.host(never())
+        port = await cluster.port("embedder")
+        later = replace(EMBED, id="later")
+        port.expect("q-ahead1", event(later, depth=1, gang=""))
+        cluster.ask(port, request(), event(EMBED))  # fills the engine
+        port._link.send(Queue(event(later, depth=1, gang=""), (request("q-ahead1.0"),)))  # as its other host does
+        await cluster.until(lambda: len(host.asked) == 2)
+        heard = cluster.listened(port, request("q-ahead1.0"), event(later))
+        port.adopt("q-ahead1", [heard.entry], event(later, depth=9))
+        [queued] = host.port.scheduler.queue
+        await cluster.until(lambda: queued.depth == 9)
+        assert queued.gang.endswith("|g")
+
+
 async def test_terms_that_changed_reach_a_host_that_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is sent again as it stands now, not as it stood when it was asked."""
     async with Cluster(monkeypatch) as cluster:
@@ -75,6 +93,20 @@ async def test_terms_that_changed_reach_a_host_that_is_new(monkeypatch: pytest.M
         second = cluster.host(FakeEmbedder())
         await result(heard)
         assert terms_at(second) == ("acme", {**TERMS, "depth": 7, "gang": "late"})
+
+
+async def test_what_is_in_no_gang_stays_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or all of a client's calls would wait for each other."""
+    async with Cluster(monkeypatch) as cluster:
+        host = cluster.host(never())
+        port = await cluster.port("embedder")
+        for name in ("one", "two"):  # the second one waits: the first fills the engine
+            cluster.ask(port, request(name), event(replace(EMBED, id=name)))
+        port.depths(DepthChanged(0.0, "q", {}, dict.fromkeys(("one", "two"), (Objective.LATENCY, ""))))
+        await cluster.until(lambda: len(host.asked) == 2)
+        queue = host.port.scheduler.queue
+        await cluster.until(lambda: bool(queue) and queue[-1].objective is Objective.LATENCY)
+        assert queue[-1].gang == ""
 
 
 async def test_what_is_asked_again_is_not_what_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,9 +174,14 @@ class Cluster:
         future.set_result(value) if error is None else future.set_exception(error)
 
     def ask(self, port: SharedPort, request: Request, event: Enqueue, **sent: Any) -> Heard:
+        heard = self.listened(port, request, event)
+        port.enqueue([heard.entry], event, **sent)
+        return heard
+
+    def listened(self, port: SharedPort, request: Request, event: Enqueue) -> Heard:
+        """A request whose end is heard, whoever sends it."""
         heard = Heard(RequestEntry(request, port.name, None, event.primitive))
         self._heard[id(heard.entry)] = heard
-        port.enqueue([heard.entry], event, **sent)
         return heard
 
     @staticmethod
