@@ -48,15 +48,17 @@ def connect(address: str | None = None, *, token: str = "") -> None:
         return
     there = _current() if wanted == "auto" else wanted
     tokens.take(ray, token or token_of(there))
-    if wanted != "auto":  # with which Ray may find a token that is its own
-        _reachable(wanted)
+    if there != "auto":
+        _reachable(there)
+    if wanted != "auto":  # with which Ray may yet find a token that is its own
         _admitted(wanted)
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     try:
         with _as_it_is(there):
             ray.init(address=wanted, namespace=NAMESPACE, **quiet)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as error:
-        _admitted(there)  # Ray does not say that it was for want of a token
+        if there != wanted:
+            _admitted(there)  # Ray does not say that it was for want of a token
         raise _refused(wanted, error) from error
 
 
@@ -105,12 +107,14 @@ def _admitted(address: str) -> None:
     from ray import _raylet
     from ray.exceptions import AuthenticationError
 
-    if address == "auto":
-        return
     try:
         _raylet.GcsClient(address=address)  # type: ignore[attr-defined]
-    except AuthenticationError as error:
-        raise _refused(address, error) from None
+    except AuthenticationError:
+        raise EngineUnavailable(
+            f"the Ray cluster at {address!r} asks for a token; this process has shown none, or another one.",
+            hint="set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (a file); of a pool of its own, "
+            "`teola up` names the file",
+        ) from None
     except Exception:
         pass  # whatever else it is, Ray says it in the next step
 
@@ -131,10 +135,7 @@ def _refused(address: str, error: Exception) -> EngineUnavailable:
         hint = "use the same versions of Python and Ray in the app and in the cluster"
         text = " ".join(str(error).split())
     elif "oken" in str(error) or "auth" in str(error).lower():
-        hint = (
-            "give this process the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH. "
-            "That of a pool that `teola up` started is in the file that it named"
-        )
+        hint = "give this process the cluster's token: RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH (a file)"
     else:
         hint = "start the pool with `teola up pool.yaml`, or give the address of a running cluster"
     return EngineUnavailable(f"no Ray cluster at {address!r}: {text}", retryable=True, hint=hint)

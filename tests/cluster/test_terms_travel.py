@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.hosts import Cluster, Host, result
 
-from teola_plugin.cluster.wire import Queue
+from teola_plugin.cluster.wire import News, Parcel, Queue
 from teola_plugin.engines.base import Done, Request, Result
 from teola_plugin.engines.fake import FakeEmbedder, FakeStore
 from teola_plugin.engines.fake_base import Faults
@@ -156,6 +158,36 @@ async def test_an_answer_that_cannot_travel_fails_alone(monkeypatch: pytest.Monk
         with pytest.raises(EngineError, match="cannot be sent"):
             await result(odd)
         assert await result(beside)
+
+
+class ForeignHost(Host):
+    """What it packs is of a module that nobody can import afterwards."""
+
+    def _packed(self, number: int, messages: Sequence[News]) -> Parcel:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "only_there", SimpleNamespace(Foreign=Foreign))  # type: ignore[arg-type]
+            return super()._packed(number, messages)
+
+
+class Foreign(dict[str, int]):
+    __module__ = "only_there"
+
+
+class OfForeigners(FakeEmbedder):
+    def _value(self, request: Request) -> Any:
+        return [Foreign(a=1)] if request.payload.text == "odd" else super()._value(request)
+
+
+async def test_an_answer_that_this_app_cannot_read_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client took its host for lost, greeted it and asked again, for ever."""
+    async with Cluster(monkeypatch) as cluster:
+        host = cluster.host(OfForeigners(), ForeignHost)
+        port = await cluster.port("embedder")
+        odd = cluster.ask(port, replace(request("odd"), payload=EmbedText("odd")), event(EMBED))
+        beside = cluster.ask(port, request("beside"), event(EMBED))
+        with pytest.raises(EngineError, match="Foreign cannot be imported"):
+            await result(odd)
+        assert await result(beside) and len(host.asked) == 2
 
 
 class Versioned(FakeStore):

@@ -151,10 +151,10 @@ class Cluster:
         for handle in self._handles.values():
             await handle.closed()
 
-    def host(self, engine: Engine) -> Host:
+    def host(self, engine: Engine, kind: type[Host] = Host) -> Host:
         """A (new) host for the engine; one that was there is lost."""
         old = self._handles.get(actor_name("here", engine.name))
-        made = self.hosts[engine.name] = Host(engine)
+        made = self.hosts[engine.name] = kind(engine)
         self._made.append(made)
         self._handles[actor_name("here", engine.name)] = _Handle(made)
         if old is not None:
