@@ -15,7 +15,6 @@ prints::
 from __future__ import annotations
 
 import asyncio
-import os
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -62,7 +61,6 @@ async def ask(**pools: EnginePool) -> list[list[str]]:
 
 
 def main() -> None:
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # the cluster is on the loopback, and ends with this script
     address = deploy.up(PoolConfig.parse(YAML))
     try:
         with EnginePool.connect(address, pool="example") as one, EnginePool.connect(address, pool="example") as two:

@@ -37,9 +37,13 @@ class Client:
         return asyncio.get_running_loop().time() - self.heard > silence or len(self.outbox) > MOST
 
     def own(self, name: str) -> str:
-        """The client's name for a request, query or session, made unique among clients and their greetings: what it
+        """The client's name for a request or query, made unique among clients and their greetings: what it
         says again after it was given up is not what still ends."""
         return f"{self.id}#{self.greeting}|{name}"
+
+    def own_group(self, name: str) -> str:
+        """`own` for a session or a gang; what is in none stays in none."""
+        return self.own(name) if name else ""
 
     def hold(self, request: str, entry: RequestEntry, app: str) -> None:
         self.entries[request] = entry

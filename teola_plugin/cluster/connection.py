@@ -10,10 +10,8 @@ from typing import Any
 
 from teola_plugin.cluster import token as tokens
 from teola_plugin.cluster.names import NAMESPACE
-from teola_plugin.cluster.records import ADDRESS, token_of
+from teola_plugin.cluster.records import ADDRESS, LOOPBACK, plain, token_of
 from teola_plugin.errors import ConfigError, EngineUnavailable
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def ensure_ray() -> Any:
@@ -48,16 +46,30 @@ def connect(address: str | None = None, *, token: str = "") -> None:
     if ray.is_initialized():
         _same_cluster(ray, wanted)
         return
-    tokens.take(ray, token or token_of(wanted))
-    if wanted != "auto":
-        _reachable(wanted)
+    there = _current() if wanted == "auto" else wanted
+    tokens.take(ray, token or token_of(there))
+    if there != "auto":
+        _reachable(there)
+    if wanted != "auto":  # with which Ray may yet find a token that is its own
         _admitted(wanted)
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     try:
-        with _as_it_is(wanted):
+        with _as_it_is(there):
             ray.init(address=wanted, namespace=NAMESPACE, **quiet)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as error:
+        if there != wanted:
+            _admitted(there)  # Ray does not say that it was for want of a token
         raise _refused(wanted, error) from error
+
+
+def _current() -> str:
+    """The cluster that Ray itself would take; `auto` where there is none."""
+    from ray._private import services
+
+    try:
+        return str(services.get_ray_address_from_environment("auto", None))
+    except Exception:
+        return "auto"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -97,15 +109,19 @@ def _admitted(address: str) -> None:
 
     try:
         _raylet.GcsClient(address=address)  # type: ignore[attr-defined]
-    except AuthenticationError as error:
-        raise _refused(address, error) from None
+    except AuthenticationError:
+        raise EngineUnavailable(
+            f"the Ray cluster at {address!r} asks for a token; this process has shown none, or another one.",
+            hint="set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (a file); of a pool of its own, "
+            "`teola up` names the file",
+        ) from None
     except Exception:
         pass  # whatever else it is, Ray says it in the next step
 
 
 def _same_cluster(ray: Any, wanted: str) -> None:
     here = ray.get_runtime_context().gcs_address
-    if wanted != "auto" and wanted != here:
+    if wanted != "auto" and plain(wanted) != plain(here):
         raise ConfigError(
             f"this process is connected to the Ray cluster at {here} already, not to {wanted}.",
             hint="use one cluster in a process, or call ray.shutdown() before",
@@ -119,10 +135,7 @@ def _refused(address: str, error: Exception) -> EngineUnavailable:
         hint = "use the same versions of Python and Ray in the app and in the cluster"
         text = " ".join(str(error).split())
     elif "oken" in str(error) or "auth" in str(error).lower():
-        hint = (
-            "give this process the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH. "
-            "That of a pool that `teola up` started is in the file that it named"
-        )
+        hint = "give this process the cluster's token: RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH (a file)"
     else:
         hint = "start the pool with `teola up pool.yaml`, or give the address of a running cluster"
     return EngineUnavailable(f"no Ray cluster at {address!r}: {text}", retryable=True, hint=hint)

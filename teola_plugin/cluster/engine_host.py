@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from teola_plugin.cluster.batch_log import BatchLog
 from teola_plugin.cluster.clients import SILENCE, Client, Clients
 from teola_plugin.cluster.config import EngineConfig
 from teola_plugin.cluster.connection import actor, is_back
@@ -53,7 +52,6 @@ from teola_plugin.scheduling import POLICIES
 from teola_plugin.scheduling.events import CacheUse, DepthChanged, Enqueue
 
 log = logging.getLogger("teola_plugin")
-BATCHES_KEPT = 512
 
 
 class EngineHost:
@@ -65,8 +63,7 @@ class EngineHost:
         self.instances: dict[str, RemoteInstance] = {}
         self.clients = Clients()
         self.silence = SILENCE
-        self.batches: deque[dict[str, Any]] = deque(maxlen=BATCHES_KEPT)
-        """The last batches and what they held, so that one can see queries of several apps in one."""
+        self._batches = BatchLog()
         self.facts: EngineFacts | None = None
         self._port: EnginePort | None = None
         self._followers = Followers(name, self._follow, self._forward)
@@ -243,11 +240,11 @@ class EngineHost:
     def _refuse(self, sender: Client, names: Sequence[str], error: BaseException) -> None:
         for name in names:
             entry = sender.entries.get(name)
-            if entry is not None and self._port is not None:
-                self._port.cancel([entry])
             sender.let_go(name)
             sender.tell(Ended(name, None, error))
             self._followers.ended(sender.id, name, None, error)
+            if entry is not None and self._port is not None:
+                self._port.cancel([entry])
 
     def _obey(self, sender: Client, order: Order) -> None:
         if isinstance(order, Queue):
@@ -256,7 +253,7 @@ class EngineHost:
             self._cancel(sender, order)
         elif isinstance(order, Depths) and self._port is not None:
             event = order.event
-            wanted = {name: (said, sender.own(gang)) for name, (said, gang) in event.wanted.items()}
+            wanted = {name: (said, sender.own_group(gang)) for name, (said, gang) in event.wanted.items()}
             self._port.depths(DepthChanged(self._now(), sender.own(event.query), event.depths, wanted))
 
     def _cancel(self, sender: Client, order: Cancelled) -> None:
@@ -275,8 +272,8 @@ class EngineHost:
             event,
             at=self._now(),
             query=sender.own(event.query),
-            session=sender.own(event.session) if event.session else "",
-            gang=sender.own(event.gang) if event.gang else "",
+            session=sender.own_group(event.session),
+            gang=sender.own_group(event.gang),
         )
         if self._port is None:
             for entry in entries:
@@ -315,16 +312,9 @@ class EngineHost:
     def _started(self, entry: RequestEntry, instance: str, batch: int) -> None:
         sender, request = self.clients.of(entry)
         if sender is not None:
-            self._note(sender, entry, instance, batch)
+            app = sender.apps.get(entry.request.id, "")
+            self._batches.note(batch, instance, sender.id, app, entry.primitive)
             sender.tell(Began(request, instance, batch))
-
-    def _note(self, sender: Client, entry: RequestEntry, instance: str, batch: int) -> None:
-        if not self.batches or self.batches[-1]["batch"] != batch:
-            self.batches.append({"batch": batch, "instance": instance, "at": time.time(), "apps": [], "members": []})
-        last, app = self.batches[-1], sender.apps.get(entry.request.id, "")
-        last["members"].append((sender.id, app, entry.primitive))
-        if app not in last["apps"]:
-            last["apps"].append(app)
 
     def _said(self, entry: RequestEntry, piece: Piece) -> None:
         sender, request = self.clients.of(entry)
@@ -392,6 +382,5 @@ class EngineHost:
         }
 
     def recent_batches(self) -> list[dict[str, Any]]:
-        """The last batches, oldest first: number, instance, wall time, apps, and (client, app, primitive) of each
-        request."""
-        return list(self.batches)
+        """See `BatchLog.recent`."""
+        return self._batches.recent()

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from teola_plugin.cluster import token
-from teola_plugin.cluster.connection import LOOPBACK, ensure_ray, host_and_port
-from teola_plugin.cluster.records import folder
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.cluster.connection import ensure_ray, host_and_port
+from teola_plugin.cluster.records import LOOPBACK, folder
+from teola_plugin.errors import ConfigError, EngineUnavailable
 
 STORE_MB = 256
 """Shared memory of a Ray node that `up` starts: large values are in it until they are read, models are not."""
@@ -40,15 +40,17 @@ class Head:
 def start_head(pool: str, host: str = "") -> Head:
     """`ray start --head --block` in a process of its own: it ends with all its children when it is told to.
 
-    `host`: `address` or `address:port` under which other machines reach this one. Raises `EngineUnavailable`.
+    `host`: `address` or `address:port` under which other machines reach this one. Raises `EngineUnavailable`,
+    `ConfigError`.
     """
     ensure_ray()
+    command = _command(host)
     file = _token(pool)
     log = folder() / f"{pool}-ray.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(
-            _command(host),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -72,6 +74,11 @@ def _token(pool: str) -> str:
 
 def _command(host: str) -> list[str]:
     name, port = host_and_port(host)
+    if name in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"{name} is no address at which other machines reach this one.",
+            hint="give that of a network, e.g. 10.0.0.1",
+        )
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
     command += ["--include-dashboard=false", f"--object-store-memory={STORE_MB * 2**20}", "--disable-usage-stats"]
     return [*command, f"--node-ip-address={name}"] if name and name not in LOOPBACK else command

@@ -11,7 +11,8 @@ from typing import Any
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.cluster.ray_errors import translated
-from teola_plugin.cluster.wire import EngineFacts, Hello, News, Order, pack_orders, size_of, unpack
+from teola_plugin.cluster.readable import read
+from teola_plugin.cluster.wire import EngineFacts, Hello, News, Order, pack_orders, size_of
 
 log = logging.getLogger("teola_plugin")
 PATIENCE = 60.0
@@ -135,7 +136,7 @@ class HostLink:
         host, greeting = self._host, self._greeting
         while (parcel := await host.news.remote(self._hello.client, greeting)) is not None:
             self.received += size_of(parcel)
-            number, *news = unpack(parcel)
+            number, news = read(parcel, self.engine)
             heard.take(number, news)
             del parcel, news  # or they stay in shared memory until there is more to hear
 

@@ -12,6 +12,7 @@ from teola_plugin.engines.model_cache import cache_folder
 
 ADDRESS = "TEOLA_ADDRESS"
 """Environment variable: the cluster to connect to when none is named."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,13 @@ def address_of(pool: str, address: str | None = None) -> str | None:
     return found.address if found is not None else None
 
 
+def plain(address: str) -> str:
+    """`host:port` with one name for this machine's loopback."""
+    host, _, port = address.rpartition(":")
+    return f"127.0.0.1:{port}" if host in LOOPBACK else address
+
+
 def token_of(address: str) -> str:
     """The token's file of the cluster at this address, if a pool of this machine has one there; else empty."""
-    return next((record.token for record in Record.every() if record.address == address and record.token), "")
+    wanted = plain(address)
+    return next((found.token for found in Record.every() if plain(found.address) == wanted and found.token), "")

@@ -37,6 +37,7 @@ from teola_plugin.runtime.prescheduling import Follow
 from teola_plugin.runtime.request_table import PendingCall, RequestEntry, request_id
 from teola_plugin.runtime.works import Party
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.scheduling.objectives import Objective
 
 log = logging.getLogger("teola_plugin")
 
@@ -64,8 +65,8 @@ class SharedPort(ForwardingPort):
         self._waiting = Waiting()
         self._early: dict[str, list[News]] = {}
         """News of followers that the graph has not dispatched yet, by request."""
-        self._expected: set[str] = set()
-        """Followers that were announced, by name."""
+        self._expected: dict[str, Enqueue] = {}
+        """Followers that were announced, by name, as they were."""
         self._adopted: set[str] = set()
         """Requests that another host was to send to this engine's."""
         self._down: BaseException | None = None
@@ -111,23 +112,28 @@ class SharedPort(ForwardingPort):
             self._waiting.add(entry, event)
         self._link.send(Queue(event, tuple(entry.request for entry in entries), primitive, then))
 
-    def expect(self, name: str) -> None:
+    def expect(self, name: str, event: Enqueue) -> None:
         """A follower of that name was announced: news of its requests may come before the graph dispatches it."""
-        self._expected.add(name)
+        self._expected[name] = event
 
     def adopt(self, name: str, entries: Sequence[RequestEntry], event: Enqueue) -> None:
         """The graph has dispatched the follower: its requests are these entries, in order."""
-        self._expected.discard(name)
+        announced = self._expected.pop(name, None)
         for entry in entries:
             self._waiting.add(entry, event)
             self._adopted.add(entry.request.id)
+        if announced is not None and _standing(announced) != _standing(event):
+            depth, objective, gang = _standing(event)
+            self.depths(
+                DepthChanged(event.at, event.query, {event.primitive: depth}, {event.primitive: (objective, gang)})
+            )
         for entry in entries:
             for news in self._early.pop(entry.request.id, ()):
                 self._one(news)
 
     def disown(self, name: str, count: int = 0) -> None:
         """The follower is not wanted, or its requests are made otherwise."""
-        self._expected.discard(name)
+        self._expected.pop(name, None)
         requests = [key for key in self._early if key.rpartition(".")[0] == name]
         for request in requests:
             del self._early[request]
@@ -269,3 +275,8 @@ class SharedPort(ForwardingPort):
             retryable=True,
             hint="ask again",
         )
+
+
+def _standing(event: Enqueue) -> tuple[int, Objective, str]:
+    """What may have changed since a primitive was announced."""
+    return event.depth, event.objective, event.gang

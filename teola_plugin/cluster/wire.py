@@ -136,16 +136,16 @@ def sendable(engine: str, news: News) -> News:
     try:
         pack([news])
     except Exception as error:
-        return Ended(
-            news.request,
-            None,
-            EngineError(
-                f"an answer of engine {engine!r} cannot be sent: {type(error).__name__}: {error}.",
-                engine=engine,
-                hint="engines of the shared pool answer with plain data",
-            ),
-        )
+        return Ended(news.request, None, _cannot_be_sent(engine, error))
     return news
+
+
+def _cannot_be_sent(engine: str, error: Exception) -> EngineError:
+    return EngineError(
+        f"an answer of engine {engine!r} cannot be sent or read: {type(error).__name__}: {error}.",
+        engine=engine,
+        hint="answers and metadata must be plain data, or of classes that can be imported in every app",
+    )
 
 
 def asked(order: Order) -> tuple[str, ...]:

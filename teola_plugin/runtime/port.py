@@ -71,8 +71,8 @@ class ForwardingPort(Port, ABC):
         """Send the requests of one primitive, and what follows it."""
 
     @abstractmethod
-    def expect(self, name: str) -> None:
-        """A follower of that name is announced."""
+    def expect(self, name: str, event: Enqueue) -> None:
+        """A follower of that name is announced, to be queued like this."""
 
     @abstractmethod
     def adopt(self, name: str, entries: Sequence[RequestEntry], event: Enqueue) -> None:

@@ -104,11 +104,11 @@ class PreScheduling:
         if not isinstance(port, ForwardingPort):
             return None
         name = f"{run.id}-ahead{next(_numbers)}"
-        port.expect(name)
         run.sent_ahead[p.id] = name
         known = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer != before.id}
         pending = tuple((key, ref.path) for key, ref in p.inputs if ref.producer == before.id)
         event = self._ticket(run, p, live.depth)
+        port.expect(name, event)
         then = self.followers(run, query, p, room - 1)
         return Follow(p, name, known, pending, event, run.query.tenant, then, self._stays(query, p))
 

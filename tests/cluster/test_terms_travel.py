@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.hosts import Cluster, Host, result
 
+from teola_plugin.cluster.wire import News, Parcel, Queue
 from teola_plugin.engines.base import Done, Request, Result
 from teola_plugin.engines.fake import FakeEmbedder, FakeStore
 from teola_plugin.engines.fake_base import Faults
@@ -64,6 +67,23 @@ async def test_terms_of_a_follower_reach_the_other_host(monkeypatch: pytest.Monk
         assert terms_at(store) == ("acme", {**TERMS, "depth": 1, "gang": "h"})
 
 
+async def test_a_follower_whose_terms_have_changed_is_queued_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were announced with the primitive before it; its host hears of the change when the graph comes to it."""
+    async with Cluster(monkeypatch) as cluster:
+        host = cluster.host(never())
+        port = await cluster.port("embedder")
+        later = replace(EMBED, id="later")
+        port.expect("q-ahead1", event(later, depth=1, gang=""))
+        cluster.ask(port, request(), event(EMBED))  # fills the engine
+        port._link.send(Queue(event(later, depth=1, gang=""), (request("q-ahead1.0"),)))  # as its other host does
+        await cluster.until(lambda: len(host.asked) == 2)
+        heard = cluster.listened(port, request("q-ahead1.0"), event(later))
+        port.adopt("q-ahead1", [heard.entry], event(later, depth=9))
+        [queued] = host.port.scheduler.queue
+        await cluster.until(lambda: queued.depth == 9)
+        assert queued.gang.endswith("|g")
+
+
 async def test_terms_that_changed_reach_a_host_that_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is sent again as it stands now, not as it stood when it was asked."""
     async with Cluster(monkeypatch) as cluster:
@@ -75,6 +95,20 @@ async def test_terms_that_changed_reach_a_host_that_is_new(monkeypatch: pytest.M
         second = cluster.host(FakeEmbedder())
         await result(heard)
         assert terms_at(second) == ("acme", {**TERMS, "depth": 7, "gang": "late"})
+
+
+async def test_what_is_in_no_gang_stays_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or all of a client's calls would wait for each other."""
+    async with Cluster(monkeypatch) as cluster:
+        host = cluster.host(never())
+        port = await cluster.port("embedder")
+        for name in ("one", "two"):  # the second one waits: the first fills the engine
+            cluster.ask(port, request(name), event(replace(EMBED, id=name)))
+        port.depths(DepthChanged(0.0, "q", {}, dict.fromkeys(("one", "two"), (Objective.LATENCY, ""))))
+        await cluster.until(lambda: len(host.asked) == 2)
+        queue = host.port.scheduler.queue
+        await cluster.until(lambda: bool(queue) and queue[-1].objective is Objective.LATENCY)
+        assert queue[-1].gang == ""
 
 
 async def test_what_is_asked_again_is_not_what_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +158,36 @@ async def test_an_answer_that_cannot_travel_fails_alone(monkeypatch: pytest.Monk
         with pytest.raises(EngineError, match="cannot be sent"):
             await result(odd)
         assert await result(beside)
+
+
+class ForeignHost(Host):
+    """What it packs is of a module that nobody can import afterwards."""
+
+    def _packed(self, number: int, messages: Sequence[News]) -> Parcel:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "only_there", SimpleNamespace(Foreign=Foreign))  # type: ignore[arg-type]
+            return super()._packed(number, messages)
+
+
+class Foreign(dict[str, int]):
+    __module__ = "only_there"
+
+
+class OfForeigners(FakeEmbedder):
+    def _value(self, request: Request) -> Any:
+        return [Foreign(a=1)] if request.payload.text == "odd" else super()._value(request)
+
+
+async def test_an_answer_that_this_app_cannot_read_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client took its host for lost, greeted it and asked again, for ever."""
+    async with Cluster(monkeypatch) as cluster:
+        host = cluster.host(OfForeigners(), ForeignHost)
+        port = await cluster.port("embedder")
+        odd = cluster.ask(port, replace(request("odd"), payload=EmbedText("odd")), event(EMBED))
+        beside = cluster.ask(port, request("beside"), event(EMBED))
+        with pytest.raises(EngineError, match="Foreign cannot be imported"):
+            await result(odd)
+        assert await result(beside) and len(host.asked) == 2
 
 
 class Versioned(FakeStore):

@@ -12,7 +12,7 @@ import pytest
 
 from teola_plugin.cluster import token
 from teola_plugin.cluster.connection import host_and_port
-from teola_plugin.cluster.head import prepare
+from teola_plugin.cluster.head import prepare, start_head
 from teola_plugin.cluster.records import Record, token_of
 from teola_plugin.errors import ConfigError
 
@@ -64,7 +64,7 @@ def test_what_the_user_has_set_stands(
 def test_a_token_goes_to_its_own_cluster_alone() -> None:
     Record("a", "127.0.0.1:1", 1, "a.token").write()
     Record("b", "127.0.0.1:2", 2).write()
-    assert token_of("127.0.0.1:1") == "a.token"
+    assert token_of("127.0.0.1:1") == token_of("localhost:1") == "a.token"
     assert token_of("127.0.0.1:2") == token_of("10.0.0.1:1") == ""
     READ.clear()
     for address in ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:1"):
@@ -86,3 +86,5 @@ def test_hosts_and_ports() -> None:
     assert host_and_port("node:6379") == ("node", 6379)
     with pytest.raises(ConfigError, match="port"):
         host_and_port("node:x")
+    with pytest.raises(ConfigError, match="other machines"):
+        start_head("p", "0.0.0.0")

@@ -151,10 +151,10 @@ class Cluster:
         for handle in self._handles.values():
             await handle.closed()
 
-    def host(self, engine: Engine) -> Host:
+    def host(self, engine: Engine, kind: type[Host] = Host) -> Host:
         """A (new) host for the engine; one that was there is lost."""
         old = self._handles.get(actor_name("here", engine.name))
-        made = self.hosts[engine.name] = Host(engine)
+        made = self.hosts[engine.name] = kind(engine)
         self._made.append(made)
         self._handles[actor_name("here", engine.name)] = _Handle(made)
         if old is not None:
@@ -174,9 +174,14 @@ class Cluster:
         future.set_result(value) if error is None else future.set_exception(error)
 
     def ask(self, port: SharedPort, request: Request, event: Enqueue, **sent: Any) -> Heard:
+        heard = self.listened(port, request, event)
+        port.enqueue([heard.entry], event, **sent)
+        return heard
+
+    def listened(self, port: SharedPort, request: Request, event: Enqueue) -> Heard:
+        """A request whose end is heard, whoever sends it."""
         heard = Heard(RequestEntry(request, port.name, None, event.primitive))
         self._heard[id(heard.entry)] = heard
-        port.enqueue([heard.entry], event, **sent)
         return heard
 
     @staticmethod
