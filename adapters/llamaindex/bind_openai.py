@@ -18,7 +18,7 @@ from teola_plugin.engines.openai_wire import WireGeneration
 from teola_plugin.engines.payloads import Generate, Generation
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.context import current_run, current_terms
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
@@ -33,11 +33,11 @@ class _Served(StandIn):
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generator[Any, None, None]:
         made = super()._stream_chat(messages, **kwargs)  # type: ignore[misc]
-        return streamed_in(current_run.get(), made)  # type: ignore[return-value]
+        return streamed_in(current_run.get(), current_terms.get(), made)  # type: ignore[return-value]
 
     async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncGenerator[Any, None]:
         made = await super()._astream_chat(messages, **kwargs)  # type: ignore[misc]
-        return astreamed_in(current_run.get(), made)
+        return astreamed_in(current_run.get(), current_terms.get(), made)
 
 
 class _ServedAhead(_Served):

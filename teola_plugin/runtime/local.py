@@ -15,10 +15,11 @@ from typing import Any
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.cache_news import ask_for_news
 from teola_plugin.engines.calibration import calibrate
-from teola_plugin.errors import EngineUnavailable, unknown_name
-from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref
+from teola_plugin.errors import EngineUnavailable, QueryTimeout, unknown_name
+from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
+from teola_plugin.runtime.context import current_terms
 from teola_plugin.runtime.engine_port import EnginePort, Port, PortListener
 from teola_plugin.runtime.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
@@ -47,6 +48,8 @@ class _Call:
     """Where its pieces go, if it is streamed."""
     stays: bool = False
     """Whether its values may stay where they are made."""
+    terms: Terms = field(default_factory=Terms)
+    """Of a call that joins no live query."""
     entries: list[RequestEntry] = field(default_factory=list)
     """Its requests, once they are made or claimed."""
 
@@ -219,15 +222,17 @@ class LocalRuntime:
         stream: bool = False,
         stays: bool = False,
         run: QueryRun | None = None,
+        terms: Terms | None = None,
     ) -> CallHandle:
         """One request per payload; inside a live query, what was asked for already is claimed.
 
         With `stays`, large values may stay where they are made: what is got are `KeptValue`s, for other requests.
+        `terms`: of a call that joins no live query; by default those of its query that has ended, or the ambient ones.
         """
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
-        call = _Call(kind, port, list(payloads), future, PieceLog() if stream else None, stays)
+        call = _Call(kind, port, list(payloads), future, PieceLog() if stream else None, stays, terms or _terms(run))
         self.loop.post(self._join, run, call)
         return CallHandle(
             future, pieces=call.log, cancel=lambda: self.loop.post(self._give_up, call.entries), owner=self.loop.ident
@@ -236,10 +241,10 @@ class LocalRuntime:
     def _join(self, run: QueryRun | None, call: _Call) -> None:
         """A call always ends: one that cannot join its query is an ordinary one; one that comes late fails."""
         late = run.late if run is not None else None
+        if late is None and not self._lives(run) and _passed(call.terms, self._driver.now()):
+            late = _late()
         if late is not None:
-            call.future.set_exception(late)
-            if call.log is not None:
-                call.log.close()
+            self._end_late(call, late)
             return
         try:
             self._make(run, call)
@@ -259,11 +264,32 @@ class LocalRuntime:
             call.entries.clear()
             self._join(None, call)
 
+    def _lives(self, run: QueryRun | None) -> bool:
+        return run is not None and run.id in self._driver.runs
+
+    @staticmethod
+    def _end_late(call: _Call, error: QueryTimeout) -> None:
+        if not call.future.done():
+            call.future.set_exception(error)
+        if call.log is not None:
+            call.log.close()
+
+    def _end_by(self, deadline: float, call: _Call) -> None:
+        """A call of no live query ends at its own deadline."""
+
+        def passed() -> None:
+            if not call.future.done():
+                self._end_late(call, _late())
+                self._give_up(call.entries)
+
+        timer = asyncio.get_running_loop().call_at(deadline, passed)
+        call.future.add_done_callback(lambda _: timer.cancel())
+
     def _make(self, run: QueryRun | None, call: _Call) -> None:
         driver, port = self._driver, call.port
-        live = run is not None and run.id in driver.runs
+        live = self._lives(run)
         if run is None or not live:
-            run = QueryRun(self, Query(id=f"call{next(_calls)}"), None, {}, True, QueryStore({}))
+            run = QueryRun(self, _query(call.terms), None, {}, True, QueryStore({}))
         run.calls_made += 1
         name = f"{port.name}.call#{run.calls_made}"
         fresh = []
@@ -281,6 +307,8 @@ class LocalRuntime:
             if call.log is not None:
                 entry.read_into(call.log)
         PendingCall(call.entries, call.future, Future.set_result if call.stays else self._deliver)
+        if not live and call.terms.deadline is not None:
+            self._end_by(call.terms.deadline, call)
         if fresh:
             self._enqueue_fresh(run, call.kind, port, name, fresh, live)
 
@@ -327,6 +355,27 @@ class LocalRuntime:
         for instances in self._engines.values():
             for engine in instances:
                 await engine.reset()
+
+
+def _terms(run: QueryRun | None) -> Terms:
+    """Of a call that says nothing itself: its query's, whose deadline ends with it, or the ambient ones."""
+    if run is None:
+        return current_terms.get() or Terms()
+    return replace(run.query.terms, deadline=None) if run.closed else run.query.terms
+
+
+def _query(terms: Terms) -> Query:
+    """Of a single call."""
+    name = f"call{next(_calls)}"
+    return Query(id=name, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
+
+
+def _passed(terms: Terms, now: float) -> bool:
+    return terms.deadline is not None and terms.deadline <= now
+
+
+def _late() -> QueryTimeout:
+    return QueryTimeout("a call did not end before its deadline.", hint="allow more time")
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,16 +7,15 @@ prompts, parameters, messages, errors and retries are the object's. What the eng
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 
-from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
-from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
 from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, capturing
 from teola_plugin.engines.openai_wire import WireGeneration, joinable
 from teola_plugin.engines.payloads import Generate, Generation
@@ -47,7 +46,7 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
     vars(made).update(vars(copied))
     for slot in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
         object.__setattr__(made, slot, getattr(copied, slot))
-    clients: dict[str, Any] = {"_teola_engine": engine}
+    clients: dict[str, Any] = {"_teola_engine": engine, "_teola_pool": pool}
     if obj.root_client is not None:
         root = obj.root_client.copy(http_client=Carrier.client(obj.root_client._client, pool, engine))
         clients |= {"root_client": root, "client": root.chat.completions}
@@ -70,25 +69,20 @@ def _check(obj: Any, server: Any) -> None:
         )
 
 
-class _Served:
+class _Served(CalledOrStreamed):
     """Before the object's class in the order of methods: calls find their query, wherever they run."""
 
+    @property
+    def pool(self) -> EnginePool:  # type: ignore[override]
+        return self._teola_pool  # type: ignore[attr-defined,no-any-return]
+
     def _generate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(active_run(run_manager)):
+        with joined(*place_of(self.pool, run_manager)):
             return super()._generate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
     async def _agenerate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(active_run(run_manager)):
+        with joined(*place_of(self.pool, run_manager)):
             return await super()._agenerate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
-
-    def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Iterator[Any]:
-        yield from streamed_in(_run_of(config), super().stream(input, config, **kwargs))  # type: ignore[misc]
-
-    async def astream(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncIterator[Any]:
-        chunks = super().astream(input, config, **kwargs)  # type: ignore[misc]
-        async with aclosing(astreamed_in(_run_of(config), chunks)) as found:
-            async for chunk in found:
-                yield chunk
 
 
 class _ServedAhead(_Served):
@@ -107,10 +101,6 @@ class _ServedAhead(_Served):
         return GenerationLeaf(
             model._teola_engine, lambda value: _asked(model, value, given), lambda made: _message(model, made)
         )
-
-
-def _run_of(config: Any) -> Any:
-    return active_run(None if config is None else config.get("callbacks"))
 
 
 def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
