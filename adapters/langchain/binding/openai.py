@@ -7,7 +7,8 @@ prompts, parameters, messages, errors and retries are the object's. What the eng
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +17,8 @@ from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
-from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, capturing
+from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, atold_in, capturing, told, told_in
+from teola_plugin.engines.openai_carried import without_credentials
 from teola_plugin.engines.openai_wire import WireGeneration, joinable
 from teola_plugin.engines.payloads import Generate, Generation
 from teola_plugin.errors import RegistrationError
@@ -56,7 +58,7 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
 
 
 def _check(obj: Any, server: Any) -> None:
-    own = str(obj.root_async_client.base_url).rstrip("/")
+    own = without_credentials(str(obj.root_async_client.base_url)).rstrip("/")
     if own != server.base_url:
         raise RegistrationError(
             f"the {type(obj).__name__} talks to {own}, the engine {server.name!r} to {server.base_url}.",
@@ -77,23 +79,34 @@ class _Served(CalledOrStreamed):
         return self._teola_pool  # type: ignore[attr-defined,no-any-return]
 
     def _generate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(*place_of(self.pool, run_manager)):
+        with joined(*place_of(self.pool, run_manager)), told():
             return super()._generate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
     async def _agenerate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(*place_of(self.pool, run_manager)):
+        with joined(*place_of(self.pool, run_manager)), told():
             return await super()._agenerate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield from told_in(super()._stream(*args, **kwargs))  # type: ignore[misc]
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with aclosing(atold_in(super()._astream(*args, **kwargs))) as found:  # type: ignore[misc]
+            async for chunk in found:
+                yield chunk
 
 
 class _ServedAhead(_Served):
     """On a server declared to cache prefixes: the graph knows its prompts, and calls it when they are ready."""
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
-        """None with a cache or a rate limiter, which a call made ahead would go around, and for the Responses API."""
+        """None with a cache or a rate limiter, which a call made ahead would go around, for the Responses API, and
+        where the key comes from a function of the user's."""
         model: Any = self
         cached = model.cache or (model.cache is None and get_llm_cache() is not None)
         given = {key: value for key, value in kwargs.items() if key not in _FOR_TRACES}
         if cached or model.rate_limiter is not None or model.root_client is None:
+            return None
+        if getattr(model.root_client, "_api_key_provider", None) is not None:
             return None
         params = {**model._default_params, **given}
         if model._use_responses_api(params) or not joinable(params | (params.get("extra_body") or {})):
