@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from teola_plugin.engines import openai_wire as wire
 from teola_plugin.engines.openai_carried import Carried, without_credentials
-from teola_plugin.engines.openai_http import broken_in, refusal_in
+from teola_plugin.engines.openai_http import broken_in, refusal_in, unsent
 from teola_plugin.engines.payloads import Generate
 from teola_plugin.errors import (
     EngineError,
@@ -180,7 +180,7 @@ class _Carries:
 
     def _as_the_connection(self, error: TeolaError, request: Any) -> Any:
         """The exception by which the client would have learnt of it from its own connection."""
-        kind = getattr(self._http, _broken(error), None)
+        kind: Any = getattr(self._http, _broken(error) or "ReadError", None)
         known = isinstance(kind, type) and issubclass(kind, self._http.TransportError)
         return (kind if known else self._http.ReadError)(str(error), request=request)
 
@@ -207,7 +207,7 @@ def _broken(error: TeolaError) -> str:
 
 def _never_sent(error: TeolaError) -> bool:
     """Whether the engine said beforehand that it does not carry the request."""
-    return isinstance(error, RequestTooLarge) and refusal_in(error) is None
+    return unsent(error) or (isinstance(error, RequestTooLarge) and refusal_in(error) is None)
 
 
 def _seconds(request: Any) -> float | None:

@@ -14,7 +14,16 @@ from urllib.parse import unquote, urlsplit
 from teola_plugin.engines import openai_wire as wire
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Piece, Request, Result
 from teola_plugin.engines.openai_carried import without_credentials
-from teola_plugin.engines.openai_http import failed_by_network, json_of, refused, root_of, sent, unreachable, unread
+from teola_plugin.engines.openai_http import (
+    failed_by_network,
+    json_of,
+    not_started,
+    refused,
+    root_of,
+    sent,
+    unreachable,
+    unread,
+)
 from teola_plugin.engines.openai_measure import measure, version_and_block
 from teola_plugin.engines.openai_prefixes import Prefixes
 from teola_plugin.engines.payloads import Generate, Generation, Warmed, Warmup
@@ -214,10 +223,9 @@ class OpenAIServer:
         inbox.put_nowait(end)
 
     async def _value(self, request: Request, inbox: asyncio.Queue[Result]) -> Generation | Warmed:
+        carried = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
         if self._client is None:
-            raise EngineUnavailable(
-                f"{self.name} is not started.", engine=self.name, retryable=True, hint="start the pool"
-            )
+            raise not_started(self.name, again=not carried)
         match request.payload:
             case Warmup() if request.kind in self.kinds:
                 return await self._warm_up(self._client, request, request.payload)

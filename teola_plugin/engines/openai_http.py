@@ -57,6 +57,18 @@ def refusal_in(error: EngineError) -> Refusal | None:
     return found if isinstance(found, Refusal) else None
 
 
+def not_started(name: str, *, again: bool) -> EngineUnavailable:
+    """The error for a request that was not even begun."""
+    error = EngineUnavailable(f"{name} is not started.", engine=name, retryable=again, hint="start the pool")
+    error.__dict__["unsent"] = True
+    return error
+
+
+def unsent(error: BaseException) -> bool:
+    """Whether nothing was sent for certain."""
+    return bool(error.__dict__.get("unsent"))
+
+
 def unreachable(name: str, url: str, error: BaseException) -> EngineUnavailable:
     """The server cannot be talked to at all."""
     return EngineUnavailable(

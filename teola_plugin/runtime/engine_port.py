@@ -150,6 +150,7 @@ class EnginePort:
         """Queue the requests of one primitive; `event.requests` is filled in here."""
         refused = self._refusal(len(entries))
         if refused is not None:
+            refused.__dict__["unsent"] = isinstance(refused, EngineUnavailable)
             for entry in entries:
                 self._listener.ended(entry, None, refused)
             return
