@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Protocol
 
+from teola_plugin.adapters.terms import Deadline
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import IMPURE_KINDS, LOOKAHEAD, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
@@ -73,10 +74,9 @@ def submitted(pool: EnginePool, query: Query, optimised: Optimised, calls: Calls
     )
 
 
-def joinable(run: Any, pool: EnginePool) -> QueryRun | None:
-    """`run` if it is a live query of this pool's that parts may join."""
-    joins = isinstance(run, QueryRun) and run.joins and not run.closed and run.runtime is pool.runtime
-    return run if joins else None
+def joinable(run: Any) -> QueryRun | None:
+    """`run` if parts may join it."""
+    return run if isinstance(run, QueryRun) and run.joins and not run.closed else None
 
 
 def shape(traced: Traced, input: Any) -> dict[str, int]:
@@ -89,11 +89,13 @@ def shape(traced: Traced, input: Any) -> dict[str, int]:
 
 @contextlib.contextmanager
 def failing(run: Endable) -> Iterator[None]:
-    """The query ends with a body that fails, or that is given up."""
+    """The query ends with a body that fails, or that is given up. One that is late has ended by itself."""
     try:
         yield
     except Exception:
-        run.close()
+        late = Deadline.of(run)
+        if late is None or not late.passed:
+            run.close()
         raise
     except BaseException:  # cancelled, interrupted, or a generator that was not read to its end
         run.cancel()

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from teola_plugin.engines.payloads import Vector
 from teola_plugin.errors import unknown_name
-from teola_plugin.graph import on_loop
-from teola_plugin.runtime.context import current_run
+from teola_plugin.graph import Terms, on_loop
+from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.runtime.handles import CallHandle
 
 T = TypeVar("T")
@@ -28,32 +28,37 @@ def carries_openai(engine: Any) -> bool:
 
 
 @contextmanager
-def joined(run: Any) -> Iterator[None]:
-    """Calls inside the block belong to `run`; None changes nothing."""
-    token = None if run is None else current_run.set(run)
+def joined(run: Any, terms: Terms | None = None) -> Iterator[None]:
+    """Calls inside the block belong to `run`, or to no query and are made under `terms`; None changes nothing."""
+    if run is None and terms is None:
+        yield
+        return
+    token = current_run.set(run)
+    of_terms = None if terms is None else current_terms.set(terms)
     try:
         yield
     finally:
-        if token is not None:
-            current_run.reset(token)
+        current_run.reset(token)
+        if of_terms is not None:
+            current_terms.reset(of_terms)
 
 
-def streamed_in(run: Any, items: Iterator[T]) -> Iterator[T]:
-    """The items, each made inside `joined(run)`, which never leaks to the reader between two of them."""
+def streamed_in(run: Any, terms: Terms | None, items: Iterator[T]) -> Iterator[T]:
+    """The items, each made inside `joined(run, terms)`, which never leaks to the reader between two of them."""
     with closing(items):  # type: ignore[type-var]
         while True:
-            with joined(run):
+            with joined(run, terms):
                 item = next(items, _END)
             if item is _END:
                 return
             yield item  # type: ignore[misc]
 
 
-async def astreamed_in(run: Any, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+async def astreamed_in(run: Any, terms: Terms | None, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """`streamed_in` in a loop."""
     async with aclosing(items):  # type: ignore[type-var]
         while True:
-            with joined(run):
+            with joined(run, terms):
                 item = await anext(items, _END)
             if item is _END:
                 return

@@ -1,5 +1,11 @@
 """The transport of a client of the `openai` package: chat completions are carried by an engine of the pool.
 
+A request goes past the engine, by the client that the object came with, only where the engine never took it: requests
+of other kinds, to other addresses, or with means of their own (hooks, logins); requests that are too large for it; and
+where something here fails before anything is sent. What became of a request that was taken is told to the client as
+its server and its connection would have told it. What the pool itself says (`QueryTimeout`, `QueryCancelled`,
+`EngineOverloaded`, `EngineUnavailable`) reaches the caller of the object as it is: see `told`.
+
 That package uses `httpx`, or `httpx2` from its version 3 on; whichever it is, it is found through the client's class.
 """
 
@@ -9,21 +15,35 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextvars import ContextVar
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from teola_plugin.engines import openai_wire as wire
-from teola_plugin.engines.openai_http import refusal_in
+from teola_plugin.engines.openai_carried import Carried, without_credentials
+from teola_plugin.engines.openai_http import broken_in, refusal_in, unsent
 from teola_plugin.engines.payloads import Generate
-from teola_plugin.errors import EngineError, TeolaError
+from teola_plugin.errors import (
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    QueryError,
+    RequestTooLarge,
+    TeolaError,
+)
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle
 
+log = logging.getLogger("teola_plugin")
+T = TypeVar("T")
+_END = object()
 _capture: ContextVar[bool] = ContextVar("teola_capture", default=False)
+_telling: ContextVar[bool] = ContextVar("teola_telling", default=False)
+_OF_THE_POOL = (QueryError, EngineUnavailable, EngineOverloaded)
 
 
 class Captured(BaseException):
@@ -32,6 +52,14 @@ class Captured(BaseException):
     def __init__(self, asked: Generate) -> None:
         super().__init__()
         self.asked = asked
+
+
+class Through(BaseException):
+    """An error of the pool on its way through the client. No `Exception`, so that no client retries or wraps it."""
+
+    def __init__(self, error: TeolaError) -> None:
+        super().__init__()
+        self.error = error
 
 
 @contextlib.contextmanager
@@ -44,47 +72,127 @@ def capturing() -> Iterator[None]:
         _capture.reset(token)
 
 
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """The body uses a client: what the pool says of its requests is raised as it is, past what the client would do.
+
+    Around whatever of an object's methods sends requests. Outside of it a client is told that the connection broke.
+    """
+    token = _telling.set(True)
+    try:
+        yield
+    except Through as through:
+        raise through.error from through.error.__cause__
+    finally:
+        _telling.reset(token)
+
+
+def told_in(items: Iterator[T]) -> Iterator[T]:
+    """The items, each made inside `told()`."""
+    with contextlib.closing(items):  # type: ignore[type-var]
+        while True:
+            with told():
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item  # type: ignore[misc]
+
+
+async def atold_in(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """`told_in` in a loop."""
+    async with contextlib.aclosing(items):  # type: ignore[type-var]
+        while True:
+            with told():
+                item = await anext(items, _END)
+            if item is _END:
+                return
+            yield item  # type: ignore[misc]
+
+
+class _Taken(NamedTuple):
+    """A request that the engine has."""
+
+    handle: CallHandle
+    asked: Generate
+    body: dict[str, Any]
+
+    @property
+    def streamed(self) -> bool:
+        return bool(self.body.get("stream"))
+
+
 class _Carries:
     """What both kinds of transport have in common. `inner` is the client that the object came with."""
 
     def __init__(self, inner: Any, pool: EnginePool, engine: str, http: Any) -> None:
         self._inner, self._pool, self._engine, self._http = inner, pool, engine, http
 
+    def _take(self, request: Any) -> _Taken | None:
+        """None for a request that goes past the engine. Whatever fails here, nothing was sent."""
+        try:
+            found = self._asked(request)
+            if found is None:
+                return None
+            asked, body = found
+            if _capture.get():
+                raise Captured(asked)
+            run = current_run.get()  # the adapters see to it that it is set, or the terms
+            stream = bool(body.get("stream"))
+            handle = self._pool.call(PrimitiveKind.PREFILLING, self._engine, [asked], stream=stream, run=run)
+        except Exception as error:
+            bug = None if isinstance(error, TeolaError) else error
+            log.warning("a request goes past engine %s: %s", self._engine, type(error).__name__, exc_info=bug)
+            return None
+        return _Taken(handle, asked, body)
+
     def _asked(self, request: Any) -> tuple[Generate, dict[str, Any]] | None:
         """The generation that a request asks for, and its body; None for any other request."""
-        if request.method != "POST" or not request.url.path.endswith("/chat/completions"):
+        server: Any = self._pool.engine(self._engine)
+        if request.method != "POST" or not self._reaches(request.url, server):
+            return None
+        if self._inner.auth is not None or any(self._inner.event_hooks.values()):
             return None
         body = json.loads(request.content)
-        server: Any = self._pool.engine(self._engine)
-        prompt = wire.WirePrompt.of(body, exact=not (server.joins and wire.joinable(body)))
-        asked = Generate(prompt, prompt.sampling)
-        if _capture.get():
-            raise Captured(asked)
-        return asked, body
+        carried = Carried.of(str(request.url), request.url.params.multi_items(), request.headers.multi_items())
+        exact = not (server.joins and wire.joinable(body))
+        prompt = wire.WirePrompt.of(body, exact=exact, carried=carried)
+        return Generate(prompt, prompt.sampling), body
 
-    def _call(self, asked: Generate, *, stream: bool) -> CallHandle:
-        run = current_run.get()  # the adapters see to it that it is set
-        return self._pool.call(PrimitiveKind.PREFILLING, self._engine, [asked], stream=stream, run=run)
+    def _reaches(self, url: Any, server: Any) -> bool:
+        """Whether a request for this address asks the engine's server for a chat completion."""
+        known = str(self._http.URL(f"{server.base_url}/chat/completions"))
+        return without_credentials(str(url)) == without_credentials(known)
 
     def _whole(self, value: Any) -> Any:
         headers = {"content-type": "application/json"}
         return self._http.Response(200, headers=headers, content=value.response.encode())
 
-    def _refused(self, error: TeolaError) -> Any:
-        """The server's own answer, if it gave one: its meaning, and whether to try again, is the object's to say."""
+    def _answer(self, error: TeolaError, request: Any) -> Any:
+        """What the client gets for a request that was taken and failed: the server's own answer, if it gave one. Its
+        meaning, and whether to try again, is the object's to say."""
         refusal = refusal_in(error) if isinstance(error, EngineError) else None
-        if refusal is None:
-            return None
-        kept = {k: v for k, v in refusal.headers.items() if k.lower() not in ("content-length", "content-encoding")}
-        return self._http.Response(refusal.status, headers=kept, content=refusal.content.encode())
+        if refusal is not None:
+            kept = {k: v for k, v in refusal.headers.items() if k.lower() not in ("content-length", "content-encoding")}
+            return self._http.Response(refusal.status, headers=kept, content=refusal.content.encode())
+        if _telling.get() and not _broken(error):
+            raise Through(error)
+        raise self._as_the_connection(error, request) from error
+
+    def _as_the_connection(self, error: TeolaError, request: Any) -> Any:
+        """The exception by which the client would have learnt of it from its own connection."""
+        kind: Any = getattr(self._http, _broken(error) or "ReadError", None)
+        known = isinstance(kind, type) and issubclass(kind, self._http.TransportError)
+        return (kind if known else self._http.ReadError)(str(error), request=request)
 
     @contextlib.contextmanager
-    def _told(self, handle: CallHandle, request: Any) -> Iterator[None]:
+    def _streaming(self, handle: CallHandle, request: Any) -> Iterator[None]:
         """Whoever leaves a stream early no longer wants it; a stream that fails does so as the client's own would."""
         try:
             yield
+        except _OF_THE_POOL:
+            raise
         except TeolaError as error:
-            raise self._http.ReadError(str(error), request=request) from error
+            raise self._as_the_connection(error, request) from error
         except BaseException:
             handle.cancel()
             raise
@@ -93,8 +201,23 @@ class _Carries:
         return self._http.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
 
 
+def _broken(error: TeolaError) -> str:
+    return broken_in(error) if isinstance(error, EngineError) else ""
+
+
+def _never_sent(error: TeolaError) -> bool:
+    """Whether the engine said beforehand that it does not carry the request."""
+    return unsent(error) or (isinstance(error, RequestTooLarge) and refusal_in(error) is None)
+
+
 def _seconds(request: Any) -> float | None:
     return (request.extensions.get("timeout") or {}).get("read")  # type: ignore[no-any-return]
+
+
+def _like(inner: Any) -> dict[str, Any]:
+    """What a client makes its requests of; logins and hooks are applied by `inner` itself, when it sends."""
+    names = ("base_url", "timeout", "headers", "params", "cookies", "follow_redirects")
+    return {name: getattr(inner, name) for name in names}
 
 
 class _Relay:
@@ -134,7 +257,7 @@ def _event(data: Mapping[str, Any]) -> bytes:
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
-_END = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
 class Carrier(_Carries):
@@ -142,39 +265,38 @@ class Carrier(_Carries):
     def client(cls, inner: Any, pool: EnginePool, engine: str) -> Any:
         """A client as `inner` is one, whose chat completions the engine carries."""
         http = _http_of(inner, "Client")
-        return http.Client(transport=cls(inner, pool, engine, http), base_url=inner.base_url, timeout=inner.timeout)
+        return http.Client(transport=cls(inner, pool, engine, http), **_like(inner))
 
     def handle_request(self, request: Any) -> Any:
-        found = self._asked(request)
-        if found is None:
+        taken = self._take(request)
+        if taken is None:
             return self._inner.send(request, stream=True)
-        asked, body = found
         try:
-            if body.get("stream"):
-                return self._stream(asked, request, body)
-            [value] = self._call(asked, stream=False).result(_seconds(request))
+            if taken.streamed:
+                return self._stream(taken, request)
+            [value] = taken.handle.result(_seconds(request))
         except TimeoutError as error:
             raise self._http.ReadTimeout(str(error), request=request) from error
         except TeolaError as error:
-            return self._refused(error) or self._inner.send(request, stream=True)
+            return self._inner.send(request, stream=True) if _never_sent(error) else self._answer(error, request)
         return self._whole(value)
 
-    def _stream(self, asked: Generate, request: Any, body: dict[str, Any]) -> Any:
+    def _stream(self, taken: _Taken, request: Any) -> Any:
         """Waits for the first chunk, so that a refusal is one."""
-        handle, relay = self._call(asked, stream=True), _Relay(asked, body)
+        handle, relay = taken.handle, _Relay(taken.asked, taken.body)
         pieces = iter(handle.pieces)
         first = next(pieces, None)
         if first is None:
             handle.result()  # raises what the server said
 
         def events() -> Iterator[bytes]:
-            with self._told(handle, request):
+            with self._streaming(handle, request):
                 for piece in itertools.chain([] if first is None else [first], pieces):
                     yield relay.take(piece.chunk)  # type: ignore[attr-defined]
                 [value] = handle.result()
                 for chunk in wire.chunks_of(value.response) if first is None else ():
                     yield relay.take(chunk)
-                yield relay.end() + _END
+                yield relay.end() + _DONE
 
         stream = type("Stream", (self._http.SyncByteStream,), {"__iter__": lambda _: events(), "close": lambda _: None})
         return self._streamed(stream())
@@ -193,34 +315,33 @@ class AsyncCarrier(_Carries):
     def client(cls, inner: Any, pool: EnginePool, engine: str) -> Any:
         """`Carrier.client` for a loop."""
         http = _http_of(inner, "AsyncClient")
-        transport = cls(inner, pool, engine, http)
-        return http.AsyncClient(transport=transport, base_url=inner.base_url, timeout=inner.timeout)
+        return http.AsyncClient(transport=cls(inner, pool, engine, http), **_like(inner))
 
     async def handle_async_request(self, request: Any) -> Any:
-        found = self._asked(request)
-        if found is None:
+        taken = self._take(request)
+        if taken is None:
             return await self._inner.send(request, stream=True)
-        asked, body = found
         try:
-            if body.get("stream"):
-                return await self._stream(asked, request, body)
+            if taken.streamed:
+                return await self._stream(taken, request)
             async with asyncio.timeout(_seconds(request)):
-                [value] = await self._call(asked, stream=False)
+                [value] = await taken.handle
         except TimeoutError as error:
             raise self._http.ReadTimeout(str(error), request=request) from error
         except TeolaError as error:
-            return self._refused(error) or await self._inner.send(request, stream=True)
+            past = _never_sent(error)
+            return await self._inner.send(request, stream=True) if past else self._answer(error, request)
         return self._whole(value)
 
-    async def _stream(self, asked: Generate, request: Any, body: dict[str, Any]) -> Any:
-        handle, relay = self._call(asked, stream=True), _Relay(asked, body)
+    async def _stream(self, taken: _Taken, request: Any) -> Any:
+        handle, relay = taken.handle, _Relay(taken.asked, taken.body)
         pieces = aiter(handle.pieces)
         first = await anext(pieces, None)
         if first is None:
             await handle
 
         async def events() -> AsyncIterator[bytes]:
-            with self._told(handle, request):
+            with self._streaming(handle, request):
                 if first is not None:
                     yield relay.take(first.chunk)  # type: ignore[attr-defined]
                 async for piece in pieces:
@@ -228,7 +349,7 @@ class AsyncCarrier(_Carries):
                 [value] = await handle
                 for chunk in wire.chunks_of(value.response) if first is None else ():
                     yield relay.take(chunk)
-                yield relay.end() + _END
+                yield relay.end() + _DONE
 
         async def aclose(_: Any) -> None: ...
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, Shape, WorkflowTemplate
+from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, Shape, Terms, WorkflowTemplate
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
 from teola_plugin.runtime.context import current_run
@@ -169,12 +169,14 @@ class EnginePool:
         stream: bool = False,
         stays: bool = False,
         run: Any = None,
+        terms: Terms | None = None,
     ) -> CallHandle:
         """One request per payload on an engine; inside a live query (`run`), work done ahead is claimed.
 
-        With `stays`, a shared pool may leave large values where they are made: see `KeptValue`.
+        With `stays`, a shared pool may leave large values where they are made: see `KeptValue`. `terms` (tenant, app,
+        deadline, weight) are those of a call that joins no live query.
         """
-        return self.runtime.call(kind, engine, payloads, stream=stream, stays=stays, run=run)
+        return self.runtime.call(kind, engine, payloads, stream=stream, stays=stays, run=run, terms=terms)
 
     def admin(self, engine: str, method: str, *args: Any) -> Future[Any]:
         """Run a coroutine method of an engine that is no request, e.g. `count` of a store."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 from pydantic import ConfigDict
 
-from teola_plugin.adapters.calls import astreamed_in, giving_up, streamed_in
+from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
-from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
 from teola_plugin.adapters.langchain.messages import to_prompt
 from teola_plugin.adapters.langchain.structured import structured_output
 from teola_plugin.adapters.langchain.tools import Tool, Tools, described, taken
@@ -31,8 +30,10 @@ from teola_plugin.tracer.leaf import GenerationLeaf
 if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 
+_PREFILLING = PrimitiveKind.PREFILLING
 
-class ChatTeola(EngineModel, BaseChatModel):
+
+class ChatTeola(CalledOrStreamed, EngineModel, BaseChatModel):
     """A LangChain chat model whose work is done by the pool's engine `engine`.
 
     ::
@@ -120,19 +121,6 @@ class ChatTeola(EngineModel, BaseChatModel):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        """As LangChain's, which hands no callbacks to `_stream`: the query is looked for here."""
-        yield from streamed_in(_run_of(config), super().stream(input, config, **kwargs))
-
-    async def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[AIMessageChunk]:
-        async with aclosing(astreamed_in(_run_of(config), super().astream(input, config, **kwargs))) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     def _call(
         self,
         messages: Sequence[BaseMessage],
@@ -147,9 +135,9 @@ class ChatTeola(EngineModel, BaseChatModel):
             prompt = replace(prompt, tools=tools.shown)
             sampling = replace(sampling, json_schema=tools.schema or sampling.json_schema)
         request = Generate(prompt, sampling)
-        run = active_run(run_manager)
-        handle: CallHandle = self.pool.call(PrimitiveKind.PREFILLING, self.engine, [request], stream=stream, run=run)
-        return handle
+        run, terms = place_of(self.pool, run_manager)
+        made: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=stream, run=run, terms=terms)
+        return made
 
     def _result(self, values: Sequence[Generation], tools: Tools | None = None) -> ChatResult:
         made = replies.to_chat_generation(values[0], self.model_name)
@@ -201,7 +189,3 @@ class ChatTeola(EngineModel, BaseChatModel):
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return LangSmithParams(**{**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "teola"})
-
-
-def _run_of(config: RunnableConfig | None) -> Any:
-    return active_run(None if config is None else config.get("callbacks"))

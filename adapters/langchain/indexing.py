@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.documents import Document
@@ -13,10 +13,11 @@ from langchain_text_splitters import RecursiveCharacterTextSplitter, TextSplitte
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from teola_plugin.adapters.calls import joined
-from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.langchain.active import place_of
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rows import latest, to_chunks
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.adapters.plain_data import snapshot
 from teola_plugin.engines.payloads import Chunk
 from teola_plugin.errors import RegistrationError
 from teola_plugin.tracer.leaf import IndexingLeaf
@@ -60,20 +61,20 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
         return await self._acall_with_config(self._aindex, input, config, **kwargs)
 
     def _index(self, documents: Documents, run_manager: Any) -> str:
-        with joined(active_run(run_manager)):
+        with joined(*place_of(self.store.pool, run_manager)):
             for chunks in self._parts(self.chunk(documents)):
                 self.store.write(chunks)
         return self.store.collection
 
     async def _aindex(self, documents: Documents, run_manager: Any) -> str:
-        with joined(active_run(run_manager)):
+        with joined(*place_of(self.store.pool, run_manager)):
             for chunks in self._parts(self.chunk(documents)):
                 await self.store.awrite(chunks)
         return self.store.collection
 
     def chunk(self, documents: Documents) -> tuple[Chunk, ...]:
         """The chunks of the documents, in order, each content once. Pure."""
-        return self._last.of(_documents(documents), self._split)
+        return self._last.of(_documents(documents), self.splitter, self._split)
 
     def _split(self, documents: list[Document]) -> tuple[Chunk, ...]:
         pieces = self.splitter.split_documents(documents)
@@ -115,23 +116,64 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
 
 
 class LastChunks:
-    """The chunks of the last documents: in an accelerated chain both the graph and the plain code ask for them."""
+    """The chunks of the last documents: in an accelerated chain both the graph and the plain code ask for them.
+
+    Whoever comes later gets them for documents, and a splitter, that nobody can tell from those they were made of.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._documents: list[tuple[str, dict[str, Any]]] | None = None
+        self._made_of: Hashable = None
         self._chunks: tuple[Chunk, ...] = ()
 
-    def of(self, documents: list[Document], split: Callable[[list[Document]], tuple[Chunk, ...]]) -> tuple[Chunk, ...]:
-        snapshot = [(document.page_content, dict(document.metadata)) for document in documents]
+    def of(
+        self,
+        documents: list[Document],
+        splitter: TextSplitter,
+        split: Callable[[list[Document]], tuple[Chunk, ...]],
+    ) -> tuple[Chunk, ...]:
+        made_of = _made_of(documents, splitter)
+        if made_of is None:
+            return split(documents)
         with self._lock:  # who comes second waits: the same work twice at once would take both longer
-            if snapshot != self._documents:
-                self._documents, self._chunks = None, split(documents)
-                self._documents = snapshot
+            if made_of != self._made_of:
+                self._made_of, self._chunks = None, split(documents)
+                if _made_of(documents, splitter) == made_of:  # or somebody has changed them meanwhile
+                    self._made_of = made_of
             return self._chunks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LastChunks:
         return LastChunks()
+
+
+def _made_of(documents: list[Document], splitter: TextSplitter) -> Hashable | None:
+    """All that chunks depend on; None where that cannot be told."""
+    try:
+        found = [(type(one), snapshot(one.id), one.page_content, snapshot(one.metadata)) for one in documents]
+    except TypeError:
+        return None
+    settings = tuple((name, _setting(value)) for name, value in vars(splitter).items())
+    return _Very(splitter), settings, tuple(found)
+
+
+def _setting(value: Any) -> Hashable:
+    try:
+        return snapshot(value)
+    except TypeError:
+        return _Very(value)
+
+
+class _Very:
+    """The very object; it lives as long as it is compared with."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Very) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
 
 
 def _documents(given: Any) -> list[Document]:

@@ -9,12 +9,15 @@ from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation as TextGeneration
 from langchain_core.outputs import GenerationChunk, LLMResult
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
 from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
-from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.langchain.active import CalledOrStreamed, asked_in, called, place_of, runs_in
 from teola_plugin.adapters.sampling import EngineModel, list_shape
+from teola_plugin.adapters.terms import Asked
 from teola_plugin.engines.payloads import Generate, Generation, Prompt
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
@@ -25,10 +28,40 @@ if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 
 
-class TeolaLLM(EngineModel, BaseLLM):
+_PREFILLING = PrimitiveKind.PREFILLING
+
+
+class TeolaLLM(CalledOrStreamed, EngineModel, BaseLLM):
     """Text in, text out, no chat template. Arguments and errors as for `ChatTeola`."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    def batch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Of several queries, or on several terms: one by one, so that each belongs to its own."""
+        if not _alike(get_config_list(config, len(inputs))):
+            return Runnable.batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+        with called(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
+            return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        if not _alike(get_config_list(config, len(inputs))):
+            return await Runnable.abatch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+        with called(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
+            return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     def _generate(
         self,
@@ -95,9 +128,9 @@ class TeolaLLM(EngineModel, BaseLLM):
     ) -> CallHandle:
         sampling = self.sampling(stop, kwargs)
         requests = [Generate(Prompt(text=prompt), sampling) for prompt in prompts]
-        run = active_run(run_manager)
-        handle: CallHandle = self.pool.call(PrimitiveKind.PREFILLING, self.engine, requests, stream=stream, run=run)
-        return handle
+        run, terms = place_of(self.pool, run_manager)
+        made: CallHandle = self.pool.call(_PREFILLING, self.engine, requests, stream=stream, run=run, terms=terms)
+        return made
 
     def _result(self, values: Sequence[Generation]) -> LLMResult:
         found = [[TextGeneration(text=v.text, generation_info=replies.info(v, self.model_name))] for v in values]
@@ -127,3 +160,13 @@ class TeolaLLM(EngineModel, BaseLLM):
     @property
     def _llm_type(self) -> str:
         return "teola-llm"
+
+
+def _alike(configs: Sequence[RunnableConfig]) -> bool:
+    """Whether all calls with these configs belong to one query, or to none, on the same terms."""
+    first = _belonging(configs[0]) if configs else None
+    return all(_belonging(config) == first for config in configs[1:])
+
+
+def _belonging(config: RunnableConfig) -> tuple[Asked, list[int]]:
+    return asked_in(config), [id(run) for run in runs_in(config.get("callbacks"))]

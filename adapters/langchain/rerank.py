@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from pydantic import ConfigDict, Field
 
 from teola_plugin.adapters.calls import check_engine
-from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.langchain.active import place_of
 from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -55,8 +55,8 @@ class TeolaRerank(BaseDocumentCompressor):
 
     def _call(self, documents: Sequence[Document], query: str, callbacks: Any) -> CallHandle:
         pairs = [ScorePair(query, text) for text in _texts(documents)]
-        run = active_run(callbacks)
-        handle: CallHandle = self.pool.call(PrimitiveKind.RERANKING, self.engine, pairs, run=run)
+        run, terms = place_of(self.pool, callbacks)
+        handle: CallHandle = self.pool.call(PrimitiveKind.RERANKING, self.engine, pairs, run=run, terms=terms)
         return handle
 
     def _select(self, documents: Sequence[Document], scores: Sequence[float]) -> list[Document]:

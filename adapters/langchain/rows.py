@@ -9,6 +9,7 @@ from typing import Any
 
 from langchain_core.documents import Document
 
+from teola_plugin.adapters.plain_data import own_copy
 from teola_plugin.engines.payloads import Chunk, Stored
 from teola_plugin.errors import RegistrationError, TeolaError
 from teola_plugin.graph import on_loop
@@ -18,7 +19,7 @@ Filter = tuple[tuple[str, Any], ...]
 
 @on_loop
 def to_documents(rows: Iterable[Stored]) -> list[Document]:
-    return [Document(id=row.id, page_content=row.text, metadata=dict(row.metadata)) for row in rows]
+    return [Document(id=row.id, page_content=row.text, metadata=own_copy(dict(row.metadata))) for row in rows]
 
 
 def content_id(text: str, metadata: Mapping[str, Any]) -> str:

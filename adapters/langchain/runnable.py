@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
@@ -13,23 +15,32 @@ from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.ahead import joinable, log_fallback, runs_ahead, shape, submitted
-from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.langchain.active import active_runs, asked_in
+from teola_plugin.adapters.langchain.batches import batches_one_by_one
 from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport
 from teola_plugin.adapters.langchain.live.begun import Begun, BegunBatch, shared_limit, streaming
-from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config, live
+from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
 from teola_plugin.adapters.langchain.own_models.gates import Gate
 from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, placed
 from teola_plugin.adapters.langchain.own_models.routed import Routed
-from teola_plugin.graph import PrimitiveKind, Query
+from teola_plugin.adapters.terms import (
+    NO_APP,
+    NOTHING,
+    Asked,
+    Deadline,
+    interrupting,
+    named,
+    outer_terms,
+    standing,
+    unplanned,
+)
+from teola_plugin.graph import PrimitiveKind, Query, Terms
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.lcel import Traced
-
-DEADLINE, TENANT, WEIGHT = "teola_deadline_s", "teola_tenant", "teola_weight"
-"""Keys in `config["configurable"]`: seconds after which the query fails with `QueryTimeout`; whose prefixes it may
-share (a cache salt); its share among the queries of a pool (1.0 is ordinary)."""
 
 
 class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
@@ -47,7 +58,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
     _traced: Traced = PrivateAttr()
     _passes: tuple[Pass | str, ...] | None = PrivateAttr(default=None)
     _speculate: str = PrivateAttr(default="auto")
-    _app: str = PrivateAttr(default="default")
+    _app: str = PrivateAttr(default=NO_APP)
     _last: list[QueryRun | PartRun] = PrivateAttr(default_factory=list)
     _chain: Runnable[Any, Any] = PrivateAttr()
     """The original, with what the user bound to engines in its place."""
@@ -76,7 +87,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         made._traced, made._pool = traced, pool
         made._passes = None if passes is None else tuple(passes)
         made._speculate = speculate
-        made._app = app or "default"
+        made._app = app or NO_APP
         return made
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
@@ -153,25 +164,36 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         kwargs: Mapping[str, Any] | None = None,
         kind: type[Place] | None = None,
         limit: Gate | None = None,
-    ) -> Begun | None:
-        """Start the live query; None when there is nothing to run ahead, or planning failed (then: the original).
+    ) -> Begun:
+        """Start the live query; without one when there is nothing to run ahead, or planning failed: the original.
 
-        `kind`: where the user's own models and retrievers are called, for entries that may call them ahead.
+        `kind`: where the user's own models and retrievers are called, for entries that may call them ahead. Raises
+        `RegistrationError` for terms that make no sense.
         """
         routed = None if kind is None or kwargs else self._routed
-        if self._pool is None and routed is None:
-            return None
         merged = ensure_config(self._merge_configs(config) if self.config else config)
-        try:
-            return self._begun(input, merged, routed, kind, limit)
-        except Exception as error:  # nothing of the original has run yet
-            log_fallback(error)
-            return None
+        asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
+        if self._pool is not None or routed is not None:
+            try:
+                begun = self._begun(input, merged, _Terms(asked, runs), routed, kind, limit)
+            except Exception as error:  # nothing of the original has run yet
+                log_fallback(error)
+            else:
+                if begun is not None:
+                    return begun
+        return self._unplanned(config, asked, runs)
+
+    def _unplanned(self, config: RunnableConfig | None, asked: Asked, runs: list[Any]) -> Begun:
+        """The original, on the terms that were asked for: in the query around it, if that fits, or in none."""
+        clock = time.monotonic if self._engines is None else self._engines.runtime.time
+        terms, deadline = unplanned(asked, runs, self._app, clock)
+        return Begun(None, config, self._chain, terms=terms, deadline=deadline)
 
     def _begun(
         self,
         input: Any,
         config: RunnableConfig,
+        terms: _Terms,
         routed: Routed | None,
         kind: type[Place] | None,
         limit: Gate | None,
@@ -184,12 +206,13 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
             pool, traced, chain = routed.pool, routed.traced, routed.chain
         if pool is None:
             return None
-        begun = Begun(self._submit(input, config, pool, traced, place), config, chain, place)
-        self._last[:] = [begun.run]
-        if kind is not None and routed is None and not begun.run.claims:
+        run = self._submit(input, terms, pool, traced, place)
+        begun = Begun(run, config, chain, place, deadline=Deadline.of(run))
+        self._last[:] = [run]
+        if kind is not None and routed is None and not run.claims:
             return begun  # only traced: the context variable of `live` will do, without a callback at every node
         try:
-            handler = SessionHandler(begun.run, traced.watched if begun.run.claims else {})
+            handler = SessionHandler(run, traced.watched if run.claims else {})
             begun = begun._replace(config=joined_config(config, handler))
         except BaseException:
             begun.give_up()
@@ -197,12 +220,13 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return begun
 
     def _submit(
-        self, input: Any, config: RunnableConfig, pool: EnginePool, traced: Traced, place: Place | None
+        self, input: Any, terms: _Terms, pool: EnginePool, traced: Traced, place: Place | None
     ) -> QueryRun | PartRun:
         optimised = self._plan(traced, pool, input)
-        if place is None and (whole := joinable(active_run(config.get("callbacks")), pool)) is not None:
+        around = standing(terms.asked, terms.runs, pool)
+        if place is None and (whole := joinable(around.run)) is not None:
             return whole.part(optimised.graph, traced.calls, input)
-        query = self._query(input, config, pool)
+        query = self._query(input, terms, pool)
         ahead = optimised.source is None or runs_ahead(optimised.source, optimised.graph)
         if place is None and not ahead:
             return pool.runtime.watch(query, joins=True)
@@ -218,16 +242,12 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
             place.begin(run)
         return run
 
-    def _query(self, input: Any, config: RunnableConfig, pool: EnginePool) -> Query:
-        terms = config.get("configurable") or {}
-        seconds = terms.get(DEADLINE)
-        return Query(
-            {"input": input},
-            app=self._app,
-            tenant=str(terms.get(TENANT, "")),
-            deadline=None if seconds is None else pool.runtime.time() + float(seconds),
-            weight=float(terms.get(WEIGHT, 1.0)),
-        )
+    def _query(self, input: Any, given: _Terms, pool: EnginePool) -> Query:
+        terms = named(given.asked.terms(outer_terms(given.runs), pool.runtime.time()), self._app)
+        return Query({"input": input}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
+
+    def _arguments(self, begun: Begun, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(kwargs) if begun.run is None else {**self.kwargs, **kwargs}
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if self._shadow is not None and self._shadow.chosen():
@@ -236,10 +256,8 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
 
     def _invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         begun = self._begin(input, config, kwargs, SyncPlace)
-        if begun is None:
-            return self._chain.invoke(input, config, **kwargs)
-        with placed(begun.place), live(begun.run):
-            return begun.chain.invoke(input, begun.config, **{**self.kwargs, **kwargs})
+        with begun.beside():
+            return begun.chain.invoke(input, begun.config, **self._arguments(begun, kwargs))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if self._shadow is not None and self._shadow.chosen():
@@ -248,71 +266,91 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
 
     async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         begun = self._begin(input, config, kwargs, AsyncPlace)
-        if begun is None:
-            return await self._chain.ainvoke(input, config, **kwargs)
-        with placed(begun.place), live(begun.run):
-            return await begun.chain.ainvoke(input, begun.config, **{**self.kwargs, **kwargs})
+        with begun.beside():
+            async with interrupting(begun.deadline):
+                return await begun.chain.ainvoke(input, begun.config, **self._arguments(begun, kwargs))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         begun = self._begin(input, config)
-        if begun is None:
-            yield from self._chain.stream(input, config, **kwargs)
-            return
-        with streaming(begun.run):
-            yield from begun.chain.stream(input, begun.config, **{**self.kwargs, **kwargs})
+        given = self._arguments(begun, kwargs)
+        yield from begun.items(lambda: begun.chain.stream(input, begun.config, **given))
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         begun = self._begin(input, config)
-        if begun is None:
-            async with aclosing(self._chain.astream(input, config, **kwargs)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
-        with streaming(begun.run):
-            async with aclosing(begun.chain.astream(input, begun.config, **{**self.kwargs, **kwargs})) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        given = self._arguments(begun, kwargs)
+        async with aclosing(begun.aitems(lambda: begun.chain.astream(input, begun.config, **given))) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        yield from self._chain.transform(input, config, **kwargs)
+        begun = self._original(config)
+        yield from begun.items(lambda: begun.chain.transform(input, config, **kwargs))
 
     async def atransform(
         self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        async with aclosing(self._chain.atransform(input, config, **kwargs)) as chunks:
+        begun = self._original(config)
+        async with aclosing(begun.aitems(lambda: begun.chain.atransform(input, config, **kwargs))) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        begun = None if kwargs.get("version") == "v3" else self._begin(input, config)
-        if begun is None:
-            return self._chain.astream_events(input, config, **kwargs)
-        return self._events(input, begun, **kwargs)
+    def _original(self, config: RunnableConfig | None, asked: Asked | None = None) -> Begun:
+        """Nothing is known that could run ahead, as where the input comes in pieces."""
+        merged = ensure_config(config)
+        runs = active_runs(merged.get("callbacks"))
+        return self._unplanned(config, asked_in(merged) if asked is None else asked, runs)
 
-    async def _events(self, input: Any, begun: Begun, **kwargs: Any) -> AsyncIterator[Any]:
-        events = begun.chain.astream_events(input, begun.config, **{**self.kwargs, **kwargs})
-        with streaming(begun.run):
-            async with aclosing(events):  # type: ignore[type-var]
-                async for event in events:  # type: ignore[union-attr]
-                    yield event
+    def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        if kwargs.get("version") == "v3":
+            return self._events_v3(input, config, **kwargs)
+        return self._events(input, config, **kwargs)
+
+    async def _events(self, input: Any, config: RunnableConfig | None, **kwargs: Any) -> AsyncIterator[Any]:
+        """Nothing begins before the first event is asked for."""
+        begun = self._begin(input, config)
+        given = self._arguments(begun, kwargs)
+        made: Any = lambda: begun.chain.astream_events(input, begun.config, **given)  # noqa: E731
+        async with aclosing(begun.aitems(made)) as events:
+            async for event in events:
+                yield event
+
+    async def _events_v3(self, input: Any, config: RunnableConfig | None, **kwargs: Any) -> Any:
+        begun = self._original(config)
+        with begun.beside():
+            return await begun.chain.astream_events(input, config, **kwargs)
 
     # ------------------------------------------------------------ many calls: each input is a query of its own
 
     def _begin_all(
         self,
         inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None,
+        configs: Sequence[RunnableConfig],
         kwargs: Mapping[str, Any],
         kind: type[Place],
     ) -> BegunBatch | None:
-        """A live query per input; None when there is nothing to run ahead."""
+        """A live query per input, all at once; None when there is nothing to run ahead."""
         way = kind if self._routed is not None and self._routed.batches else None
-        if not inputs or (self._pool is None and way is None):
+        if not inputs or (self._pool is None and way is None) or any(_paced(one) for one in configs):
             return None
-        configs = get_config_list(config, len(inputs))
         limit = shared_limit(configs)
         pairs = zip(inputs, configs, strict=True)
         return BegunBatch.of([self._begin(given, one, kwargs, way, limit) for given, one in pairs])
+
+    def _one_by_one(self, configs: Sequence[RunnableConfig]) -> AcceleratedRunnable | None:
+        """What is called for each input of a batch: where not all of them may be under way at once, or each has its
+        own time. None where the batch is the original's own."""
+        paced = any(_paced(one) for one in configs)
+        if not paced or self._only_passes(configs) or not batches_one_by_one(self._chain):
+            return None
+        made = self._limited(list(configs), len(configs)).model_copy()
+        made._shadow = None
+        return made
+
+    def _terms_of_all(self, configs: Sequence[RunnableConfig]) -> Terms | None:
+        """Of the original's own batch: what its inputs have in common. The config of each says the rest."""
+        merged = ensure_config(configs[0] if configs else None)
+        asked = asked_in(merged) if all(asked_in(one) == asked_in(configs[0]) for one in configs) else NOTHING
+        return self._original(merged, replace(asked, deadline_s=None)).terms
 
     def batch(
         self,
@@ -322,9 +360,14 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        begun = self._begin_all(inputs, config, kwargs, SyncPlace)
+        configs = get_config_list(config, len(inputs))
+        one = self._one_by_one(configs)
+        if one is not None:
+            return Runnable.batch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
+        begun = self._begin_all(inputs, configs, kwargs, SyncPlace)
         if begun is None:
-            return self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            with joined(None, self._terms_of_all(configs)):
+                return self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         with placed(*begun.places), streaming(*begun.runs):
             return begun.chain.batch(
                 inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
@@ -338,9 +381,14 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        begun = self._begin_all(inputs, config, kwargs, AsyncPlace)
+        configs = get_config_list(config, len(inputs))
+        one = self._one_by_one(configs)
+        if one is not None:
+            return await Runnable.abatch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
+        begun = self._begin_all(inputs, configs, kwargs, AsyncPlace)
         if begun is None:
-            return await self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            with joined(None, self._terms_of_all(configs)):
+                return await self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         with placed(*begun.places), streaming(*begun.runs):
             return await begun.chain.abatch(
                 inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
@@ -354,7 +402,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> Iterator[tuple[int, Any]]:
-        if self._only_passes:
+        if self._only_passes(get_config_list(config, len(inputs))):
             return self._chain.batch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload, no-any-return]
         one = self._limited(config, len(inputs))
         return Runnable.batch_as_completed(one, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, call-overload, no-any-return]
@@ -367,7 +415,7 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> AsyncIterator[tuple[int, Any]]:
-        if self._only_passes:
+        if self._only_passes(get_config_list(config, len(inputs))):
             made = self._chain.abatch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
         else:
             one = self._limited(config, len(inputs))
@@ -376,10 +424,10 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
             async for done in ended:
                 yield done
 
-    @property
-    def _only_passes(self) -> bool:
-        """Whether the original just runs, whatever the input."""
-        return self._pool is None and self._routed is None
+    def _only_passes(self, configs: Sequence[RunnableConfig]) -> bool:
+        """Whether the original just runs, whatever the input, and may take its time."""
+        timed = any(asked_in(one).deadline_s is not None for one in configs)
+        return self._pool is None and self._routed is None and not timed
 
     def _limited(self, config: Any, inputs: int) -> AcceleratedRunnable:
         """This object for one batch, whose `max_concurrency` bounds the early work of all its inputs together."""
@@ -389,3 +437,15 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         made = self.model_copy()
         made._limit = limit
         return made
+
+
+class _Terms(NamedTuple):
+    """What a call asks for, and the queries that it is made in."""
+
+    asked: Asked
+    runs: list[Any]
+
+
+def _paced(config: RunnableConfig) -> bool:
+    """Whether an input's query has to begin when the framework comes to it."""
+    return bool(config.get("max_concurrency")) or asked_in(config).deadline_s is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
@@ -10,7 +11,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from teola_plugin.adapters.calls import check_engine, joined, to_list
-from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.langchain.active import Called, place_of
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
 from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector
@@ -105,8 +106,7 @@ class TeolaVectorStore(VectorStore):
     def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | KeptValue]) -> CallHandle:
         """Write chunks with their vectors, one request each; a row of the same id is replaced."""
         rows = [IngestRow(self.collection, c, _sent(v)) for c, v in zip(chunks, vectors, strict=True)]
-        handle: CallHandle = self.pool.call(PrimitiveKind.INGESTION, self.engine, rows, run=active_run())
-        return handle
+        return self._call(PrimitiveKind.INGESTION, rows)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Remove rows by id, or the whole collection when `ids` is None; ids that are not there are passed over."""
@@ -176,7 +176,11 @@ class TeolaVectorStore(VectorStore):
         """One search request. Raises `RegistrationError` for arguments that are not known."""
         _refuse(kwargs, "search", ["k", "filter"])
         request = SearchVector(self.collection, tuple(vector), k, to_filter(filter))
-        handle: CallHandle = self.pool.call(PrimitiveKind.SEARCHING, self.engine, [request], run=active_run())
+        return self._call(PrimitiveKind.SEARCHING, [request])
+
+    def _call(self, kind: PrimitiveKind, payloads: Sequence[Any]) -> CallHandle:
+        run, terms = place_of(self.pool)
+        handle: CallHandle = self.pool.call(kind, self.engine, payloads, run=run, terms=terms)
         return handle
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
@@ -221,19 +225,22 @@ class TeolaVectorStore(VectorStore):
         return TeolaRetriever(vectorstore=self, tags=tags, **kwargs)
 
 
-class TeolaRetriever(VectorStoreRetriever):
+class TeolaRetriever(Called, VectorStoreRetriever):
     """The retriever of a `TeolaVectorStore`; `search_type` and `search_kwargs` (`k`, `filter`) as in LangChain."""
+
+    def _joined(self, run_manager: Any) -> AbstractContextManager[None]:
+        return joined(*place_of(self.vectorstore.pool, run_manager))  # type: ignore[attr-defined]
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        with joined(active_run(run_manager)):
+        with self._joined(run_manager):
             return super()._get_relevant_documents(query, run_manager=run_manager, **kwargs)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        with joined(active_run(run_manager)):
+        with self._joined(run_manager):
             return await super()._aget_relevant_documents(query, run_manager=run_manager, **kwargs)
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RetrievalLeaf | None:

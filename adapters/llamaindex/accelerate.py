@@ -11,7 +11,7 @@ from llama_index.core.ingestion import IngestionPipeline
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
 from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
 from teola_plugin.adapters.llamaindex.parts import replaced
-from teola_plugin.adapters.llamaindex.session import Session, Terms
+from teola_plugin.adapters.llamaindex.session import Session, Settings
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
@@ -38,7 +38,7 @@ def accelerate_llamaindex(
         raise RegistrationError(
             "shadow= compares calls of LangChain Runnables only.", hint="compare engines by `teola compare`"
         )
-    terms = Terms(None if passes is None else resolve_passes(passes), speculate, app or "default")
+    terms = Settings(None if passes is None else resolve_passes(passes), speculate, app or "default")
     found = pool or the_pool_of(obj)
     served = bound_in(obj, bind, found)
     if isinstance(served, IngestionPipeline):
@@ -55,7 +55,7 @@ KEPT = 64
 class _Parts:
     """Accelerates parts that are called at run time, each once."""
 
-    def __init__(self, pool: EnginePool | None, terms: Terms) -> None:
+    def __init__(self, pool: EnginePool | None, terms: Settings) -> None:
         self._pool, self._terms = pool, terms
         self._made: dict[int, tuple[Any, Any]] = {}
 

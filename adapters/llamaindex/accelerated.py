@@ -17,6 +17,7 @@ from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 
 from teola_plugin.adapters.llamaindex.session import Session, asked, with_chunks, with_nodes
+from teola_plugin.adapters.terms import Asked
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised
@@ -56,7 +57,9 @@ class Accelerated:
         `app`: the name under which they are scheduled and traced. `tenant`: whose prefixes they may share (a cache
         salt). `deadline_s`: seconds after which a query fails with `QueryTimeout`. `weight`: their share among the
         queries of the pool, 1.0 is ordinary. Plans are shared, so that there may be one for every call.
+        Raises `RegistrationError` for what is no number.
         """
+        Asked.of({"deadline_s": deadline_s, "weight": weight}, tenant="", deadline_s="deadline_s", weight="weight")
         given = {"app": app, "tenant": tenant, "deadline_s": deadline_s, "weight": weight}
         session = self.__teola_session__
         terms = replace(session.terms, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
 from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, standing_in
-from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, capturing
+from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, atold_in, capturing, told, told_in
+from teola_plugin.engines.openai_carried import without_credentials
 from teola_plugin.engines.openai_wire import WireGeneration
 from teola_plugin.engines.payloads import Generate, Generation
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.context import current_run, current_terms
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
@@ -31,13 +32,22 @@ _LIKE = ("llama_index.llms.openai_like.base", "OpenAILike")
 class _Served(StandIn):
     """Streams belong to the query in which they were asked for, whenever they are read."""
 
+    def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        with told():
+            return super()._chat(messages, **kwargs)  # type: ignore[misc,no-any-return]
+
+    async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        with told():
+            return await super()._achat(messages, **kwargs)  # type: ignore[misc,no-any-return]
+
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generator[Any, None, None]:
-        made = super()._stream_chat(messages, **kwargs)  # type: ignore[misc]
-        return streamed_in(current_run.get(), made)  # type: ignore[return-value]
+        made = told_in(super()._stream_chat(messages, **kwargs))  # type: ignore[misc]
+        return streamed_in(current_run.get(), current_terms.get(), made)  # type: ignore[return-value]
 
     async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncGenerator[Any, None]:
-        made = await super()._astream_chat(messages, **kwargs)  # type: ignore[misc]
-        return astreamed_in(current_run.get(), made)
+        with told():
+            made = atold_in(await super()._astream_chat(messages, **kwargs))  # type: ignore[misc]
+        return astreamed_in(current_run.get(), current_terms.get(), made)
 
 
 class _ServedAhead(_Served):
@@ -126,7 +136,7 @@ def _check(obj: Any, server: Any) -> None:
     assert known is not None
     if other := overridden(obj, known):
         raise differs(obj, f"{other} changes how it asks", "leave it unbound")
-    own = str(obj.api_base).rstrip("/")
+    own = without_credentials(str(obj.api_base)).rstrip("/")
     if own != server.base_url:
         what = f"it talks to {own}, the engine {server.name!r} to {server.base_url}"
         raise differs(obj, what, f"OpenAIServer(base_url={own!r}, ...)")

@@ -8,6 +8,7 @@ from llama_index.core.schema import BaseNode, ImageNode, IndexNode, MetadataMode
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
+from teola_plugin.adapters.plain_data import own_copy
 from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, Stored
 
 _LISTED = (IndexNode.class_name(), ImageNode.class_name())
@@ -23,8 +24,8 @@ def to_row(collection: str, node: BaseNode, vector: Sequence[float]) -> IngestRo
 def to_node(row: Stored) -> BaseNode:
     """The node of a row; a row that something else than LlamaIndex wrote becomes a `TextNode`."""
     if "_node_content" in row.metadata:
-        return metadata_dict_to_node(dict(row.metadata), text=row.text)
-    return TextNode(id_=row.id, text=row.text, metadata=dict(row.metadata))
+        return metadata_dict_to_node(own_copy(dict(row.metadata)), text=row.text)
+    return TextNode(id_=row.id, text=row.text, metadata=own_copy(dict(row.metadata)))
 
 
 def points_elsewhere(row: Stored) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
@@ -17,7 +18,8 @@ from teola_plugin.adapters.ahead import ending, failing, joinable, log_fallback,
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.llamaindex.parts import Accelerate, with_parts
 from teola_plugin.adapters.llamaindex.unblocked import unblocked
-from teola_plugin.graph import Query
+from teola_plugin.adapters.terms import Asked, Deadline, interrupting, named, outer_terms, standing, unplanned
+from teola_plugin.graph import Query, Terms
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
@@ -29,7 +31,7 @@ Given = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Settings:
     """What the queries of an accelerated object run under."""
 
     passes: tuple[Pass, ...] | None = None
@@ -43,10 +45,15 @@ class Terms:
     weight: float = 1.0
     """Their share among the queries of the pool; 1.0 is ordinary."""
 
-    def query(self, given: Given | None, now: float) -> Query:
-        """A query that begins now."""
-        deadline = None if self.deadline_s is None else now + self.deadline_s
-        return Query({"input": given}, app=self.app, tenant=self.tenant, deadline=deadline, weight=self.weight)
+    @property
+    def asked(self) -> Asked:
+        """What is asked for; what is as it is by default is left to the query around."""
+        return Asked(self.tenant or None, self.deadline_s, None if self.weight == 1.0 else self.weight)
+
+    def of_query(self, given: Given | None, runs: Sequence[Any], now: float) -> Query:
+        """A query that begins now, inside of these."""
+        terms = named(self.asked.terms(outer_terms(runs), now), self.app)
+        return Query({"input": given}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
 
 
 class Joined:
@@ -64,10 +71,39 @@ class Joined:
 Run = QueryRun | PartRun | Joined
 
 
+class Begun(NamedTuple):
+    """A call: the live query, and what runs beside it; or the original, on the terms that were asked for."""
+
+    run: Run | None
+    node: Any
+    terms: Terms | None
+    """Of what the original calls where there is no query; None for those around it."""
+    deadline: Deadline | None
+
+    @property
+    def whole(self) -> QueryRun | None:
+        return None if self.run is None else self.run.whole
+
+    def check(self) -> None:
+        """Raises `QueryTimeout` for an answer that comes late."""
+        if self.deadline is not None:
+            self.deadline.check()
+
+    def close(self) -> None:
+        if self.run is not None:
+            self.run.close()
+
+    def failing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.run is None else failing(self.run)
+
+    def ending(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.run is None else ending(self.run)
+
+
 class Session:
     """What an accelerated object knows beyond the original: engines, plans, traces."""
 
-    def __init__(self, original: Any, served: Any, pool: EnginePool | None, terms: Terms, part: Accelerate) -> None:
+    def __init__(self, original: Any, served: Any, pool: EnginePool | None, terms: Settings, part: Accelerate) -> None:
         self.original = original
         self.served = served
         """The original, or a copy in which some of its parts are served by engines of the pool."""
@@ -81,7 +117,7 @@ class Session:
         """The same terms for another object."""
         return Session(node, node, self.pool, self.terms, self._part)
 
-    def under(self, terms: Terms) -> Session:
+    def under(self, terms: Settings) -> Session:
         """Other terms for the same object."""
         made = Session(self.original, self.served, self.pool, terms, self._part)
         made._traced = self._traced
@@ -114,39 +150,38 @@ class Session:
     def call(self, entry: str, given: Given | None, plain: Callable[[Any], Any]) -> Any:
         """`plain` of the object that runs, beside its live query."""
         begun = self._begin(entry, given)
-        if begun is None:
-            return plain(self.served)
-        run, node = begun
-        with failing(run), joined(run.whole):
-            made = plain(node)
-        return _kept_open(run, made)
+        with begun.failing(), joined(begun.whole, begun.terms):
+            made = plain(begun.node)
+            begun.check()
+        return _kept_open(begun, made)
 
     async def acall(self, entry: str, given: Given | None, plain: Callable[[Any], Awaitable[Any]]) -> Any:
         """`call` in a loop."""
         begun = self._begin(entry, given)
-        if begun is None:
-            return await plain(self.served)
-        run, node = begun
-        with failing(run), joined(run.whole):
-            made = await plain(unblocked(node))
-        return _kept_open(run, made)
+        with begun.failing(), joined(begun.whole, begun.terms):
+            async with interrupting(begun.deadline):
+                made = await plain(begun.node if begun.run is None else unblocked(begun.node))
+        return _kept_open(begun, made)
 
-    def _begin(self, entry: str, given: Given | None) -> tuple[Run, Any] | None:
-        """The live query, and what runs beside it; None where the original just runs."""
-        if self.pool is None:
-            return None
-        try:
-            node = self._running(entry, given)
-            run = self._submit(self.pool, entry, given)
-        except Exception as error:  # nothing of the original has run yet
-            log_fallback(error)
-            return None
-        self._last[:] = [run]
-        return run, node
+    def _begin(self, entry: str, given: Given | None) -> Begun:
+        """The live query, and what runs beside it; without one the original just runs."""
+        current = current_run.get()
+        runs = [] if current is None else [current]
+        if self.pool is not None:
+            try:
+                node = self._running(entry, given)
+                run = self._submit(self.pool, entry, given, runs)
+            except Exception as error:  # nothing of the original has run yet
+                log_fallback(error)
+            else:
+                self._last[:] = [run]
+                return Begun(run, node, None, Deadline.of(run))
+        clock = time.monotonic if self.pool is None else self.pool.runtime.time
+        return Begun(None, self.served, *unplanned(self.terms.asked, runs, self.terms.app, clock))
 
-    def _submit(self, pool: EnginePool, entry: str, given: Given | None) -> Run:
-        whole = joinable(current_run.get(), pool)
-        query = self.terms.query(given, pool.runtime.time())
+    def _submit(self, pool: EnginePool, entry: str, given: Given | None, runs: Sequence[Any]) -> Run:
+        whole = joinable(standing(self.terms.asked, runs, pool).run)
+        query = self.terms.of_query(given, runs, pool.runtime.time())
         if given is None:  # it cannot be planned; its parts can
             return Joined(whole) if whole is not None else pool.runtime.watch(query, joins=True)
         texts = len(given.get(TEXTS, ()))
@@ -188,51 +223,61 @@ def with_nodes(query: QueryType, nodes: Any) -> Given:
 # ------------------------------------------------------------ answers that are read later
 
 
-def _kept_open(run: Run, made: Any) -> Any:
+def _kept_open(begun: Begun, made: Any) -> Any:
     """The query ends with its answer, or with the last piece of a streamed one."""
     if isinstance(made, StreamingAgentChatResponse):
-        _ending_with(run, made)
+        _ending_with(begun, made)
         return made
     if isinstance(made, StreamingResponse) and isinstance(made.response_gen, Generator):
-        made.response_gen = _streamed(run, made.response_gen)
+        made.response_gen = _streamed(begun, made.response_gen)
     elif isinstance(made, AsyncStreamingResponse) and isinstance(made.response_gen, AsyncGenerator):
-        made.response_gen = _astreamed(run, made.response_gen)
+        made.response_gen = _astreamed(begun, made.response_gen)
     elif isinstance(made, Generator):
-        made = _streamed(run, made)
+        made = _streamed(begun, made)
     elif isinstance(made, AsyncGenerator):
-        made = _astreamed(run, made)
+        made = _astreamed(begun, made)
     else:
-        run.close()
+        begun.close()
         return made
     pieces = getattr(made, "response_gen", made)
-    weakref.finalize(pieces, run.close).atexit = False  # it may never be read
+    weakref.finalize(pieces, begun.close).atexit = False  # it may never be read
     return made
 
 
-def _ending_with(run: Run, made: StreamingAgentChatResponse) -> None:
+def _ending_with(begun: Begun, made: StreamingAgentChatResponse) -> None:
     """What writes the answer to the history reads it to its end, on a thread or in a task that has begun."""
     thread, task = made.write_response_to_history_thread, made.awrite_response_to_history_task
-    weakref.finalize(made, run.close).atexit = False  # a loop may be gone before its tasks
+    weakref.finalize(made, begun.close).atexit = False  # a loop may be gone before its tasks
     if task is not None:
-        task.add_done_callback(lambda _: run.close())
+        task.add_done_callback(lambda _: begun.close())
     elif thread is not None:
-        threading.Thread(target=_close_after, args=(run, thread), name="teola-chat-end", daemon=True).start()
+        threading.Thread(target=_close_after, args=(begun, thread), name="teola-chat-end", daemon=True).start()
     else:
-        run.close()
+        begun.close()
 
 
-def _close_after(run: Run, thread: threading.Thread) -> None:
+def _close_after(begun: Begun, thread: threading.Thread) -> None:
     thread.join()
-    run.close()
+    begun.close()
 
 
-def _streamed(run: Run, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    with ending(run):
-        yield from streamed_in(run.whole, pieces)
+def _streamed(begun: Begun, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    with begun.ending():
+        for piece in streamed_in(begun.whole, begun.terms, pieces):
+            begun.check()
+            yield piece
+        begun.check()
 
 
-async def _astreamed(run: Run, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    with ending(run):
-        async with aclosing(astreamed_in(run.whole, pieces)) as found:
-            async for piece in found:
+async def _astreamed(begun: Begun, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    with begun.ending():
+        async with aclosing(astreamed_in(begun.whole, begun.terms, pieces)) as found:
+            while True:
+                async with interrupting(begun.deadline):
+                    piece = await anext(found, _END)
+                if piece is _END:
+                    return
                 yield piece
+
+
+_END: Any = object()

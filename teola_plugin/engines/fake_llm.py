@@ -63,8 +63,6 @@ class FakeLLM(FakeEngine):
         if isinstance(payload, Warmup):
             tokens = self._fitting(split_tokens(payload.prompt.known()), request)
             return Job(request, run, self._cache.keys(tokens, request.tenant), len(tokens), warmup=True)
-        if not payload.prompt.complete:
-            raise self._error(f"the prompt of request {request.id} is not complete")
         tokens = self._fitting(split_tokens(payload.prompt.flat()), request)
         job = Job(request, run, self._cache.keys(tokens, request.tenant), len(tokens))
         job.pieces, job.finish_reason = self._pieces(payload, len(tokens))

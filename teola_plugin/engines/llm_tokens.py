@@ -49,9 +49,7 @@ class PromptTokens:
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
 
     async def whole(self, prompt: Prompt) -> Encoded:
-        """A complete prompt. Raises `ValueError` when a slot is unknown or the template refuses it."""
-        if not prompt.complete:
-            raise ValueError("the prompt has an unknown slot")
+        """A whole prompt, every character of it as it is. Raises `ValueError` when the template refuses it."""
         text, special = self.render(prompt)
         return await _run(len(text), lambda: self._encode(prompt, text, text, special))
 

@@ -6,12 +6,24 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from teola_plugin.engines import openai_wire as wire
 from teola_plugin.engines.base import Done, EngineLoad, Failed, Piece, Request, Result
-from teola_plugin.engines.openai_http import failed_by_network, json_of, refused, root_of, unreachable
+from teola_plugin.engines.openai_carried import without_credentials
+from teola_plugin.engines.openai_http import (
+    failed_by_network,
+    json_of,
+    not_started,
+    refused,
+    root_of,
+    sent,
+    unreachable,
+    unread,
+)
 from teola_plugin.engines.openai_measure import measure, version_and_block
 from teola_plugin.engines.openai_prefixes import Prefixes
 from teola_plugin.engines.payloads import Generate, Generation, Warmed, Warmup
@@ -57,10 +69,12 @@ class OpenAIServer:
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.name, self.base_url, self.model = name, base_url.rstrip("/"), model
+        self.name, self.base_url, self.model = name, without_credentials(base_url).rstrip("/"), model
         self.prefix_caching, self._priorities, self._calibrate = prefix_caching, priorities, calibrate
         self._timeout = timeout
         self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
+        parts = urlsplit(base_url)
+        self._login = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
         self._profile = EngineProfile(
             batching=Batching.CONTINUOUS,
             max_batch=1 << 20,  # the server forms its own batches
@@ -91,7 +105,7 @@ class OpenAIServer:
             raise EngineUnavailable("httpx is not installed.", engine=self.name, hint="pip install httpx") from error
         limits = httpx.Limits(max_connections=self._profile.max_requests + 8)
         timeout = httpx.Timeout(self._timeout, connect=min(10.0, self._timeout))
-        client = httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits)
+        client = httpx.AsyncClient(headers=self._headers, auth=self._login, timeout=timeout, limits=limits)
         try:
             await self._look_around(client)
         except BaseException:
@@ -209,10 +223,9 @@ class OpenAIServer:
         inbox.put_nowait(end)
 
     async def _value(self, request: Request, inbox: asyncio.Queue[Result]) -> Generation | Warmed:
+        carried = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
         if self._client is None:
-            raise EngineUnavailable(
-                f"{self.name} is not started.", engine=self.name, retryable=True, hint="start the pool"
-            )
+            raise not_started(self.name, again=not carried)
         match request.payload:
             case Warmup() if request.kind in self.kinds:
                 return await self._warm_up(self._client, request, request.payload)
@@ -228,8 +241,6 @@ class OpenAIServer:
         self, client: httpx.AsyncClient, request: Request, asked: Generate, inbox: asyncio.Queue[Result]
     ) -> Generation:
         prompt = asked.prompt
-        if not prompt.complete:
-            raise EngineError(f"{self.name}: the prompt has an unknown slot.", engine=self.name, hint="fill it in")
         path, body = wire.path_and_body(prompt, asked.sampling, self.model or "")
         body |= self._ordering(request)
         as_is = isinstance(prompt, wire.WirePrompt)
@@ -237,10 +248,13 @@ class OpenAIServer:
         if body.get("stream") if exact else request.stream:
             body = body if exact else {**body, **_STREAMED}
             return await self._stream(client, request, path, body, inbox, as_is=as_is)
-        answer = await client.post(f"{self.base_url}/{path}", json=body)
+        answer = await sent(client, f"{self.base_url}/{path}", body, prompt)
         if answer.status_code != 200:
             raise refused(self.name, answer.status_code, answer.text, dict(answer.headers), again=not as_is)
-        return wire.generation(answer.text, wire=as_is)
+        try:
+            return wire.generation(answer.text, wire=as_is)
+        except ValueError as error:  # what to make of it is for whoever asked to say
+            raise unread(self.name, error, answer.text, dict(answer.headers)) from error
 
     async def _stream(
         self,
@@ -253,7 +267,8 @@ class OpenAIServer:
         as_is: bool,
     ) -> Generation:
         chunks = wire.Chunks()
-        async with client.stream("POST", f"{self.base_url}/{path}", json=body) as answer:
+        answer = await sent(client, f"{self.base_url}/{path}", body, request.payload.prompt, stream=True)
+        async with aclosing(answer):
             if answer.status_code != 200:
                 content = (await answer.aread()).decode(errors="replace")
                 raise refused(self.name, answer.status_code, content, dict(answer.headers), again=not as_is)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.openai_wire import told_by
+from teola_plugin.engines.payloads import Prompt
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 
+if TYPE_CHECKING:
+    import httpx
+
+_OF_THE_CONNECTION = frozenset({"accept-encoding", "connection", "host", "content-length", "content-type"})
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses after which doing it again may help."""
 
@@ -52,6 +57,18 @@ def refusal_in(error: EngineError) -> Refusal | None:
     return found if isinstance(found, Refusal) else None
 
 
+def not_started(name: str, *, again: bool) -> EngineUnavailable:
+    """The error for a request that was not even begun."""
+    error = EngineUnavailable(f"{name} is not started.", engine=name, retryable=again, hint="start the pool")
+    error.__dict__["unsent"] = True
+    return error
+
+
+def unsent(error: BaseException) -> bool:
+    """Whether nothing was sent for certain."""
+    return bool(error.__dict__.get("unsent"))
+
+
 def unreachable(name: str, url: str, error: BaseException) -> EngineUnavailable:
     """The server cannot be talked to at all."""
     return EngineUnavailable(
@@ -61,6 +78,30 @@ def unreachable(name: str, url: str, error: BaseException) -> EngineUnavailable:
     )
 
 
+def unread(name: str, error: BaseException, content: str, headers: Mapping[str, str]) -> EngineError:
+    """The error for an answer that is no completion."""
+    failed = failed_by_network(name, "", error, again=False)
+    failed.__dict__["refusal"] = Refusal(200, content, dict(headers))
+    return failed
+
+
+async def sent(
+    client: httpx.AsyncClient, url: str, body: Mapping[str, Any], prompt: Prompt, *, stream: bool = False
+) -> httpx.Response:
+    """The answer to a request: as its own client addresses the server, or, without one, in the engine's way."""
+    carried = getattr(prompt, "carried", None)
+    if carried is None:
+        return await client.send(client.build_request("POST", url, json=body), stream=stream)
+    request = client.build_request("POST", url, json=body, params=list(carried.params) or None)
+    for name in client.headers:  # the engine's own are not the client's
+        if name.lower() not in _OF_THE_CONNECTION:
+            request.headers.pop(name, None)
+    for name in {name for name, _ in carried.headers}:
+        request.headers.pop(name, None)
+    request.headers = type(request.headers)([*request.headers.multi_items(), *carried.headers])
+    return await client.send(request, stream=stream, auth=None)
+
+
 def failed_by_network(name: str, url: str, error: BaseException, *, again: bool) -> EngineError:
     """A request that got no answer, or none that makes sense. Only the former may be done again."""
     if isinstance(error, ValueError):
@@ -68,7 +109,14 @@ def failed_by_network(name: str, url: str, error: BaseException, *, again: bool)
     late = "Timeout" in type(error).__name__
     reason = f"{url} did not answer in time" if late else f"{url} could not be reached"
     hint = "raise the engine's timeout" if late else "see whether the server is up"
-    return EngineError(f"{name}: {reason} ({_named(error)}).", engine=name, retryable=again and not late, hint=hint)
+    failed = EngineError(f"{name}: {reason} ({_named(error)}).", engine=name, retryable=again and not late, hint=hint)
+    failed.__dict__["broken"] = type(error).__name__
+    return failed
+
+
+def broken_in(error: EngineError) -> str:
+    """How the connection failed, by the name of httpx's exception; empty where it did not."""
+    return str(error.__dict__.get("broken", ""))
 
 
 def _named(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines import openai_wire as wire
-from teola_plugin.engines.openai_http import json_of, refused
+from teola_plugin.engines.openai_http import json_of, refused, sent
 from teola_plugin.engines.payloads import Prompt
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Prefixes:
     def __init__(self, name: str, base_url: str) -> None:
         self._name, self._base_url = name, base_url
         self._sent: dict[tuple[str, str], asyncio.Task[int]] = {}
-        """Prefixes in flight, by tenant and known part."""
+        """Prefixes in flight, by owner and known part."""
         self._readers: Counter[tuple[str, str]] = Counter()
         self._asked: Counter[tuple[str, str]] = Counter()
         """Whole prompts in flight."""
@@ -30,7 +30,7 @@ class Prefixes:
     @contextmanager
     def generating(self, prompt: Prompt, tenant: str) -> Iterator[None]:
         """A prompt that the server prefills itself in the body: prefixes of it need no sending."""
-        key = tenant, wire.known_part(prompt)
+        key = _owner(prompt, tenant), wire.known_part(prompt)
         self._asked[key] += 1
         try:
             yield
@@ -46,7 +46,7 @@ class Prefixes:
 
         Raises `EngineError` for what the server refuses.
         """
-        key = tenant, wire.known_part(prompt)
+        key = _owner(prompt, tenant), wire.known_part(prompt)
         if key not in self._sent:
             if self._under_way(key):
                 return 0
@@ -54,8 +54,8 @@ class Prefixes:
         return await self._shared(key)
 
     def _under_way(self, key: tuple[str, str]) -> bool:
-        tenant, known = key
-        return any(of == tenant and whole.startswith(known) for of, whole in (*self._asked, *self._sent))
+        owner, known = key
+        return any(of == owner and whole.startswith(known) for of, whole in (*self._asked, *self._sent))
 
     async def _shared(self, key: tuple[str, str]) -> int:
         """The result of a sending that others may wait for, too; the last one that gives up ends it."""
@@ -75,7 +75,13 @@ class Prefixes:
         if body.get("prompt") == "":  # a text that begins with what is not known
             return 0
         asked = {**body, "max_tokens": 1, "temperature": 0, **ordering}
-        answer = await client.post(f"{self._base_url}/{path}", json=asked)
+        answer = await sent(client, f"{self._base_url}/{path}", asked, prompt)
         if answer.status_code != 200:
             raise refused(self._name, answer.status_code, answer.text, dict(answer.headers), again=False)
         return int((json_of(answer.text).get("usage") or {}).get("prompt_tokens") or 0)
+
+
+def _owner(prompt: Prompt, tenant: str) -> str:
+    """Whose prefix it is: of a tenant, and of the keys and headers that its request goes with."""
+    carried = getattr(prompt, "carried", None)
+    return tenant if carried is None else f"{tenant}/{carried.identity}"

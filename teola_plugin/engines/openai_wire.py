@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.engines.base import Piece
+from teola_plugin.engines.openai_carried import Carried
 from teola_plugin.engines.payloads import UNKNOWN, Generation, Message, Prompt, Sampling
 
 _OF_STREAMS = ("stream", "stream_options")
@@ -26,12 +27,14 @@ class WirePrompt(Prompt):
 
     Otherwise the answer may come as a stream that is put together again, whoever asks for it in either way.
     """
+    carried: Carried | None = None
+    """How the client addresses its server; None for the engine's own way."""
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], *, exact: bool) -> WirePrompt:
+    def of(cls, body: Mapping[str, Any], *, exact: bool, carried: Carried | None = None) -> WirePrompt:
         kept = {key: value for key, value in body.items() if exact or key not in _OF_STREAMS}
         messages = tuple(Message(str(m.get("role", "")), _text(m.get("content"))) for m in body.get("messages", ()))
-        return cls(messages=messages, body=json.dumps(kept, ensure_ascii=False), exact=exact)
+        return cls(messages=messages, body=json.dumps(kept, ensure_ascii=False), exact=exact, carried=carried)
 
     @property
     def sampling(self) -> Sampling:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 Vector = Sequence[float]
 
 UNKNOWN = "\ue000"
-"""Stands in a prompt for text that is not known yet; what comes before the first one can be prefilled."""
+"""Stands in the prompt of a `Warmup` for text that is not known yet; what comes before the first can be prefilled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Chat messages, or plain text when `messages` is empty. `UNKNOWN` marks the slots not known yet."""
+    """Chat messages, or plain text when `messages` is empty.
+
+    A prompt that is to be answered (`Generate`) is whole, whatever its text: users may write the character of
+    `UNKNOWN`, too. In one that is to be warmed up, the first ends what is known: a user's makes it shorter, not wrong.
+    """
 
     messages: tuple[Message, ...] = ()
     text: str = ""
     tools: str = ""
     """JSON text of the tools that the model is told of by its chat template, as OpenAI describes them."""
-
-    @property
-    def complete(self) -> bool:
-        return UNKNOWN not in self.text and not any(UNKNOWN in m.content for m in self.messages)
 
     def flat(self) -> str:
         """The text of all parts, for estimates and for engines without a chat template."""
@@ -118,7 +118,7 @@ class Prompt:
         return self.text or tools + "\n".join(f"{m.role}: {m.content}" for m in self.messages) + "\nassistant:"
 
     def known(self) -> str:
-        """`flat()` up to the first unknown slot."""
+        """Of a prompt to be warmed up: `flat()` up to the first unknown slot."""
         return self.flat().split(UNKNOWN, 1)[0]
 
 

@@ -104,7 +104,7 @@ class PlainCalls:
         if loop.time() >= deadline:
             return False
         timer = loop.call_at(deadline, self._ring, call, name)
-        call.future.add_done_callback(lambda _: loop.call_soon_threadsafe(timer.cancel))
+        call.future.add_done_callback(lambda _: timer.cancel())
         return True
 
     def _ring(self, call: Call, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from teola_plugin.engines.base import Engine, Request
 from teola_plugin.engines.cache_news import CacheNews
 from teola_plugin.engines.payloads import Generate, Warmup
-from teola_plugin.errors import EngineError
+from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.runtime import engine_failures, failures, watchdog
 from teola_plugin.runtime.batches import Batches, Reports
@@ -110,6 +110,7 @@ class EnginePort:
         """Queue the requests of one primitive; `event.requests` is filled in here."""
         refused = self._refusal(len(entries))
         if refused is not None:
+            refused.__dict__["unsent"] = isinstance(refused, EngineUnavailable)
             for entry in entries:
                 self._callers.refused(entry, None, refused)
             return

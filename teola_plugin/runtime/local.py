@@ -264,9 +264,9 @@ class LocalRuntime:
 
 def _terms_of(run: QueryRun | None, terms: Terms | None) -> Terms:
     """Of a call that may find its query over, or belongs to none: what goes on after a query keeps its tenant."""
-    if run is not None:
-        return replace(run.query.terms, deadline=None)
-    return terms or current_terms.get() or Terms()
+    if terms is not None or run is None:
+        return terms or current_terms.get() or Terms()
+    return replace(run.query.terms, deadline=None) if run.closed else run.query.terms
 
 
 @functools.lru_cache(maxsize=64)

@@ -224,13 +224,17 @@ def test_bad_requests_fail_alone(session_llm: SessionLlm) -> None:
     bad = [
         generate(chat("x"), json_schema="{ not a schema"),
         generate(chat("x"), temperature=-1.0),
-        generate(chat("unknown " + UNKNOWN)),
         Request("odd", K.PREFILLING, "text"),
     ]
     for request in bad:
         error = failure(session_llm.run(results(session_llm, request)))
         assert not error.retryable and not isinstance(error, EngineUnavailable)
     assert session_llm.run(session_llm.engine.healthy())
+
+
+def test_a_prompt_may_hold_the_character_of_unknown_slots(session_llm: SessionLlm) -> None:
+    found = answer(session_llm, generate(chat(f"before {UNKNOWN} after"), max_tokens=4))
+    assert found.prompt_tokens > answer(session_llm, generate(chat("before after"), max_tokens=4)).prompt_tokens
 
 
 def test_cancelling_ends_queued_and_running_requests(session_llm: SessionLlm) -> None:

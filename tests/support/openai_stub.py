@@ -18,6 +18,10 @@ class Stub:
     base_url: str = ""
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Path and body of every request but those by which an engine looks around."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """Theirs."""
+    go: threading.Event = field(default_factory=threading.Event)
+    """What is said with the word `slowly` waits for it."""
 
 
 @contextmanager
@@ -30,6 +34,7 @@ def openai_stub() -> Iterator[Stub]:
     try:
         yield stub
     finally:
+        stub.go.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -48,8 +53,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/tokenize"):
             return self._json(200, {"tokens": list(range(len(json.dumps(body)))), "count": 1, "max_model_len": 4096})
         self.stub.asked.append((self.path, body))
-        chat = self.path.endswith("/chat/completions")
+        self.stub.headers.append({name.lower(): value for name, value in self.headers.items()})
+        chat = self.path.partition("?")[0].endswith("/chat/completions")
         text = _said(body) if chat else f"completed: {body['prompt']}"
+        if "slowly" in text:
+            self.stub.go.wait(5)
         if "refuse" in text:
             return self._json(400, {"error": {"message": "it refuses", "type": "BadRequestError", "code": 400}})
         whole = _chat(text) if chat else _completion(text)

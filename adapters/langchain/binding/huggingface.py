@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.adapters.langchain.active import active_run
+from teola_plugin.adapters.langchain.active import place_of
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.errors import RegistrationError
@@ -121,7 +121,8 @@ class PoolCrossEncoder:
 
     def score(self, text_pairs: Sequence[tuple[str, str]]) -> Any:
         pairs = [ScorePair(query, text) for query, text in text_pairs]
-        handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, pairs, run=active_run())
+        run, terms = place_of(self._pool)
+        handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, pairs, run=run, terms=terms)
         return _array(handle.result())
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf:

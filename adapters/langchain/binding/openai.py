@@ -15,9 +15,10 @@ from typing import Any
 from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 
-from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
-from teola_plugin.adapters.langchain.active import active_run
-from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, capturing
+from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
+from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, atold_in, capturing, told, told_in
+from teola_plugin.engines.openai_carried import without_credentials
 from teola_plugin.engines.openai_wire import WireGeneration, joinable
 from teola_plugin.engines.payloads import Generate, Generation
 from teola_plugin.errors import RegistrationError
@@ -47,7 +48,7 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
     vars(made).update(vars(copied))
     for slot in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
         object.__setattr__(made, slot, getattr(copied, slot))
-    clients: dict[str, Any] = {"_teola_engine": engine}
+    clients: dict[str, Any] = {"_teola_engine": engine, "_teola_pool": pool}
     if obj.root_client is not None:
         root = obj.root_client.copy(http_client=Carrier.client(obj.root_client._client, pool, engine))
         clients |= {"root_client": root, "client": root.chat.completions}
@@ -57,7 +58,7 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
 
 
 def _check(obj: Any, server: Any) -> None:
-    own = str(obj.root_async_client.base_url).rstrip("/")
+    own = without_credentials(str(obj.root_async_client.base_url)).rstrip("/")
     if own != server.base_url:
         raise RegistrationError(
             f"the {type(obj).__name__} talks to {own}, the engine {server.name!r} to {server.base_url}.",
@@ -70,23 +71,26 @@ def _check(obj: Any, server: Any) -> None:
         )
 
 
-class _Served:
+class _Served(CalledOrStreamed):
     """Before the object's class in the order of methods: calls find their query, wherever they run."""
 
+    @property
+    def pool(self) -> EnginePool:  # type: ignore[override]
+        return self._teola_pool  # type: ignore[attr-defined,no-any-return]
+
     def _generate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(active_run(run_manager)):
+        with joined(*place_of(self.pool, run_manager)), told():
             return super()._generate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
     async def _agenerate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(active_run(run_manager)):
+        with joined(*place_of(self.pool, run_manager)), told():
             return await super()._agenerate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
-    def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Iterator[Any]:
-        yield from streamed_in(_run_of(config), super().stream(input, config, **kwargs))  # type: ignore[misc]
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield from told_in(super()._stream(*args, **kwargs))  # type: ignore[misc]
 
-    async def astream(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncIterator[Any]:
-        chunks = super().astream(input, config, **kwargs)  # type: ignore[misc]
-        async with aclosing(astreamed_in(_run_of(config), chunks)) as found:
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with aclosing(atold_in(super()._astream(*args, **kwargs))) as found:  # type: ignore[misc]
             async for chunk in found:
                 yield chunk
 
@@ -95,11 +99,14 @@ class _ServedAhead(_Served):
     """On a server declared to cache prefixes: the graph knows its prompts, and calls it when they are ready."""
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
-        """None with a cache or a rate limiter, which a call made ahead would go around, and for the Responses API."""
+        """None with a cache or a rate limiter, which a call made ahead would go around, for the Responses API, and
+        where the key comes from a function of the user's."""
         model: Any = self
         cached = model.cache or (model.cache is None and get_llm_cache() is not None)
         given = {key: value for key, value in kwargs.items() if key not in _FOR_TRACES}
         if cached or model.rate_limiter is not None or model.root_client is None:
+            return None
+        if getattr(model.root_client, "_api_key_provider", None) is not None:
             return None
         params = {**model._default_params, **given}
         if model._use_responses_api(params) or not joinable(params | (params.get("extra_body") or {})):
@@ -107,10 +114,6 @@ class _ServedAhead(_Served):
         return GenerationLeaf(
             model._teola_engine, lambda value: _asked(model, value, given), lambda made: _message(model, made)
         )
-
-
-def _run_of(config: Any) -> Any:
-    return active_run(None if config is None else config.get("callbacks"))
 
 
 def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:

@@ -1,30 +1,90 @@
-"""A call that has begun: the live query, and what runs beside it."""
+"""A call that has begun: the live query, and what runs beside it; or the original, on the terms that were asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from teola_plugin.adapters.ahead import ending
+from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.langchain.live.session import live
 from teola_plugin.adapters.langchain.own_models.gates import Gate
-from teola_plugin.adapters.langchain.own_models.places import Place
+from teola_plugin.adapters.langchain.own_models.places import Place, placed
+from teola_plugin.adapters.terms import Deadline, interrupting
+from teola_plugin.graph import Terms
 from teola_plugin.runtime.query_run import PartRun, QueryRun
+
+T = TypeVar("T")
 
 
 class Begun(NamedTuple):
     """One input."""
 
-    run: QueryRun | PartRun
-    config: RunnableConfig
+    run: QueryRun | PartRun | None
+    """None where the original just runs."""
+    config: RunnableConfig | None
     chain: Runnable[Any, Any]
     """The original, or its routed copy."""
-    place: Place | None
+    place: Place | None = None
+    terms: Terms | None = None
+    """Of what the original calls where there is no query; None for those around it."""
+    deadline: Deadline | None = None
 
     def give_up(self) -> None:
-        self.run.close()
+        if self.run is not None:
+            self.run.close()
         if self.place is not None:
             self.place.close()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """The body runs as part of the query, which ends with it. Raises `QueryTimeout` after a body that is late."""
+        if self.run is None:
+            with joined(None, self.terms):
+                yield
+        else:
+            with placed(self.place), live(self.run):
+                yield
+        if self.deadline is not None:
+            self.deadline.check()
+
+    def items(self, make: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """What a stream of the chain gives. The query ends with it, read to its end or not."""
+        whole = None if self.run is None else self.run.whole
+        with self._kept():
+            for item in streamed_in(whole, self.terms, make()):
+                if self.deadline is not None:
+                    self.deadline.check()
+                yield item
+            if self.deadline is not None:
+                self.deadline.check()
+
+    async def aitems(self, make: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
+        """`items` in a loop."""
+        whole = None if self.run is None else self.run.whole
+        with self._kept():
+            async with aclosing(astreamed_in(whole, self.terms, make())) as found:
+                while True:
+                    async with interrupting(self.deadline):
+                        item = await anext(found, _END)
+                    if item is _END:
+                        return
+                    yield item  # type: ignore[misc]
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """For generators: the query ends with them, or when they are freed."""
+        if self.run is None:
+            yield
+            return
+        with ending(self.run):
+            yield
+
+
+_END: Any = object()
 
 
 class BegunBatch(NamedTuple):
@@ -36,19 +96,19 @@ class BegunBatch(NamedTuple):
     places: list[Place | None]
 
     @classmethod
-    def of(cls, begun: Sequence[Begun | None]) -> BegunBatch | None:
+    def of(cls, begun: Sequence[Begun]) -> BegunBatch | None:
         """None, with nothing left running, unless every input has begun."""
-        live = [one for one in begun if one is not None]
-        if len(live) < len(begun):
-            for one in live:
+        runs = [one.run for one in begun if one.run is not None]
+        if len(runs) < len(begun):
+            for one in begun:
                 one.give_up()
             return None
-        chain = next((one.chain for one in live if one.place is not None), live[0].chain)
-        return cls([one.run for one in live], [one.config for one in live], chain, [one.place for one in live])
+        chain = next((one.chain for one in begun if one.place is not None), begun[0].chain)
+        return cls(runs, [one.config or {} for one in begun], chain, [one.place for one in begun])
 
 
 class streaming:
-    """`live` for generators and batches: no context variable, since one of them is not one query's context.
+    """`live` for batches: no context variable, since a batch is not one query's context.
 
     Pool-backed objects find their query through the callbacks that the framework hands on.
     """

@@ -20,6 +20,7 @@ from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.llm import TeolaLLM
 from teola_plugin.engines.payloads import UNKNOWN, Generate, Message, Prompt, Sampling
 from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import Query
 from teola_plugin.runtime.context import current_run
 
 ARRAY = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
@@ -250,7 +251,7 @@ async def test_calls_join_the_ambient_query(pool, llm, monkeypatch):
     seen = []
     real = pool.call
     monkeypatch.setattr(pool, "call", lambda *a, run=None, **k: seen.append(run) or real(*a, **k))
-    run = object()
+    run, told = pool.runtime.watch(Query()), pool.runtime.watch(Query())
     token = current_run.set(run)
     try:
         ChatTeola(pool=pool).invoke("x")
@@ -258,7 +259,7 @@ async def test_calls_join_the_ambient_query(pool, llm, monkeypatch):
         current_run.reset(token)
 
     class Handler(UsageMetadataCallbackHandler):
-        teola_run = "by handler"
+        teola_run = told
 
     ChatTeola(pool=pool).invoke("x", {"callbacks": [Handler()]})
     chain = ChatPromptTemplate.from_template("{x}") | ChatTeola(pool=pool)
@@ -268,7 +269,7 @@ async def test_calls_join_the_ambient_query(pool, llm, monkeypatch):
     async for chunk in ChatTeola(pool=pool).astream("x", {"callbacks": [Handler()]}):
         assert chunk is not None and current_run.get() is None
     ChatTeola(pool=pool).invoke("x")
-    assert seen == [run, *["by handler"] * 4, None]
+    assert seen == [run, *[told] * 4, None]
 
 
 # ------------------------------------------------------------ TeolaLLM

@@ -14,6 +14,7 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.engines.payloads import Hit
 from teola_plugin.errors import RegistrationError, TeolaError
+from teola_plugin.graph import Query
 
 _names = (f"collection{i}" for i in itertools.count())
 DOCUMENTS = [
@@ -137,14 +138,14 @@ def test_a_call_joins_the_query_of_the_callbacks(filled, pool, monkeypatch):
     from langchain_core.callbacks import UsageMetadataCallbackHandler
 
     class Handler(UsageMetadataCallbackHandler):
-        teola_run = "the query"
+        teola_run = pool.runtime.watch(Query())
 
     seen = []
     real = pool.call
     monkeypatch.setattr(pool, "call", lambda *a, run=None, **k: seen.append(run) or real(*a, **k))
     filled.as_retriever().invoke("the cat", {"callbacks": [Handler()]})
     filled.as_retriever().invoke("the cat")
-    assert seen == ["the query", "the query", None, None]
+    assert seen == [Handler.teola_run, Handler.teola_run, None, None]
 
 
 # ------------------------------------------------------------ LangChain's own suites

@@ -1,0 +1,247 @@
+"""Requests of `ChatOpenAI` that an engine carries: what goes with them, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableParallel
+from support.openai_stub import MODEL, Stub, openai_stub
+from support.recording import arrivals
+
+from teola_plugin import accelerate
+from teola_plugin.engines.openai_api import OpenAIServer
+from teola_plugin.errors import (
+    EngineOverloaded,
+    EngineUnavailable,
+    QueryCancelled,
+    QueryTimeout,
+    RegistrationError,
+    TeolaError,
+)
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.handles import CallHandle
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from langchain_openai import ChatOpenAI
+
+Chain = Runnable[Any, Any]
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+QUESTION = {"question": "what is a primitive?"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Stub]:
+    with openai_stub() as stub:
+        yield stub
+
+
+@pytest.fixture
+def stub(server: Stub) -> Stub:
+    server.asked.clear()
+    server.headers.clear()
+    server.go.clear()
+    return server
+
+
+@pytest.fixture(scope="module")
+def pool(server: Stub) -> Iterator[EnginePool]:
+    engine = OpenAIServer(base_url=server.base_url, api_key="the-engines", prefix_caching=True, calibrate=False)
+    with EnginePool.local(llm=engine) as made:
+        yield made
+
+
+def model(stub: Stub, key: str = "mine", **options: Any) -> ChatOpenAI:
+    given: dict[str, Any] = {"temperature": 0.0, "max_retries": 2, **options}
+    return ChatOpenAI(base_url=stub.base_url, api_key=key, model=MODEL, **given)  # type: ignore[arg-type]
+
+
+def asking(said: str, one: Any) -> Chain:
+    return ChatPromptTemplate.from_template(said + " {question}") | one
+
+
+async def _listed(chain: Chain, config: Any) -> list[Any]:
+    return [chunk async for chunk in chain.astream(QUESTION, config)]
+
+
+WAYS: dict[str, Callable[[Chain, Any], Any]] = {
+    "invoke": lambda chain, config=None: chain.invoke(QUESTION, config),
+    "ainvoke": lambda chain, config=None: asyncio.run(chain.ainvoke(QUESTION, config)),
+    "stream": lambda chain, config=None: list(chain.stream(QUESTION, config)),
+    "astream": lambda chain, config=None: asyncio.run(_listed(chain, config)),
+}
+
+
+# ------------------------------------------------------------ what goes with a request
+
+
+def _sent(stub: Stub) -> set[tuple[str, str | None, str | None]]:
+    """Of each request: its path, its key and its team."""
+    paths = [path for path, _ in stub.asked]
+    return {(p, h.get("authorization"), h.get("x-team")) for p, h in zip(paths, stub.headers, strict=True)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_object_has_its_own_key_headers_and_query(way: str, pool: EnginePool, stub: Stub) -> None:
+    """Two objects ask one engine the same: neither is answered with what was asked for the other."""
+    one = model(stub, "first", default_headers={"X-Team": "a"})
+    two = model(stub, "second", default_query={"region": "north"})
+    chain = RunnableParallel(one=asking("hi", one), two=asking("hi", two))
+    plain = WAYS[way](chain, None)
+    expected = _sent(stub)
+    assert expected == {
+        ("/v1/chat/completions", "Bearer first", "a"),
+        ("/v1/chat/completions?region=north", "Bearer second", None),
+    }
+    stub.asked.clear()
+    stub.headers.clear()
+    seen = arrivals(pool)
+    fast = accelerate(chain, pool=pool, bind=[(one, "llm"), (two, "llm")])
+    made = WAYS[way](fast, None)
+    assert _sent(stub) == expected and len(stub.asked) == 2 and len(seen) >= 2
+    if way in ("invoke", "ainvoke"):
+        assert [made[key].content for key in made] == [plain[key].content for key in plain]
+
+
+def test_a_request_for_another_address_goes_its_own_way(pool: EnginePool, stub: Stub) -> None:
+    own = model(stub)
+    fast = accelerate(asking("hi", own), pool=pool, bind=[(own, "llm")])
+    served = fast.chain.steps[-1]  # type: ignore[attr-defined]
+    served.root_client.base_url = stub.base_url.replace("/v1", "/other/v1")
+    seen = arrivals(pool)
+    served.invoke("hello")
+    assert [path for path, _ in stub.asked] == ["/other/v1/chat/completions"] and seen == []
+
+
+def test_headers_of_a_clients_own_http_client_are_kept(pool: EnginePool, stub: Stub) -> None:
+    import httpx
+
+    own = model(stub, http_client=httpx.Client(headers={"X-Team": "b"}))
+    fast = accelerate(asking("hi", own), pool=pool, bind=[(own, "llm")])
+    fast.invoke(QUESTION)
+    assert {header.get("x-team") for header in stub.headers} == {"b"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_keys_are_never_shown(way: str, pool: EnginePool, stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "teola_plugin")
+    with EnginePool.local(
+        llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True, calibrate=False), details=True
+    ) as own_pool:
+        own = model(stub, "sesame", default_headers={"X-Key": "sesame"}, max_retries=0)
+        for said in ("hi", "refuse"):
+            fast = accelerate(asking(said, own), pool=own_pool, bind=[(own, "llm")])
+            try:
+                WAYS[way](fast, None)
+            except Exception as error:
+                assert "sesame" not in f"{error!r} {error} {error.__cause__!r}"
+            trace = fast.last_trace()
+            assert trace is not None and "sesame" not in repr(trace)
+            assert "sesame" not in fast.explain(QUESTION)
+    assert "sesame" not in caplog.text
+
+
+def test_credentials_of_an_address_are_never_shown(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "teola_plugin")
+    secret = stub.base_url.replace("http://", "http://ann:sesame@")
+    engine = OpenAIServer(base_url=secret, calibrate=False)
+    own = ChatOpenAI(base_url=secret, api_key="mine", model=MODEL)  # type: ignore[arg-type]
+    chain = asking("hi", own)
+    with EnginePool.local(llm=engine) as pool:
+        fast = accelerate(chain, pool=pool, bind=[(own, "llm")])
+        fast.invoke(QUESTION)
+        chain.invoke(QUESTION)
+        theirs, plain = (header.get("authorization") for header in stub.headers)
+        assert theirs == plain and str(theirs).startswith("Basic ")
+        shown = f"{engine!r} {vars(pool)} {pool.versions()} {pool.profiles} {fast.explain()} {fast.last_trace()!r}"
+        other = ChatOpenAI(base_url=secret + "/x", api_key="mine", model=MODEL)  # type: ignore[arg-type]
+        with pytest.raises(RegistrationError, match="talks to") as refused:
+            accelerate(asking("hi", other), pool=pool, bind=[(other, "llm")])
+    gone = OpenAIServer(base_url="http://ann:sesame@127.0.0.1:9/v1")
+    with pytest.raises(EngineUnavailable) as down:
+        EnginePool.local(llm=gone).start()
+    assert "sesame" not in f"{shown} {refused.value} {down.value} {down.value.__cause__!r} {caplog.text}"
+
+
+# ------------------------------------------------------------ what becomes of it
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_deadline_that_passes_is_not_asked_again(way: str, pool: EnginePool, stub: Stub) -> None:
+    own = model(stub)
+    fast = accelerate(asking("slowly", own), pool=pool, bind=[(own, "llm")])
+    with pytest.raises(QueryTimeout, match="deadline"):
+        WAYS[way](fast, {"configurable": {"teola_deadline_s": 0.2}})
+    assert len(stub.asked) == 1
+
+
+OURS: dict[str, TeolaError] = {
+    "timeout": QueryTimeout("query q did not end before its deadline."),
+    "cancelled": QueryCancelled("query q was cancelled."),
+    "overloaded": EngineOverloaded("the queue is full."),
+    "unavailable": EngineUnavailable("the engine died."),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_pool_says_reaches_the_caller(
+    way: str, name: str, pool: EnginePool, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, as it is, and nothing is sent past the engine."""
+    own, calls = model(stub), 0
+    fast = accelerate(asking("hi", own), pool=pool, bind=[(own, "llm")], passes=())
+
+    def failing(*_: Any, **__: Any) -> CallHandle:
+        nonlocal calls
+        from concurrent.futures import Future
+
+        calls += 1
+        failed: Future[list[Any]] = Future()
+        failed.set_exception(OURS[name])
+        handle = CallHandle(failed)
+        handle.pieces.close()
+        return handle
+
+    monkeypatch.setattr(pool, "call", failing)
+    with pytest.raises(type(OURS[name])) as told:
+        WAYS[way](fast, None)
+    assert told.value is OURS[name] and calls == 1 and stub.asked == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_never_taken_goes_its_own_way(way: str, stub: Stub) -> None:
+    own = model(stub)
+    chain = asking("hi", own)
+    with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, calibrate=False)) as pool:
+        fast = accelerate(chain, pool=pool, bind=[(own, "llm")])
+        pool.admin("llm", "stop").result(30)
+        stopped = WAYS[way](fast, None)
+    closed = WAYS[way](fast, None)
+    assert len(stub.asked) == 2 and _content(stopped) == _content(closed) == _content(WAYS[way](chain, None))
+
+
+def _content(value: Any) -> str:
+    return "".join(one.content for one in value) if isinstance(value, list) else str(value.content)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_server_that_is_gone_is_the_clients_own_error(way: str) -> None:
+    with openai_stub() as there:
+        own = model(there, max_retries=0)
+        chain = asking("hi", own)
+        pool = EnginePool.local(llm=OpenAIServer(base_url=there.base_url, calibrate=False)).start()
+    with pool:
+        fast = accelerate(chain, pool=pool, bind=[(own, "llm")])
+        errors = []
+        for one in (chain, fast):
+            with pytest.raises(Exception, match="Connection error") as told:
+                WAYS[way](one, None)
+            errors.append(type(told.value).__name__)
+    assert errors[0] == errors[1]
