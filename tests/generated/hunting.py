@@ -10,7 +10,7 @@ from generated import write_programs
 from generated.nodes import Node, shrunk
 from generated.seeing import Program, Stage, compared
 from generated.words import writers
-from generated.worlds import World, fakes, outside, rows
+from generated.worlds import World, fakes, ingested, rows
 
 FIRST = int(os.environ.get("TEOLA_TEST_SEED", "0"))
 """The first seed of the default suite."""
@@ -19,7 +19,7 @@ _THREADS = 6
 
 async def some_rows(world: World) -> None:
     for id, text in (("a", "apple oven in the garden"), ("old", "old bread")):
-        await outside(world.aside, "notes", id, text)
+        await ingested(world.store, "notes", id, text)
 
 
 WRITES = Stage(fakes, writers, lambda world: rows(world.store), some_rows)

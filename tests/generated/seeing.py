@@ -105,7 +105,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where programs are run: the engines, the words beyond the framework's, what is in the stores at first and last."""
+    """Where programs are run: engines, words beyond the framework's, what is in the stores at first and last."""
 
     engines: Callable[[Latency], list[Engine]]
     words: Callable[[World, dict[str, Any]], dict[str, Any]]

@@ -54,7 +54,7 @@ def test_a_search_does_not_find_what_another_connection_deleted(way: str) -> Non
 
 @ways
 def test_nothing_is_indexed_behind_a_step_that_fails(way: str) -> None:
-    same(f'{SLOW} | assign(w=did(fail, "mine")) | assign(i=itemgetter("docs") | index)', way)
+    same(f'{SLOW} | assign(j=ask("JSON {{c}}") | JsonOutputParser()) | assign(i=itemgetter("docs") | index)', way)
 
 
 @ways

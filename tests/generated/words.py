@@ -8,7 +8,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from generated.worlds import Books, World, outside
+from generated.worlds import Books, World
 from langchain_core.documents import Document
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -57,6 +57,7 @@ def base(world: World) -> dict[str, Any]:
         "ChatPromptTemplate": ChatPromptTemplate,
         "Document": Document,
         "RouterRunnable": RouterRunnable,
+        "JsonOutputParser": JsonOutputParser,
         "RunnableBranch": RunnableBranch,
         "RunnableLambda": RunnableLambda,
         "RunnableParallel": RunnableParallel,
@@ -152,7 +153,7 @@ def writers(world: World, names: dict[str, Any]) -> dict[str, Any]:
         yield Op(store.delete, store.adelete, ())
 
     def outside_put(d: Given, id: str, text: str) -> Steps:
-        yield past_the_pool(outside, aside, "notes", id, text)
+        yield past_the_pool(aside.put, "notes", id, text)
 
     def outside_drop(d: Given, id: str) -> Steps:
         yield past_the_pool(aside.delete, "notes", [id])

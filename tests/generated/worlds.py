@@ -1,4 +1,4 @@
-"""A fresh pool of fakes with small latencies, and everything that is asked of it; the words that programs are made of."""
+"""A fresh pool of fakes with small latencies, and everything that is asked of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from teola_plugin.engines.base import Done, Engine, Request, Result
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults, embed_words
@@ -74,8 +74,7 @@ class World:
     pool: EnginePool
     store: Any
     books: Books
-    aside: Any
-    """The store's engine for work that the pool knows nothing of, as another process would do it: see `outside`."""
+    aside: Aside
 
 
 def contains(word: str) -> Callable[[Request], bool]:
@@ -90,26 +89,45 @@ def fakes(latency: Latency, poison: str = "") -> list[Engine]:
     return [kind(name, profiles[name], faults=faults) for name, kind in kinds.items()]
 
 
-def world_of(engines: list[Engine], aside: Any = None, *, virtual: bool = False) -> World:
+def world_of(engines: list[Engine], aside: Aside | None = None, *, virtual: bool = False) -> World:
     """`virtual`: on the running loop, else on a thread of its own. Without `aside`, one is made on the same rows."""
     store: Any = next(engine for engine in engines if engine.name == "store")
     pool = EnginePool.on_this_loop(engines) if virtual else EnginePool.local(engines)
-    if aside is None:
-        aside = FakeStore("aside", store.profile)
-        aside._collections = store._collections  # the same rows, as two processes have them
-    world = World(pool, store, Books(), aside)
+    world = World(pool, store, Books(), aside or FakeAside(store))
     watch(pool, engines, world.books)
     return world
+
+
+class Aside(Protocol):
+    """Work on a store that its pool knows nothing of, as another process would do it."""
+
+    async def put(self, collection: str, id: str, text: str) -> None: ...
+
+    async def delete(self, collection: str, ids: list[str]) -> None: ...
+
+
+class FakeAside:
+    """Another store on the same rows."""
+
+    def __init__(self, store: FakeStore) -> None:
+        self._other = FakeStore("aside", store.profile)
+        self._other._collections = store._collections
+
+    async def put(self, collection: str, id: str, text: str) -> None:
+        await ingested(self._other, collection, id, text, by="another")
+
+    async def delete(self, collection: str, ids: list[str]) -> None:
+        await self._other.delete(collection, ids)
 
 
 _numbers = itertools.count(1)
 
 
-async def outside(aside: Any, collection: str, id: str, text: str) -> None:
-    """Write a row past every pool."""
-    row = IngestRow(collection, Chunk(id, text, {"by": "another"}), embed_words(text, "document"))
+async def ingested(store: Any, collection: str, id: str, text: str, **metadata: Any) -> None:
+    """A row, written past the pool."""
+    row = IngestRow(collection, Chunk(id, text, metadata), embed_words(text, "document"))
     batch = [Request(f"outside{next(_numbers)}", K.INGESTION, row)]
-    ends = [result async for result in aside.execute(batch)]
+    ends = [result async for result in store.execute(batch)]
     assert all(isinstance(end, Done) for end in ends), ends
 
 

@@ -88,6 +88,18 @@ class _Making:
             return Node("D>D", f"does({call})")
         return Node("D>D", f"assign({self.key()}=did({call}))")
 
+    def failure(self) -> Node:
+        """User code, or what the graph knows, too."""
+        key = self.key()
+        forms = [
+            f'assign({key}=itemgetter("missing"))',
+            f'assign({key}=ask("Say {{question}}") | JsonOutputParser())',
+            f'assign({key}=ask("Say {{missing}}"))',
+        ]
+        if self.random.random() < 0.5:
+            return Node("D>D", self.random.choice(forms))
+        return self._user(self.random.choice(('fail, "mine"', 'fail_once, "mine"')))
+
     def composed(self, depth: int) -> Node:
         def part() -> Node:
             known = list(self.texts)
@@ -108,8 +120,7 @@ class _Making:
     def program(self) -> Node:
         steps = [self.step() for _ in range(self.random.randrange(3, 9))]
         if self.random.random() < 0.25:
-            what = self.random.choice(('fail, "mine"', 'fail_once, "mine"'))
-            steps.insert(self.random.randrange(1, len(steps) + 1), self._user(what))
+            steps.insert(self.random.randrange(1, len(steps) + 1), self.failure())
         return sequence("D>D", steps)
 
 
