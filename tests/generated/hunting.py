@@ -27,11 +27,11 @@ Kind = tuple[Stage, Callable[[int], Node], Callable[[int, Node], Program]]
 KINDS: dict[str, Kind] = {"writes": (WRITES, write_programs.tree, write_programs.program)}
 
 
-def differing(kind: Kind, seeds: Iterable[int]) -> str:
+def differing(kind: Kind, seeds: Iterable[int], threads: int = _THREADS) -> str:
     """A report of the programs that differ from plain, the first one made as small as it gets; empty without any."""
     stage, tree, program = kind
-    with ThreadPoolExecutor(_THREADS) as threads:
-        found = list(threads.map(lambda seed: (seed, compared(stage, program(seed, tree(seed)))), seeds))
+    with ThreadPoolExecutor(threads) as pool:
+        found = list(pool.map(lambda seed: (seed, compared(stage, program(seed, tree(seed)))), seeds))
     bad = [(seed, aspects) for seed, aspects in found if aspects]
     if not bad:
         return ""
