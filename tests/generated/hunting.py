@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from generated import write_programs
+from generated import chain_programs, write_programs
 from generated.nodes import Node, shrunk
 from generated.seeing import Program, Stage, compared
-from generated.words import writers
+from generated.words import thinkers, writers
 from generated.worlds import World, fakes, ingested, rows
 
 FIRST = int(os.environ.get("TEOLA_TEST_SEED", "0"))
@@ -23,8 +24,12 @@ async def some_rows(world: World) -> None:
 
 
 WRITES = Stage(fakes, writers, lambda world: rows(world.store), some_rows)
+CHAINS = Stage(partial(fakes, poisoned=True), thinkers, lambda world: rows(world.store), some_rows)
 Kind = tuple[Stage, Callable[[int], Node], Callable[[int, Node], Program]]
-KINDS: dict[str, Kind] = {"writes": (WRITES, write_programs.tree, write_programs.program)}
+KINDS: dict[str, Kind] = {
+    "writes": (WRITES, write_programs.tree, write_programs.program),
+    "chains": (CHAINS, chain_programs.tree, chain_programs.program),
+}
 
 
 def differing(kind: Kind, seeds: Iterable[int], threads: int = _THREADS) -> str:

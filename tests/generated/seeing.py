@@ -9,10 +9,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from differential.cookbook.compare import anonymous
 from differential.recording import Recorder, plain
+from generated.inert import Itself
+from generated.own_objects import OWN
 from generated.words import base, run_text
 from generated.worlds import Latency, World, world_of
 from langchain_core.runnables import Runnable
@@ -29,7 +32,7 @@ def _pairs(found: Iterable[tuple[int, Any]]) -> str:
 
 
 def _twice(given: Any) -> list[Any]:
-    return [given, copy.deepcopy(given)]
+    return [given, {**copy.deepcopy(given), "question": f"{given['question']} And why?"}]
 
 
 SYNC: dict[str, Callable[[Chain, Any, Any], Any]] = {
@@ -101,6 +104,8 @@ class Seen:
     reached: Counter[str]
     done: Counter[str]
     rows: tuple[str, ...]
+    struck: bool = False
+    """Whether a call of a model failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +131,10 @@ class Stage:
         world, books = sight.world, sight.world.books
         events, rows = _anonymous(sight.recorder.events), tuple(self.rows(world))
         asked, reached, done = map(Counter, (books.asked, books.reached, books.done))
-        return Seen(anonymous(sight.result), sight.failed, events, asked, reached, done, rows)
+        return Seen(anonymous(sight.result), sight.failed, events, asked, reached, done, rows, books.struck > 0)
 
     def _seen(self, sight: _Sight, latency: Latency, aside: Any, *, fast: bool) -> None:
-        world = sight.world = world_of(self.engines(latency), aside)
+        world = sight.world = world_of(self.engines(latency), aside, scale=latency.scale)
         with world.pool as pool:
             pool.runtime.loop.run(self.first(world)).result(30)
             chain, given = self._made(sight, fast)
@@ -141,7 +146,7 @@ class Stage:
                     sight.shows(asyncio.run(ASYNC[way](chain, given, config)))
 
     async def _aseen(self, sight: _Sight, latency: Latency, aside: Any, *, fast: bool) -> None:
-        world = sight.world = world_of(self.engines(latency), aside, virtual=True)
+        world = sight.world = world_of(self.engines(latency), aside, scale=latency.scale, virtual=True)
         async with world.pool:
             await self.first(world)
             chain, given = self._made(sight, fast)
@@ -152,8 +157,10 @@ class Stage:
         world, program = sight.world, sight.program
         names = base(world)
         names |= self.words(world, names)
+        accelerated = partial(accelerate, pool=world.pool, **program.options)
+        names["nested"] = accelerated if fast else Itself
         run_text(program.text, names, f"<program {program.seed}>")
-        chain = accelerate(names["chain"], pool=world.pool, **program.options) if fast else names["chain"]
+        chain = accelerated(names["chain"]) if fast else names["chain"]
         for book in (world.books.asked, world.books.reached, world.books.done):
             book.clear()
         return chain, names["given"]
@@ -194,19 +201,23 @@ def _anonymous(events: Counter[Any]) -> Counter[str]:
     return found
 
 
-def differences(before: Seen, after: Seen, *, early: bool = True) -> dict[str, str]:
+def differences(before: Seen, after: Seen, *, early: bool = True, spare: bool = False) -> dict[str, str]:
     """By aspect, what the second call shows that the first does not.
 
     `early`: the second may have asked engines for more than it used, and for equal work once; never for writes.
+    `spare`: it may have asked the user's own models for more.
     """
     found = {}
     if before.result != after.result:
         found["result"] = f"{before.result}\n     then: {after.result}"
     if before.rows != after.rows:
         found["rows"] = _difference(Counter(before.rows), Counter(after.rows))
-    for aspect in ("events", "asked", "done"):
+    for aspect in ("events", "asked"):
         if (old := getattr(before, aspect)) != (new := getattr(after, aspect)):
             found[aspect] = _difference(old, new)
+    more = after.done - before.done
+    if before.done - after.done or any(not (spare and key.startswith(OWN)) for key in more):
+        found["done"] = _difference(before.done, after.done)
     old, new = (_reached(seen, early) for seen in (before, after))
     if old - new or (not early and old != new):
         found["reached"] = _difference(old, new)
@@ -240,11 +251,13 @@ CONTROLS = ((1, 1.0), (0, 0.0), (2, 3.0), (3, 1.0), (4, 0.3))
 def compared(stage: Stage, program: Program) -> dict[str, str]:
     """By aspect, what is seen of the accelerated object and not of the plain one.
 
-    Aspects in which the plain object differs from itself at other latencies are left out.
+    Aspects in which the plain object differs from itself at other latencies are left out. Where a model failed, or by
+    `speculate="all"`, the user's own models may have been asked for more.
     """
     latency = Latency(program.seed)
     before = stage.see(program, latency, fast=False)
-    found = differences(before, stage.see(program, latency, fast=True))
+    spare = before.struck or program.options.get("speculate") == "all"
+    found = differences(before, stage.see(program, latency, fast=True), spare=spare)
     for seed, scale in CONTROLS if found else ():
         again = stage.see(program, Latency(program.seed + seed, scale), fast=False)
         raced = differences(before, again, early=False)

@@ -8,6 +8,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from generated.own_objects import Hosted, Local, Notes
 from generated.worlds import Books, World
 from langchain_core.documents import Document
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
@@ -66,6 +67,7 @@ def base(world: World) -> dict[str, Any]:
         "ask": ask,
         "assign": RunnablePassthrough.assign,
         "embeddings": embeddings,
+        "get": lambda key: RunnableLambda(itemgetter(key)),
         "index": TeolaIndexer(store=store, splitter=splitter),
         "index_uploads": TeolaIndexer(store=uploads, splitter=splitter),
         "itemgetter": itemgetter,
@@ -197,6 +199,52 @@ def writers(world: World, names: dict[str, Any]) -> dict[str, Any]:
     return {each.__name__: each for each in known} | {
         "does": partial(opaque, world.books, True),
         "did": partial(opaque, world.books, False),
+    }
+
+
+def thinkers(world: World, names: dict[str, Any]) -> dict[str, Any]:
+    """`writers`, the user's own models, and user code on texts: some of it refuses."""
+    books, scale = world.books, world.scale
+    hosted, local = Hosted(books=books, scale=scale), Local(books=books, scale=scale)
+
+    def remember(d: Given, what: str) -> Steps:
+        d["history"].append(what)
+        yield from ()
+
+    def allow(d: Given, word: str) -> Steps:
+        if word in d["question"]:
+            raise PermissionError(f"{word} is not for you")
+        yield from ()
+
+    def tells(what: str) -> RunnableLambda[Any, str]:
+        def told(value: Any) -> str:
+            books.note(f"tells {what}")
+            return f"{what} of {len(str(value))}"
+
+        return RunnableLambda(told)
+
+    def refuses(word: str) -> RunnableLambda[str, str]:
+        def refused(text: str) -> str:
+            books.note(f"refuses {word}")
+            if word in text:
+                raise PermissionError(f"no {word}")
+            return text
+
+        return RunnableLambda(refused)
+
+    def tells_length(text: str) -> int:
+        books.note("tells length")
+        return len(text)
+
+    return writers(world, names) | {
+        "allow": allow,
+        "hosted": hosted,
+        "local": local,
+        "notes": Notes(books=books, scale=scale),
+        "refuses": refuses,
+        "remember": remember,
+        "tells": tells,
+        "tells_length": tells_length,
     }
 
 

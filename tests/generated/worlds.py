@@ -60,6 +60,8 @@ class Books:
     """What the engines got, early work included."""
     done: Counter[str] = field(default_factory=Counter)
     """What user code did, the calls of the user's own models among it."""
+    struck: int = 0
+    """Calls of models and engines that failed because of what they were asked."""
 
     def note(self, what: str) -> int:
         """How often it was noted before."""
@@ -75,25 +77,26 @@ class World:
     store: Any
     books: Books
     aside: Aside
+    scale: float = 1.0
+    """Of the latencies."""
 
 
-def contains(word: str) -> Callable[[Request], bool]:
-    """A fault that depends on nothing but the content."""
-    return lambda request: word in str(request.payload)
+POISON = "poison"
+"""A request that holds it fails: a fault that depends on nothing but the content."""
 
 
-def fakes(latency: Latency, poison: str = "") -> list[Engine]:
-    """Requests that hold the word `poison` fail."""
-    profiles, faults = latency.profiles(), Faults(fail_on=contains(poison)) if poison else Faults()
+def fakes(latency: Latency, *, poisoned: bool = False) -> list[Engine]:
+    profiles = latency.profiles()
+    faults = Faults(fail_on=lambda request: POISON in str(request.payload)) if poisoned else Faults()
     kinds = {"llm": FakeLLM, "embedder": FakeEmbedder, "reranker": FakeReranker, "store": FakeStore}
     return [kind(name, profiles[name], faults=faults) for name, kind in kinds.items()]
 
 
-def world_of(engines: list[Engine], aside: Aside | None = None, *, virtual: bool = False) -> World:
+def world_of(engines: list[Engine], aside: Aside | None = None, *, scale: float = 1.0, virtual: bool = False) -> World:
     """`virtual`: on the running loop, else on a thread of its own. Without `aside`, one is made on the same rows."""
     store: Any = next(engine for engine in engines if engine.name == "store")
     pool = EnginePool.on_this_loop(engines) if virtual else EnginePool.local(engines)
-    world = World(pool, store, Books(), aside or FakeAside(store))
+    world = World(pool, store, Books(), aside or FakeAside(store), scale)
     watch(pool, engines, world.books)
     return world
 
@@ -137,6 +140,7 @@ def watch(pool: EnginePool, engines: Sequence[Engine], books: Books) -> None:
 
     def watched_call(kind: PrimitiveKind, engine: str, payloads: Sequence[Any], **more: Any) -> Any:
         books.asked.update(shown(payload) for payload in payloads)
+        books.struck += sum(POISON in str(payload) for payload in payloads)
         return call(kind, engine, payloads, **more)
 
     def watched_admin(engine: str, method: str, *args: Any) -> Future[Any]:
