@@ -244,8 +244,29 @@ def _listed(some: Iterable[str]) -> str:
     return "".join(f"\n       {str(each)[:300]}" for each in some) or "nothing"
 
 
-CONTROLS = ((1, 1.0), (0, 0.0), (2, 3.0), (3, 1.0), (4, 0.3))
-"""Seeds and scales of latencies: what depends on them is a race of the plain object's own."""
+_HOW_FAR = ("events", "asked", "reached", "done")
+
+
+def _raced_by_failures(way: str) -> tuple[str, ...]:
+    """Aspects that are a race once something has failed, by how far the rest of a stream or of a batch got.
+
+    (A stream that fails ends for one of its readers with the error, and for the others as if it were complete.)
+    """
+    if way.endswith("as_completed"):
+        return (*_HOW_FAR, "result")
+    return () if way in ("invoke", "ainvoke") else _HOW_FAR
+
+
+CONTROLS: tuple[tuple[int, float, tuple[str, ...]], ...] = (
+    (1, 1.0, ()),
+    (0, 0.0, ()),
+    (0, 1.0, ("llm",)),
+    (0, 1.0, ("embedder", "store", "reranker")),
+    (0, 1.0, ("llm", "embedder", "store", "reranker")),
+    (2, 3.0, ()),
+    (3, 1.0, ()),
+)
+"""Other latencies: seeds, scales, and what answers at once. What depends on them is a race of the plain object's own."""
 
 
 def compared(stage: Stage, program: Program) -> dict[str, str]:
@@ -258,8 +279,10 @@ def compared(stage: Stage, program: Program) -> dict[str, str]:
     before = stage.see(program, latency, fast=False)
     spare = before.struck or program.options.get("speculate") == "all"
     found = differences(before, stage.see(program, latency, fast=True), spare=spare)
-    for seed, scale in CONTROLS if found else ():
-        again = stage.see(program, Latency(program.seed + seed, scale), fast=False)
+    if before.failed:
+        found = {aspect: text for aspect, text in found.items() if aspect not in _raced_by_failures(program.way)}
+    for seed, scale, at_once in CONTROLS if found else ():
+        again = stage.see(program, Latency(program.seed + seed, scale, at_once), fast=False)
         raced = differences(before, again, early=False)
         found = {aspect: text for aspect, text in found.items() if aspect not in raced}
         if not found:

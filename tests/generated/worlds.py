@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -28,25 +28,31 @@ class Latency:
 
     seed: int = 0
     scale: float = 1.0
+    at_once: tuple[str, ...] = ()
+    """Engines that answer at once, as early work does."""
 
     def profiles(self) -> dict[str, EngineProfile]:
         made = random.Random(self.seed)
 
-        def some(most: float) -> Curve:
-            return Curve.linear(made.random() * most * self.scale, 0.0)
+        def some(most: float, engine: str, per_unit: float = 0.0) -> Curve:
+            scale = 0.0 if engine in self.at_once else self.scale
+            return Curve.linear(made.random() * most * scale, made.random() * per_unit * scale)
 
-        token = Curve.linear(0.0, made.random() * 0.0006 * self.scale)
         return {
             "llm": EngineProfile(
-                {K.PREFILLING: some(0.003), K.DECODING: token},
+                {K.PREFILLING: some(0.003, "llm"), K.DECODING: some(0.0, "llm", 0.0006)},
                 batching=Batching.CONTINUOUS,
                 max_batch=4096,
                 prefix_caching=made.random() < 0.5,
                 min_split_tokens=4,
             ),
-            "embedder": EngineProfile({K.EMBEDDING: some(0.004)}, max_efficient_batch=made.choice((2, 128))),
-            "reranker": EngineProfile({K.RERANKING: some(0.004)}),
-            "store": EngineProfile({K.INGESTION: some(0.004), K.SEARCHING: some(0.004)}, batching=Batching.CONTINUOUS),
+            "embedder": EngineProfile(
+                {K.EMBEDDING: some(0.004, "embedder")}, max_efficient_batch=made.choice((2, 128))
+            ),
+            "reranker": EngineProfile({K.RERANKING: some(0.004, "reranker")}),
+            "store": EngineProfile(
+                {K.INGESTION: some(0.004, "store"), K.SEARCHING: some(0.004, "store")}, batching=Batching.CONTINUOUS
+            ),
         }
 
 
