@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 from generated.nodes import Node, sequence
 from generated.seeing import WAYS, Program
@@ -51,7 +52,7 @@ class _Making:
 
     def through(self, *sorts_and_depth: str | int) -> Node:
         *sorts, depth = sorts_and_depth
-        steps = [self.make(f"{a}>{b}", int(depth) + 1) for a, b in zip(sorts, sorts[1:], strict=False)]
+        steps = [self.make(f"{a}>{b}", int(depth) + 1) for a, b in pairwise(sorts)]
         return Node(f"{sorts[0]}>{sorts[-1]}", " | ".join(["%s"] * len(steps)), tuple(steps))
 
     # ------------------------------------------------------------ leaves
@@ -67,41 +68,41 @@ class _Making:
         return f"ask({self.prompt(variable)})" if model == "llm" else f"ask({self.prompt(variable)}, {model})"
 
     def states(self, depth: int) -> Node:
-        if self.random.random() < 0.7:
+        if self.random.random() < 0.6:
             return self.assigned(depth)
-        forms = [
+        forms = (
             'does(change_question, "today")',
             'does(remember, "seen")',
             'does(allow, "copper")',
             'does(extend, "more")',
-        ]
-        forms += [
-            "RunnableLambda(lambda d: {**d, 'question': d['question'] + ' again'})",
             'does(put, "b", "apple river")',
-        ]
-        forms += ["assign(seen=RunnableLambda(lambda d: d['history']))", 'assign(w=did(remember, "here"))']
-        forms += [
+            "RunnableLambda(lambda d: {**d, 'question': d['question'] + ' again'})",
+            "assign(seen=RunnableLambda(lambda d: d['history']))",
+            'assign(w=did(remember, "here"))',
+            'assign(w=did(correct, "there"))',
             'assign(w=did(allow, "copper"))',
+            'assign(w=did(allow, "river"))',
             'assign(w=did(change_question, "now"))',
             "assign(n=itemgetter('nothing'))",
-        ]
+        )
         return Node("D>D", self.random.choice(forms))
 
     def assigned(self, depth: int) -> Node:
         sorts = [self.pick("D>T", "D>T", "D>T", "D>R", "D>L") for _ in range(self.random.choice((1, 1, 1, 2)))]
         parts = tuple(self.make(sort, depth + 1) for sort in sorts)
         keys = [self.key() for _ in sorts]
-        self.texts += [key for key, sort in zip(keys, sorts, strict=True) if sort == "D>T" and depth == 0]
+        self.texts += [key for key, sort in zip(keys, sorts, strict=True) if sort == "D>T"]
         inner = ", ".join(f"{key}=%s" for key in keys)
         if self.random.random() < 0.15:
-            kept = ", ".join(f"{key}=itemgetter('{key}')" for key in ("question", "docs", "history"))
-            self.texts = [key for key, sort in zip(keys, sorts, strict=True) if sort == "D>T" and depth == 0]
+            kept = ", ".join(f"{key}=itemgetter('{key}')" for key in ("question", "docs", "history", "messages"))
+            self.texts = [key for key, sort in zip(keys, sorts, strict=True) if sort == "D>T"]
             return Node("D>D", f"RunnableParallel({kept}, {inner})", parts)
         return Node("D>D", f"assign({inner})", parts)
 
     def of_state(self, depth: int) -> Node:
         variable = self.random.choice(["question", "question", *self.texts[-2:]])
-        forms = [self.ask(variable)] * 5
+        forms = [self.ask(variable)] * 5 + [self.ask("history")]
+        forms += [f"get('messages') | {model} | StrOutputParser()" for model in ("hosted", "llm")]
         forms += [f"get('{variable}')", f"RunnableLambda(lambda d: d['{variable}'] + ' please')", "tells('state')"]
         if depth < 2 and self.random.random() < 0.5:
             return self.random.choice(
@@ -159,7 +160,8 @@ class _Making:
         return Node(sort, form, tuple(parts))
 
     def program(self) -> Node:
-        steps = [self.make("D>D", 0) for _ in range(self.random.randrange(1, 6))]
+        flat = 2 if self.random.random() < 0.5 else 0  # many small steps, or composites of composites
+        steps = [self.make("D>D", flat) for _ in range(self.random.randrange(1, 6 + flat))]
         return sequence("D>D", steps)
 
 
@@ -177,5 +179,6 @@ def program(seed: int, made: Node) -> Program:
     "question": "{draw.choice(QUESTIONS)}",
     "docs": [Document(page_content="apple trees grow", metadata={{"n": 0}})],
     "history": ["hello"],
+    "messages": [HumanMessage("hello")],
 }}"""
     return Program(seed, f"chain = (\n    passthrough\n    | {made}\n)\n{given}", draw.choice(WAYS), config, options)

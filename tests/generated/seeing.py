@@ -266,7 +266,7 @@ CONTROLS: tuple[tuple[int, float, tuple[str, ...]], ...] = (
     (2, 3.0, ()),
     (3, 1.0, ()),
 )
-"""Other latencies: seeds, scales, and what answers at once. What depends on them is a race of the plain object's own."""
+"""Other latencies: seeds, scales, and what answers at once. What depends on them is a race of the plain object."""
 
 
 def compared(stage: Stage, program: Program) -> dict[str, str]:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import pytest
 from generated.hunting import KINDS
-from generated.seeing import Program, compared
+from generated.seeing import Program, Stage, compared
 from generated.write_programs import GIVEN
 
 WRITES = KINDS["writes"][0]
 
 
-def same(chain: str, way: str, **options: str) -> None:
-    program = Program(0, f"chain = passthrough | {chain}\n{GIVEN}", way, {}, options)
-    found = compared(WRITES, program)
+CHAINS = KINDS["chains"][0]
+ASKED = """given = {
+    "question": "who sails a copper boat?",
+    "history": ["hello"],
+    "messages": [HumanMessage("hello")],
+}"""
+
+
+def same(chain: str, way: str, stage: Stage = WRITES, given: str = GIVEN) -> None:
+    found = compared(stage, Program(0, f"chain = passthrough | {chain}\n{given}", way))
     assert not found, "\n".join(f"{aspect}: {text}" for aspect, text in found.items())
 
 
@@ -88,3 +95,53 @@ def test_a_search_finds_what_a_function_wrote_in_front_of_it(way: str) -> None:
 @ways
 def test_a_question_that_a_function_changes_is_searched_for_as_changed(way: str) -> None:
     same(f'{SLOW} | assign(w=did(change_question, "today")) | {EARLY}', way)
+
+
+# ------------------------------------------------------------ the user's own models
+
+AGAIN = 'assign(k=ask("Explain {question}", hosted))'
+
+
+@ways
+@pytest.mark.parametrize("before", ["llm", "hosted"])
+def test_an_own_model_is_not_asked_behind_a_function_that_refuses(way: str, before: str) -> None:
+    refused = 'assign(w=did(allow, "copper"))'
+    same(f'assign(a=ask("Say {{question}}", {before})) | {refused} | {AGAIN}', way, CHAINS, ASKED)
+
+
+@ways
+def test_an_own_model_is_not_asked_behind_a_key_that_is_missing(way: str) -> None:
+    same(f'assign(a=ask("Say {{question}}")) | assign(n=itemgetter("nothing")) | {AGAIN}', way, CHAINS, ASKED)
+
+
+@ways
+def test_an_own_model_is_not_asked_behind_a_prompt_that_lacks_a_variable(way: str) -> None:
+    same(f'assign(a=ask("Say {{question}}")) | assign(b=ask("Say {{nothing}}")) | {AGAIN}', way, CHAINS, ASKED)
+
+
+@ways
+def test_an_own_model_is_not_asked_behind_a_parser_that_refuses(way: str) -> None:
+    parsed = 'assign(b=ask("Say {question}", hosted) | JsonOutputParser())'
+    same(f'assign(a=ask("Shorten {{question}}")) | {parsed} | {AGAIN}', way, CHAINS, ASKED)
+
+
+@ways
+@pytest.mark.parametrize("model", ["llm", "hosted"])
+def test_a_model_is_asked_with_the_messages_that_a_function_has_appended(way: str, model: str) -> None:
+    changed = 'assign(w=did(remember, "and then?"))'
+    asked = f'assign(k=get("messages") | {model} | StrOutputParser())'
+    same(f'assign(a=ask("Say {{question}}")) | {changed} | {asked}', way, CHAINS, ASKED)
+
+
+@ways
+@pytest.mark.parametrize("model", ["llm", "hosted"])
+def test_a_model_is_asked_with_the_message_that_a_function_has_changed(way: str, model: str) -> None:
+    changed = 'assign(w=did(correct, "there"))'
+    asked = f'assign(k=get("messages") | {model} | StrOutputParser())'
+    same(f'assign(a=ask("Say {{question}}")) | {changed} | {asked}', way, CHAINS, ASKED)
+
+
+@ways
+def test_a_prompt_has_the_history_that_a_function_has_appended_to(way: str) -> None:
+    changed = 'assign(w=did(remember, "and then?"))'
+    same(f'assign(a=ask("Say {{question}}")) | {changed} | assign(k=ask("{{history}}", hosted))', way, CHAINS, ASKED)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from generated.own_objects import Hosted, Local, Notes
 from generated.worlds import Books, World
 from langchain_core.documents import Document
+from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import (
@@ -57,6 +58,7 @@ def base(world: World) -> dict[str, Any]:
     return {
         "ChatPromptTemplate": ChatPromptTemplate,
         "Document": Document,
+        "HumanMessage": HumanMessage,
         "RouterRunnable": RouterRunnable,
         "JsonOutputParser": JsonOutputParser,
         "RunnableBranch": RunnableBranch,
@@ -209,6 +211,11 @@ def thinkers(world: World, names: dict[str, Any]) -> dict[str, Any]:
 
     def remember(d: Given, what: str) -> Steps:
         d["history"].append(what)
+        d["messages"].append(HumanMessage(what))
+        yield from ()
+
+    def correct(d: Given, what: str) -> Steps:
+        d["messages"][0].content += f", {what}"
         yield from ()
 
     def allow(d: Given, word: str) -> Steps:
@@ -238,6 +245,7 @@ def thinkers(world: World, names: dict[str, Any]) -> dict[str, Any]:
 
     return writers(world, names) | {
         "allow": allow,
+        "correct": correct,
         "hosted": hosted,
         "local": local,
         "notes": Notes(books=books, scale=scale),
