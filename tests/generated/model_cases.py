@@ -1,4 +1,4 @@
-"""Random queries for the runtime alone: what their plain objects ask for in turn, and the graphs that run ahead of them."""
+"""Random queries for the runtime alone: what their plain objects ask for in turn, and the graphs that run ahead."""
 
 from __future__ import annotations
 

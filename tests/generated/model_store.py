@@ -37,7 +37,7 @@ class History:
         return self.now
 
     def put(self, row: IngestRow) -> None:
-        self._commit(row, {**self.commits[-1].state, row.chunk.id: (row.chunk, _unit(row.vector))})
+        self._commit(row, {**self.commits[-1].state, row.chunk.id: stored(row.chunk, row.vector)})
 
     def delete(self, ids: Sequence[str] | None) -> None:
         """None: all of them."""
@@ -72,6 +72,10 @@ class HistoricStore(FakeStore):
     async def delete_collection(self, collection: str) -> None:
         await super().delete_collection(collection)
         self.history.delete(None)
+
+
+def stored(chunk: Chunk, vector: Sequence[float]) -> Row:
+    return chunk, _unit(vector)
 
 
 def nearest(state: State, needle: Sequence[float], k: int) -> tuple[Hit, ...]:
