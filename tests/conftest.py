@@ -1,5 +1,5 @@
 """Fixtures that several parts share. One vLLM engine serves the whole session: starting it takes about 15 s; so does
-one Ray node, on which every test has a pool of a name of its own.
+one Ray node, on which every test has a pool of a name of its own, and one embedded PostgreSQL.
 """
 
 from __future__ import annotations
@@ -87,6 +87,19 @@ def session_llm() -> Iterator[SessionLlm]:
     finally:
         thread.run(engine.stop())
         thread.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_dsn() -> Iterator[str]:
+    """The session's embedded PostgreSQL; each test has collections of its own."""
+    from teola_plugin.engines.embedded_postgres import EmbeddedPostgres
+
+    server = EmbeddedPostgres()
+    server.start()
+    try:
+        yield server.dsn
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,26 +1,15 @@
-"""One embedded PostgreSQL serves the session; each test has collections of its own."""
+"""Stores on the session's embedded PostgreSQL, each test with collections of its own."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
-from teola_plugin.engines.embedded_postgres import EmbeddedPostgres
 from teola_plugin.engines.vector_pgvector import PgVectorEngine
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="session")
-def postgres_dsn() -> Iterator[str]:
-    server = EmbeddedPostgres()
-    server.start()
-    try:
-        yield server.dsn
-    finally:
-        server.stop()
 
 
 @pytest.fixture

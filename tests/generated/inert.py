@@ -1,0 +1,44 @@
+"""What stands for an accelerated part in a plain chain: the part, as one object that no sequence takes apart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from langchain_core.runnables import Runnable
+
+
+class Itself(Runnable[Any, Any]):
+    """Every call is the part's own, with the very config. (A binding would merge the context's callbacks into it.)"""
+
+    def __init__(self, bound: Runnable[Any, Any]) -> None:
+        self.bound = bound
+
+    def get_name(self, suffix: str | None = None, *, name: str | None = None) -> str:
+        return self.bound.get_name(suffix, name=name)
+
+    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        return self.bound.invoke(input, config, **kwargs)
+
+    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        return await self.bound.ainvoke(input, config, **kwargs)
+
+    def batch(self, inputs: Any, config: Any = None, **kwargs: Any) -> Any:
+        return self.bound.batch(inputs, config, **kwargs)
+
+    async def abatch(self, inputs: Any, config: Any = None, **kwargs: Any) -> Any:
+        return await self.bound.abatch(inputs, config, **kwargs)
+
+    def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Iterator[Any]:
+        yield from self.bound.stream(input, config, **kwargs)
+
+    async def astream(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncIterator[Any]:
+        async for chunk in self.bound.astream(input, config, **kwargs):
+            yield chunk
+
+    def transform(self, input: Any, config: Any = None, **kwargs: Any) -> Iterator[Any]:
+        yield from self.bound.transform(input, config, **kwargs)
+
+    async def atransform(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncIterator[Any]:
+        async for chunk in self.bound.atransform(input, config, **kwargs):
+            yield chunk

@@ -1,0 +1,172 @@
+"""Random queries for the runtime alone: what their plain objects ask for in turn, and the graphs that run ahead."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.engines.fake import embed_words
+from teola_plugin.engines.payloads import Chunk, EmbedText, Generate, IngestRow, Message, Prompt, Sampling, SearchVector
+from teola_plugin.graph import Effect, Graph, Primitive, PrimitiveKind, Ref, named
+
+K = PrimitiveKind
+COLLECTION = "notes"
+WORDS = ("apple", "bread", "copper", "river")
+IDS = ("a", "b", "c", "d")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One step of a plain object: `do` is embed, search, generate, put, delete, clear, think or observe."""
+
+    do: str
+    text: str = ""
+    ids: tuple[str, ...] = ()
+    pause: float = 0.0
+    """Seconds before it."""
+    stream: bool = False
+    gives_up: float | None = None
+    """Seconds after which the call is cancelled."""
+    beside: bool = False
+    """Whether the next step does not wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One query: its steps, its graph, and how it ends."""
+
+    ops: tuple[Op, ...]
+    graph: Graph
+    calls: Mapping[str, Callable[..., Any]]
+    inputs: Mapping[str, Any]
+    begins: float
+    cancelled: bool
+
+    def __str__(self) -> str:
+        steps = "\n".join(f"  {op}" for op in self.ops)
+        return f"begins at {self.begins:.3f}, {'cancelled' if self.cancelled else 'closed'}\n{steps}\n{self.graph}"
+
+
+def vector(text: str) -> tuple[float, ...]:
+    return tuple(float(x) for x in embed_words(text, "document"))
+
+
+def question(text: str) -> Generate:
+    return Generate(Prompt((Message("user", text),)), Sampling(max_tokens=30))
+
+
+def rows(op: Op) -> list[IngestRow]:
+    return [IngestRow(COLLECTION, Chunk(id, op.text, {"of": op.text}), vector(op.text)) for id in op.ids]
+
+
+def payloads(op: Op) -> tuple[PrimitiveKind, str, list[Any]]:
+    """Of a step that asks an engine."""
+    if op.do == "embed":
+        return K.EMBEDDING, "embedder", [EmbedText(op.text)]
+    if op.do == "search":
+        return K.SEARCHING, "store", [SearchVector(COLLECTION, vector(op.text), 3)]
+    if op.do == "generate":
+        return K.PREFILLING, "llm", [question(op.text)]
+    return K.INGESTION, "store", rows(op)
+
+
+def a_case(draw: random.Random, *, faults: bool = True, longest: float = 0.02) -> Case:
+    ops = tuple(_op(draw, number, faults, longest) for number in range(draw.randrange(2, 9)))
+    graph, calls, inputs = _graph(draw, ops)
+    return Case(ops, graph, calls, inputs, draw.random() * 2 * longest, faults and draw.random() < 0.15)
+
+
+def _text(draw: random.Random, faults: bool) -> str:
+    word = draw.choice(WORDS) + f" {draw.randrange(3)}"
+    if faults and draw.random() < 0.1:
+        word += draw.choice((" flaky", " flaky", " broken"))
+    return word
+
+
+def _op(draw: random.Random, number: int, faults: bool, longest: float) -> Op:
+    do = draw.choice(
+        ("embed", "search", "search", "search", "generate", "generate", "put", "put", "put", "delete", "clear")
+    )
+    if draw.random() < 0.1:
+        return Op("observe", f"o{number}", pause=draw.random() * longest)
+    text, pause = _text(draw, faults), draw.choice((0.0, draw.random() * longest))
+    ids = tuple(draw.sample(IDS, draw.choice((1, 1, 2)))) if do in ("put", "delete") else ()
+    gives_up = (
+        draw.random() * longest if faults and do in ("embed", "search", "generate") and draw.random() < 0.1 else None
+    )
+    beside = faults and draw.random() < 0.2
+    return Op(do, text, ids, pause, do == "generate" and draw.random() < 0.4, gives_up, beside)
+
+
+# ------------------------------------------------------------ graphs
+
+
+def _graph(draw: random.Random, ops: tuple[Op, ...]) -> tuple[Graph, dict[str, Callable[..., Any]], dict[str, Any]]:
+    """Most of what the steps ask for, some of it wrong, in an order that is theirs or none."""
+    made: list[Primitive] = []
+    calls: dict[str, Callable[..., Any]] = {}
+    inputs: dict[str, Any] = {}
+    for number, op in enumerate(ops):
+        if op.do in ("delete", "clear") or draw.random() < 0.2:
+            continue
+        guess = op if draw.random() < 0.85 else _op(draw, number, False, 0.0)
+        if guess.do not in _PRIMITIVES or (guess.do == "observe") != (op.do == "observe"):
+            continue
+        after = (made[-1].id,) if made and draw.random() < 0.3 else ()
+        inputs[f"i{number}"] = guess.text
+        made += _PRIMITIVES[guess.do](f"p{number}", number, guess, after, inputs, calls)
+    if not any(primitive.on_engine for primitive in made):
+        inputs["i"] = "nothing"
+        made.append(Primitive("p", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("i",)))))
+    return Graph(made, Ref(made[-1].id)), calls, inputs
+
+
+Made = list[Primitive]
+Calls = dict[str, Callable[..., Any]]
+_OPTIONS = (("collection", COLLECTION), ("k", 3))
+_READS, _WRITES = (Effect(f"collection:store/{COLLECTION}"),), (Effect(f"collection:store/{COLLECTION}", writes=True),)
+
+
+def _embedding(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
+    return [Primitive(name, K.EMBEDDING, "embedder", named(texts=Ref("$input", (f"i{n}",))), after=after)]
+
+
+def _searching(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
+    text = named(texts=Ref("$input", (f"i{n}",)))
+    role = (("role", "document"),)
+    embed = Primitive(f"{name}.e", K.EMBEDDING, "embedder", text, after=after, options=role)
+    needle = named(vectors=Ref(embed.id))
+    return [embed, Primitive(name, K.SEARCHING, "store", needle, effects=_READS, options=_OPTIONS)]
+
+
+def _generation(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
+    calls[name] = lambda given: question(given["text"])
+    text = named(text=Ref("$input", (f"i{n}",)))
+    lead = Primitive(f"{name}.p", K.PREFILLING, "llm", text, after=after, call=name)
+    return [lead, Primitive(name, K.DECODING, "llm", named(prefilling=Ref(lead.id)))]
+
+
+def _ingestion(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
+    inputs[f"c{n}"] = [row.chunk for row in rows(op)]
+    chunks, role = Ref("$input", (f"c{n}",)), (("role", "document"),)
+    embed = Primitive(
+        f"{name}.v", K.EMBEDDING, "embedder", named(texts=chunks), after=after, batchable=True, options=role
+    )
+    given = named(chunks=chunks, vectors=Ref(embed.id))
+    write = Primitive(name, K.INGESTION, "store", given, effects=_WRITES, batchable=True, options=_OPTIONS)
+    return [embed, write]
+
+
+def _opaque(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
+    return [Primitive(op.text, K.OPAQUE, inputs=named(value=Ref("$input", (f"i{n}",))), after=after)]
+
+
+_PRIMITIVES: dict[str, Callable[..., Made]] = {
+    "embed": _embedding,
+    "search": _searching,
+    "generate": _generation,
+    "put": _ingestion,
+    "observe": _opaque,
+}

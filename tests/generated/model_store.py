@@ -1,0 +1,99 @@
+"""A fake store that keeps its history, and what a search in each of its states gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import mul
+from typing import Any
+
+from teola_plugin.engines.base import Request
+from teola_plugin.engines.fake import FakeStore
+from teola_plugin.engines.payloads import Chunk, Hit, IngestRow
+
+Row = tuple[Chunk, tuple[float, ...]]
+State = Mapping[str, Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A change of the store: what was written, and what was there afterwards."""
+
+    at: int
+    row: IngestRow | None
+    state: State
+
+
+@dataclass(slots=True)
+class History:
+    """One order of all that happens: commits, and the begins and ends of calls."""
+
+    commits: list[Commit] = field(default_factory=lambda: [Commit(0, None, {})])
+    now: int = 0
+
+    def tick(self) -> int:
+        self.now += 1
+        return self.now
+
+    def put(self, row: IngestRow) -> None:
+        self._commit(row, {**self.commits[-1].state, row.chunk.id: stored(row.chunk, row.vector)})
+
+    def delete(self, ids: Sequence[str] | None) -> None:
+        """None: all of them."""
+        before = self.commits[-1].state
+        self._commit(None, {} if ids is None else {id: row for id, row in before.items() if id not in ids})
+
+    def _commit(self, row: IngestRow | None, state: State) -> None:
+        self.commits.append(Commit(self.tick(), row, state))
+
+    def states(self, begun: int, ended: int) -> list[State]:
+        """All that the store was between two moments."""
+        first = max(i for i, commit in enumerate(self.commits) if commit.at <= begun)
+        return [commit.state for commit in self.commits[first:] if commit.at <= ended]
+
+
+class HistoricStore(FakeStore):
+    """Tells its history of every change, whoever makes it. Of one collection."""
+
+    history: History
+
+    def _commit(self, request: Request, value: Any) -> Any:
+        result = super()._commit(request, value)
+        if isinstance(request.payload, IngestRow):
+            self.history.put(request.payload)
+        return result
+
+    async def delete(self, collection: str, ids: Sequence[str]) -> int:
+        gone = await super().delete(collection, ids)
+        self.history.delete(ids)
+        return gone
+
+    async def delete_collection(self, collection: str) -> None:
+        await super().delete_collection(collection)
+        self.history.delete(None)
+
+
+def stored(chunk: Chunk, vector: Sequence[float]) -> Row:
+    return chunk, _unit(vector)
+
+
+def nearest(state: State, needle: Sequence[float], k: int) -> tuple[Hit, ...]:
+    """What an exact search gives."""
+    wanted = _unit(needle)
+    scored = [(sum(map(mul, wanted, vector)), chunk) for chunk, vector in state.values()]
+    scored.sort(key=lambda found: (-found[0], found[1].id))
+    return tuple(Hit(chunk.id, chunk.text, chunk.metadata, score) for score, chunk in scored[:k])
+
+
+def alike(found: Sequence[Hit], wanted: Sequence[Hit]) -> bool:
+    """The same rows, as near; rows that are as near as each other in any order."""
+    if [round(hit.score, 5) for hit in found] != [round(hit.score, 5) for hit in wanted]:
+        return False
+    key: Callable[[Hit], Any] = lambda hit: (-round(hit.score, 5), hit.id, hit.text, str(dict(hit.metadata)))  # noqa: E731
+    return sorted(map(key, found)) == sorted(map(key, wanted))
+
+
+def _unit(vector: Sequence[float]) -> tuple[float, ...]:
+    norm = math.hypot(*vector) or 1.0
+    return tuple(x / norm for x in vector)

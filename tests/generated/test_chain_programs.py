@@ -1,0 +1,24 @@
+"""Random chains, plain and accelerated, by every entry: result or error, events, what engines and the user's own models
+were asked, what is stored. What the plain object differs from itself in is not counted.
+
+`TEOLA_TEST_SEED` sets the first seed. A failure prints the chain, made small, for `test_found.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from generated.hunting import FIRST, KINDS, differing
+
+# Streams that fail leave generators behind that complain when they are collected, in the plain object, too.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + 100, 25))
+def test_chains_are_the_plain_objects(first: int) -> None:
+    assert not (report := differing(KINDS["chains"], range(first, first + 25))), report
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1000, 3000, 100))
+def test_chains_are_the_plain_objects_in_many_chains(first: int) -> None:
+    assert not (report := differing(KINDS["chains"], range(first, first + 100))), report

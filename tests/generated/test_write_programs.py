@@ -1,0 +1,38 @@
+"""Random programs that write: the answer, what is stored in the end and what searches saw are the plain object's.
+
+`TEOLA_TEST_SEED` sets the first seed. A failure prints the program, made small, for `test_found.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from generated.hunting import FIRST, KINDS, differing
+from generated.postgres import stage
+from generated.write_programs import program, tree
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + 40, 10))
+def test_writes_and_searches_are_the_plain_objects(first: int) -> None:
+    assert not (report := differing(KINDS["writes"], range(first, first + 10))), report
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1000, 1400, 50))
+def test_writes_and_searches_are_the_plain_objects_in_many_programs(first: int) -> None:
+    assert not (report := differing(KINDS["writes"], range(first, first + 50))), report
+
+
+@pytest.mark.postgres
+def test_writes_and_searches_in_postgresql_are_the_plain_objects(postgres_dsn: str) -> None:
+    kind = (stage(postgres_dsn), tree, program)
+    assert not (report := differing(kind, range(FIRST, FIRST + 8), threads=1)), report
+
+
+@pytest.mark.long
+@pytest.mark.postgres
+@pytest.mark.parametrize("first", range(1000, 1060, 20))
+def test_writes_and_searches_in_postgresql_are_the_plain_objects_in_many_programs(
+    first: int, postgres_dsn: str
+) -> None:
+    kind = (stage(postgres_dsn), tree, program)
+    assert not (report := differing(kind, range(first, first + 20), threads=1)), report
