@@ -68,7 +68,11 @@ class EngineWork:
     def dispatch(self, run: QueryRun, order: Dispatch) -> None:
         """Make the payloads, off the loop where that is not ours to do, then the works."""
         p, calls = order.primitive, run.calls_of(order.primitive.id)
-        inputs = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer in run.store}
+        try:
+            inputs = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer in run.store}
+        except (KeyError, IndexError, TypeError) as error:  # a value of another form: the plain object will tell
+            self._upper.fail(run, p.id, error)
+            return
         run.preparing.add(p.id)
         self._upper.code.run(
             run.id,

@@ -200,7 +200,11 @@ class GraphDriver:
         self.trace.queued(run, p)
         self.trace.started(run, p.id)
         verifies = p.kind is PrimitiveKind.VERIFY
-        inputs = {key: run.store.read(ref) for key, ref in p.inputs if key == "actual" or not verifies}
+        try:
+            inputs = {key: run.store.read(ref) for key, ref in p.inputs if key == "actual" or not verifies}
+        except (KeyError, IndexError, TypeError) as error:  # a value of another form: the plain object will tell
+            self.fail(run, p.id, error)
+            return
         self.code.run(
             run.id,
             lambda: _client_value(run, p, inputs),
