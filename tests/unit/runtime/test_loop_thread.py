@@ -207,5 +207,5 @@ def test_queries_whose_batch_failed_are_each_told_of_themselves() -> None:
         errors = [run.output.exception(5) for run in runs[1:]]
         assert engine.batches == 2, "the two were to be in one batch"
     for mine, other in ((0, 1), (1, 0)):
-        assert runs[1 + mine].id in str(errors[mine].__cause__)
-        assert runs[1 + other].id not in str(errors[mine].__cause__)
+        assert f"(query {runs[1 + mine].id}," in str(errors[mine].__cause__)
+        assert f"(query {runs[1 + other].id}," not in str(errors[mine].__cause__)
