@@ -16,6 +16,7 @@ from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import Engine, Failed, Request, Result
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.errors import EngineError
+from teola_plugin.runtime.engine_failures import unfit
 from teola_plugin.runtime.failures import too_large
 
 CHUNK_SECONDS = 0.02
@@ -83,7 +84,11 @@ class InstanceHost:
         limit = self.engine.profile.max_request_size
         fitting = []
         for request in batch:
-            size = self.engine.size(request)
+            try:
+                size = self.engine.size(request)
+            except Exception as error:
+                yield _portable(Failed(request.id, unfit(error, request.kind, self.engine.name)))
+                continue
             if limit is not None and size > limit:
                 yield Failed(request.id, too_large(request.kind, size, limit, self.engine.name, self.instance))
             else:

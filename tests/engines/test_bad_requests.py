@@ -12,7 +12,7 @@ from support.ports import Heard, entry, event, port
 from teola_plugin.engines.base import Request
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.payloads import EmbedText, Generate, Message, Prompt, Sampling, ScorePair, SearchVector
-from teola_plugin.errors import EngineError
+from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
@@ -166,3 +166,17 @@ def _gone() -> str:
 class _Unreadable(str):
     def __reduce__(self) -> Any:
         return _gone, ()
+
+
+async def test_at_an_instance_of_a_shared_pool() -> None:
+    """Its host only estimates sizes: what is wrong with a payload is found where the engine is."""
+    from teola_plugin.cluster.instance_host import InstanceHost
+    from teola_plugin.cluster.wire import pack, unpack
+
+    host = InstanceHost({"name": "llm", "kind": "fake", "options": {}}, "0")
+    await host.start()
+    requests = [Request("bad", K.PREFILLING, EmbedText("x")), Request("good", K.PREFILLING, chat("what?"))]
+    ends = {end.request_id: end for end in unpack(await host.run(pack(requests)))}
+    assert ends["good"].value.text
+    assert isinstance(ends["bad"].error, EngineError) and ends["bad"].error.hint
+    assert not isinstance(ends["bad"].error, EngineUnavailable), "the instance would be started again"

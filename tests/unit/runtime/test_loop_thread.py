@@ -14,7 +14,7 @@ from teola_plugin.engines.base import Request
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, Faults, fake_engines
 from teola_plugin.engines.payloads import EmbedText, Generate, Prompt
 from teola_plugin.errors import EngineError, EngineUnavailable
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.graph import Curve, EngineProfile, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime import loop_thread, watchdog
 from teola_plugin.runtime.loop_thread import LoopThread
@@ -196,3 +196,16 @@ def test_news_of_a_query_after_its_pool_was_closed_are_nobodys() -> None:
     handle.cancel()
     with pytest.raises(EngineError):
         run.call(K.EMBEDDING, "embedder", [EmbedText("y")])
+
+
+def test_queries_whose_batch_failed_are_each_told_of_themselves() -> None:
+    slow = EngineProfile({K.EMBEDDING: Curve(((1, 0.05), (2, 0.05)))})
+    engine = FakeEmbedder("embedder", slow, faults=Faults(raise_on=lambda r: r.payload.text != "first"))
+    with EnginePool.local([engine]) as pool:
+        runs = [pool.runtime.submit(Query({"input": text}), EMBED, {}) for text in ("first", "a", "b")]
+        assert runs[0].output.result(5)
+        errors = [run.output.exception(5) for run in runs[1:]]
+        assert engine.batches == 2, "the two were to be in one batch"
+    for mine, other in ((0, 1), (1, 0)):
+        assert f"(query {runs[1 + mine].id}," in str(errors[mine].__cause__)
+        assert f"(query {runs[1 + other].id}," not in str(errors[mine].__cause__)
