@@ -56,7 +56,7 @@ def connect(address: str | None = None, *, token: str = "") -> None:
     try:
         with _as_it_is(there):
             ray.init(address=wanted, namespace=NAMESPACE, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as error:
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         if there != wanted:
             _admitted(there)  # Ray does not say that it was for want of a token
         raise _refused(wanted, error) from error
@@ -104,6 +104,8 @@ def _reachable(address: str) -> None:
 
 def _admitted(address: str) -> None:
     """Ray itself asks for 20 s before it gives up, and does not say why."""
+    if not tokens.known(ensure_ray()):
+        return
     from ray import _raylet
     from ray.exceptions import AuthenticationError
 

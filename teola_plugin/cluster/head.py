@@ -43,7 +43,7 @@ def start_head(pool: str, host: str = "") -> Head:
     `host`: `address` or `address:port` under which other machines reach this one. Raises `EngineUnavailable`,
     `ConfigError`.
     """
-    ensure_ray()
+    token.need(ensure_ray())
     command = _command(host)
     file = _token(pool)
     log = folder() / f"{pool}-ray.log"

@@ -11,6 +11,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from teola_plugin.errors import EngineUnavailable
+
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _taken: dict[str, str] = {}
 """What this process has put into its environment: no choice of the user's."""
@@ -19,6 +21,20 @@ _taken: dict[str, str] = {}
 def wanted() -> bool:
     """Whether a cluster of ours is to ask for a token. Only its user can say no."""
     return _given(MODE) in ("", "token")
+
+
+def known(ray: Any) -> bool:
+    """Whether this Ray has tokens: since 2.52."""
+    return hasattr(ray._raylet, "AuthenticationTokenLoader")
+
+
+def need(ray: Any) -> None:
+    """Raises `EngineUnavailable` where Ray would leave a token unread, and let everybody in."""
+    if wanted() and not known(ray):
+        raise EngineUnavailable(
+            f"a pool's Ray cluster asks for a token, which Ray {ray.__version__} does not have.",
+            hint="install ray>=2.52, or set RAY_AUTH_MODE=disabled if nobody else can reach this machine",
+        )
 
 
 def given() -> bool:
@@ -54,8 +70,9 @@ def take(ray: Any, file: str) -> None:
     new = {name: value for name, value in needed.items() if os.environ.get(name) != value}
     os.environ.update(new)
     _taken.update(new)
-    ray._raylet.Config.initialize("")
-    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+    if known(ray):
+        ray._raylet.Config.initialize("")
+        ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _given(name: str) -> str:

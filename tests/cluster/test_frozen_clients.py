@@ -19,7 +19,7 @@ from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
-from teola_plugin.engines.payloads import Generate, Message, Prompt, Sampling
+from teola_plugin.engines.payloads import EmbedText, Generate, Message, Prompt, Sampling
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
@@ -32,11 +32,12 @@ SILENCE = 1.5
 """Seconds after which this host takes a client for dead."""
 ENGINES: dict[str, Any] = {
     "llm": {"kind": "fake", "options": {"machine": "rtx3090"}},
+    "wide": {"factory": "teola_plugin.engines.fake:FakeEmbedder", "options": {"dimension": 1024}},
     "routed": {"kind": "fake", "instances": 2, "options": {"like": "llm", "machine": "rtx3090"}},
 }
 BUSY = """
 import sys
-from teola_plugin.engines.payloads import Generate, Message, Prompt, Sampling
+from teola_plugin.engines.payloads import EmbedText, Generate, Message, Prompt, Sampling
 from teola_plugin.graph import PrimitiveKind as K
 from teola_plugin.pool import EnginePool
 with EnginePool.connect(sys.argv[1], pool=sys.argv[2]) as pool:
@@ -44,12 +45,15 @@ with EnginePool.connect(sys.argv[1], pool=sys.argv[2]) as pool:
     asks = [Generate(prompt, Sampling(max_tokens=150)) for prompt in prompts]
     asked = [pool.call(K.PREFILLING, "llm", [ask], stream=True) for ask in asks]
     print("asked", flush=True)
+    while not all(handle._future.done() for handle in asked):
+        large = [pool.call(K.EMBEDDING, "wide", [EmbedText(str(n)) for n in range(30)]) for _ in range(2)]
+        assert all(len(vector) == 1024 for handle in large for vector in handle.result(60))
     pieces = ["".join(piece.text for piece in handle.pieces) for handle in asked]
     values = [handle.result(60)[0].text for handle in asked]
     assert pieces == values, (pieces, values)
     print("answered", sum(map(len, values)), flush=True)
 """
-"""Streams, so that there is news all the time."""
+"""Texts and large vectors stream to it, so that there is news all the time, in shared memory, too."""
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +66,17 @@ def pool(ray_address: str) -> Iterator[EnginePool]:
         deploy._kill(ray, POOL)
 
 
-def status() -> dict[str, Any]:
-    found: dict[str, Any] = ray.get(actor(actor_name(POOL, "llm")).status.remote(), timeout=10)
+def host(engine: str) -> Any:
+    return actor(actor_name(POOL, engine))
+
+
+def status(engine: str = "llm") -> dict[str, Any]:
+    found: dict[str, Any] = ray.get(host(engine).status.remote(), timeout=10)
     return found
+
+
+def watch(**closely: float) -> None:
+    ray.get([host(engine).watch_closely.remote(**closely) for engine in ("llm", "wide")], timeout=10)
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -80,30 +92,34 @@ def asked(pool: EnginePool, words: str, engine: str = "llm") -> CallHandle:
 
 
 def answer(pool: EnginePool) -> str:
-    return str(asked(pool, "anybody there?").result(10)[0].text)
+    vectors = pool.call(K.EMBEDDING, "wide", [EmbedText("x")]).result(10)
+    return str(asked(pool, "anybody there?").result(10)[0].text) + str(vectors[0][:2])
 
 
-def test_a_client_that_stands_still_holds_up_nobody(pool: EnginePool, ray_address: str) -> None:
+@pytest.mark.parametrize("how", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+def test_a_client_that_stands_still_holds_up_nobody(pool: EnginePool, ray_address: str, how: signal.Signals) -> None:
     """It is stopped while its answers stream; when it goes on, it has them all."""
-    expected, host = answer(pool), actor(actor_name(POOL, "llm"))
+    expected = answer(pool)
     command = [sys.executable, "-c", BUSY, ray_address, POOL]
     busy = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
     try:
         assert busy.stdout is not None and busy.stdout.readline() == "asked\n"
         until(lambda: status()["instances"][0]["running"] > 8)
-        busy.send_signal(signal.SIGSTOP)
-        ray.get(host.watch_closely.remote(0.1, 10.0, SILENCE), timeout=10)
-        until(lambda: answer(pool) == expected and status()["clients"] == 1)  # the still one is given up
+        busy.send_signal(how)
+        watch(every=0.1, silence=SILENCE)
+        for engine in ("llm", "wide"):  # the still one is given up
+            until(lambda engine=engine: answer(pool) == expected and status(engine)["clients"] == 1)
         for _ in range(5):
             assert answer(pool) == expected
         until(lambda: status()["queued"] == status()["instances"][0]["running"] == 0)  # nobody wants its requests
-        ray.get(host.watch_closely.remote(), timeout=10)
-        busy.send_signal(signal.SIGCONT)
-        out, _ = busy.communicate(timeout=60)
-        assert busy.returncode == 0 and out.startswith("answered")
+        watch()
+        if how is signal.SIGSTOP:
+            busy.send_signal(signal.SIGCONT)
+            out, _ = busy.communicate(timeout=60)
+            assert busy.returncode == 0 and out.startswith("answered")
     finally:
         busy.kill()
-        busy.wait()
+        busy.communicate()
 
 
 def test_a_text_that_is_no_unicode_silences_nobody(pool: EnginePool) -> None:

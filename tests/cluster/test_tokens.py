@@ -14,7 +14,7 @@ from teola_plugin.cluster import token
 from teola_plugin.cluster.connection import host_and_port
 from teola_plugin.cluster.head import prepare, start_head
 from teola_plugin.cluster.records import Record, token_of
-from teola_plugin.errors import ConfigError
+from teola_plugin.errors import ConfigError, EngineUnavailable
 
 READ: list[str] = []
 RAY: Any = SimpleNamespace(
@@ -70,6 +70,15 @@ def test_a_token_goes_to_its_own_cluster_alone() -> None:
     for address in ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:1"):
         token.take(RAY, token_of(address))
     assert READ == ["a.token", "", "a.token"]
+
+
+def test_a_ray_without_tokens_is_refused_unless_the_user_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    old: Any = SimpleNamespace(_raylet=SimpleNamespace(), __version__="2.50.0")
+    with pytest.raises(EngineUnavailable, match=r"2\.52"):
+        token.need(old)
+    token.take(old, "file")  # a cluster that is there may be older, too
+    monkeypatch.setenv(token.MODE, "disabled")
+    token.need(old)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "127.0.0.1"), ("10.0.0.1", "10.0.0.1")])
