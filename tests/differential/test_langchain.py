@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from differential.chains import CHAINS, QUESTION, TEXTS, Parts, independent_assigns, parts
-from differential.recording import WAYS, observe
+from differential.recording import WAYS, Outcome, observe
+from support.books import Books, rows, watch
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
@@ -30,26 +31,37 @@ def p(pool: EnginePool) -> Parts:
     return made
 
 
+@pytest.fixture(scope="module")
+def books(pool: EnginePool, p: Parts) -> Books:
+    made = Books()
+    watch(pool, [pool.engine(name) for name in pool.engine_names], made)
+    return made
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CHAINS)
-def test_same(name: str, way: str, p: Parts, pool: EnginePool) -> None:
+def test_same(name: str, way: str, p: Parts, pool: EnginePool, books: Books) -> None:
     make, given = CHAINS[name]
     plain_chain = make(p)
     fast = accelerate(plain_chain, pool=pool)
     assert isinstance(fast, AcceleratedRunnable) and fast.bound is plain_chain
 
-    def fresh() -> None:
+    def seen(chain: Any) -> tuple[Outcome, Books, list[str]]:
         pool.admin("store", "delete_collection", "uploads").result(5)
+        books.clear()
+        outcome = observe(chain, way, given)
+        return outcome, books.copy(), rows(pool.engine("store"))
 
-    fresh()
-    plain = observe(plain_chain, way, given)
-    fresh()
-    accelerated = observe(fast, way, given)
+    (plain, plainly, before), (accelerated, early, after) = seen(plain_chain), seen(fast)
     assert accelerated.result == plain.result
+    assert after == before
     if plain.failed and (way not in ("invoke", "ainvoke") or name == "parallel_with_failure"):
         return  # how far siblings got when one failed is a race in the plain object, too
     assert accelerated.prompts == plain.prompts
     assert accelerated.events == plain.events
+    assert early.asked == plainly.asked
+    assert early.writes == plainly.writes
+    assert not plainly.missing(early)
 
 
 @pytest.mark.parametrize(

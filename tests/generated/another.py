@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from generated.worlds import COLLECTIONS, row
+from generated.worlds import COLLECTIONS
+from support.books import row
 
 from teola_plugin.engines.fake import embed_words
 from teola_plugin.engines.payloads import Chunk

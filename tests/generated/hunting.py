@@ -11,7 +11,8 @@ from generated import chain_programs, write_programs
 from generated.nodes import Node, shrunk
 from generated.seeing import Program, Stage, compared
 from generated.words import thinkers, writers
-from generated.worlds import World, fakes, ingested, rows
+from generated.worlds import World, fakes, ingested
+from support.books import rows
 
 FIRST = int(os.environ.get("TEOLA_TEST_SEED", "0"))
 """The first seed of the default suite."""

@@ -15,6 +15,8 @@ K = PrimitiveKind
 COLLECTION = "notes"
 WORDS = ("apple", "bread", "copper", "river")
 IDS = ("a", "b", "c", "d")
+K_ALL = len(IDS)
+"""A search finds all: which of two rows that are as near is left out is not said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def payloads(op: Op) -> tuple[PrimitiveKind, str, list[Any]]:
     if op.do == "embed":
         return K.EMBEDDING, "embedder", [EmbedText(op.text)]
     if op.do == "search":
-        return K.SEARCHING, "store", [SearchVector(COLLECTION, vector(op.text), 3)]
+        return K.SEARCHING, "store", [SearchVector(COLLECTION, vector(op.text), K_ALL)]
     if op.do == "generate":
         return K.PREFILLING, "llm", [question(op.text)]
     return K.INGESTION, "store", rows(op)
@@ -125,7 +127,7 @@ def _graph(draw: random.Random, ops: tuple[Op, ...]) -> tuple[Graph, dict[str, C
 
 Made = list[Primitive]
 Calls = dict[str, Callable[..., Any]]
-_OPTIONS = (("collection", COLLECTION), ("k", 3))
+_OPTIONS = (("collection", COLLECTION), ("k", K_ALL))
 _READS, _WRITES = (Effect(f"collection:store/{COLLECTION}"),), (Effect(f"collection:store/{COLLECTION}", writes=True),)
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from generated.model_cases import COLLECTION, IDS, WORDS, Case, Op, a_case, payloads, rows, vector
+from generated.model_cases import COLLECTION, IDS, K_ALL, WORDS, Case, Op, a_case, payloads, rows, vector
 from generated.model_store import HistoricStore, History, nearest
 from generated.worlds import Latency, ingested
 
@@ -176,7 +176,7 @@ def _check(run: QueryRun, scene: Scene, op: Op, values: list[Any], begun: int, p
             scene.wrong.append(f"{run.id} {op}: {values[0].text!r}, streamed {pieces!r}, not {wanted!r}")
     if op.do == "search":
         states = scene.history.states(begun, ended)
-        if not any(values[0] == nearest(state, vector(op.text), 3) for state in states):
+        if not any(values[0] == nearest(state, vector(op.text), K_ALL) for state in states):
             found = [f"{hit.id}: {hit.text}" for hit in values[0]]
             there = [[f"{id}: {row[0].text}" for id, row in state.items()] for state in states]
             scene.wrong.append(f"{run.id} {op}: found {found}; meanwhile there was {there}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from generated.model_cases import COLLECTION, IDS, WORDS, Case, Op, a_case, payloads, rows, vector
+from generated.model_cases import COLLECTION, IDS, K_ALL, WORDS, Case, Op, a_case, payloads, rows, vector
 from generated.model_store import State, alike, nearest, stored
 
 from teola_plugin.engines.fake import embed_words
@@ -82,7 +82,7 @@ class Steps:
     def _check(self, op: Op, values: list[Any]) -> None:
         if op.do == "put":
             self._state = {**self._state, **{row.chunk.id: stored(row.chunk, row.vector) for row in rows(op)}}
-        elif op.do == "search" and not alike(values[0], wanted := nearest(self._state, vector(op.text), 3)):
+        elif op.do == "search" and not alike(values[0], wanted := nearest(self._state, vector(op.text), K_ALL)):
             found = [f"{hit.id}: {hit.text}" for hit in values[0]]
             self.wrong.append(f"{self.story[-1]} found {found}, not {[f'{hit.id}: {hit.text}' for hit in wanted]}")
         elif op.do == "embed" and tuple(values[0]) != tuple(embed_words(op.text, "query")):

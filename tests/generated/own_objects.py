@@ -7,12 +7,12 @@ import time
 import zlib
 from typing import Any
 
-from generated.worlds import POISON
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.retrievers import BaseRetriever
+from support.books import POISON
 
 OWN = "own "
 """How the notes of their calls begin."""

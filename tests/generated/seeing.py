@@ -19,6 +19,7 @@ from generated.own_objects import OWN
 from generated.words import base, run_text
 from generated.worlds import Latency, World, world_of
 from langchain_core.runnables import Runnable
+from support.books import Books
 
 from teola_plugin import accelerate
 from teola_plugin.engines.base import Engine
@@ -100,12 +101,8 @@ class Seen:
     result: str
     failed: bool
     events: Counter[str]
-    asked: Counter[str]
-    reached: Counter[str]
-    done: Counter[str]
+    books: Books
     rows: tuple[str, ...]
-    struck: bool = False
-    """Whether a call of a model failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +125,8 @@ class Stage:
             run_virtual(self._aseen(sight, latency, aside, fast=fast))
         else:
             self._seen(sight, latency, aside, fast=fast)
-        world, books = sight.world, sight.world.books
-        events, rows = _anonymous(sight.recorder.events), tuple(self.rows(world))
-        asked, reached, done = map(Counter, (books.asked, books.reached, books.done))
-        return Seen(anonymous(sight.result), sight.failed, events, asked, reached, done, rows, books.struck > 0)
+        world, events = sight.world, _anonymous(sight.recorder.events)
+        return Seen(anonymous(sight.result), sight.failed, events, world.books.copy(), tuple(self.rows(world)))
 
     def _seen(self, sight: _Sight, latency: Latency, aside: Any, *, fast: bool) -> None:
         world = sight.world = world_of(self.engines(latency), aside, scale=latency.scale)
@@ -161,8 +156,7 @@ class Stage:
         names["nested"] = accelerated if fast else Itself
         run_text(program.text, names, f"<program {program.seed}>")
         chain = accelerated(names["chain"]) if fast else names["chain"]
-        for book in (world.books.asked, world.books.reached, world.books.done):
-            book.clear()
+        world.books.clear()
         return chain, names["given"]
 
 
@@ -212,28 +206,18 @@ def differences(before: Seen, after: Seen, *, early: bool = True, spare: bool = 
         found["result"] = f"{before.result}\n     then: {after.result}"
     if before.rows != after.rows:
         found["rows"] = _difference(Counter(before.rows), Counter(after.rows))
-    for aspect in ("events", "asked"):
-        if (old := getattr(before, aspect)) != (new := getattr(after, aspect)):
-            found[aspect] = _difference(old, new)
-    more = after.done - before.done
-    if before.done - after.done or any(not (spare and key.startswith(OWN)) for key in more):
-        found["done"] = _difference(before.done, after.done)
-    old, new = (_reached(seen, early) for seen in (before, after))
-    if old - new or (not early and old != new):
-        found["reached"] = _difference(old, new)
-    if (old := _writes(before)) != (new := _writes(after)):
-        found["writes"] = _difference(old, new)
+    if before.events != after.events:
+        found["events"] = _difference(before.events, after.events)
+    old, new = before.books, after.books
+    if old.asked != new.asked:
+        found["asked"] = _difference(old.asked, new.asked)
+    if old.done - new.done or any(not (spare and key.startswith(OWN)) for key in new.done - old.done):
+        found["done"] = _difference(old.done, new.done)
+    if old.missing(new) or (not early and old.reached != new.reached):
+        found["reached"] = _difference(old.reached, new.reached)
+    if old.writes != new.writes:
+        found["writes"] = _difference(old.writes, new.writes)
     return found
-
-
-def _reached(seen: Seen, early: bool) -> Counter[str]:
-    """Equal work that is pure may be done once for all who ask for it; two generations stay two."""
-    merged = {key: n if not early or key.startswith("generate") else 1 for key, n in seen.reached.items()}
-    return Counter({key: n for key, n in merged.items() if not key.startswith("ingest")})
-
-
-def _writes(seen: Seen) -> Counter[str]:
-    return Counter({key: n for key, n in seen.reached.items() if key.startswith("ingest")})
 
 
 def _difference(old: Counter[str], new: Counter[str]) -> str:
@@ -277,7 +261,7 @@ def compared(stage: Stage, program: Program) -> dict[str, str]:
     """
     latency = Latency(program.seed)
     before = stage.see(program, latency, fast=False)
-    spare = before.struck or program.options.get("speculate") == "all"
+    spare = before.books.struck > 0 or program.options.get("speculate") == "all"
     found = differences(before, stage.see(program, latency, fast=True), spare=spare)
     if before.failed:
         found = {aspect: text for aspect, text in found.items() if aspect not in _raced_by_failures(program.way)}

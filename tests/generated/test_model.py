@@ -13,7 +13,8 @@ from generated.hunting import FIRST
 from generated.model_cases import COLLECTION
 from generated.model_run import cases_of, run_case
 from generated.model_steps import Steps
-from generated.worlds import Latency, fakes, row
+from generated.worlds import Latency, fakes
+from support.books import row
 
 from teola_plugin.engines.vector_pgvector import PgVectorEngine
 from teola_plugin.pool import EnginePool
