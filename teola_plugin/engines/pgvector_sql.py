@@ -149,8 +149,23 @@ def make_pool(dsn: str, size: int, seconds: int) -> AsyncConnectionPool:
 
     options: dict[str, Any] = {"autocommit": True, "connect_timeout": seconds}
     return AsyncConnectionPool(
-        dsn, min_size=1, max_size=size, timeout=seconds, open=False, configure=configure, kwargs=options, name="teola"
+        dsn,
+        min_size=1,
+        max_size=size,
+        timeout=seconds,
+        open=False,
+        configure=configure,
+        reset=_as_it_is,
+        kwargs=options,
+        name="teola",
     )
+
+
+async def _as_it_is(conn: Connection) -> None:
+    """Nothing to reset; but with it the pool takes a connection back in a task of its own.
+
+    Otherwise the one who gives it back does that, and when he is cancelled meanwhile, the connection is lost.
+    """
 
 
 async def configure(conn: Connection) -> None:

@@ -297,6 +297,23 @@ async def test_cancelling_stops_the_statement(store: PgVectorEngine, postgres_ds
     await ingest(store, ingestion(collection, "c", (1.0, 2.0)))
 
 
+async def test_no_connection_is_lost_when_it_is_given_back(postgres_dsn: str, collection: str) -> None:
+    """Not even while others wait for one, and more are being made: a batch that is over must not cancel its task."""
+
+    async def look(engine: PgVectorEngine) -> None:
+        for _ in range(8):
+            assert ids(await search(engine, collection, (1.0, 2.0))) == ["a"]
+
+    for _ in range(12):
+        engine = PgVectorEngine(dsn=postgres_dsn, pool_size=3)
+        await engine.start()
+        try:
+            await ingest(engine, ingestion(collection, "a", (1.0, 2.0)))
+            await asyncio.gather(*(look(engine) for _ in range(4)))
+        finally:
+            await engine.stop()
+
+
 @pytest.mark.chaos
 async def test_a_server_that_dies_comes_back_with_every_row(tmp_path: Path) -> None:
     engine = PgVectorEngine()
