@@ -7,6 +7,7 @@ them, only its requests. Classes go by name: langchain_classic need not be there
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from langchain_core.documents import Document
@@ -50,8 +51,13 @@ def _made(node: object, known: Mapping[str, Make]) -> Node | None:
 
 def _make(node: object, known: Mapping[str, Make]) -> Make | None:
     kind = type(node)
-    make = known.get(f"{kind.__module__}.{kind.__qualname__}")
+    make = known.get(_full_name(kind))  # type: ignore[arg-type]
     return None if make is None or changed(node, kind) else make
+
+
+@lru_cache(maxsize=1024)
+def _full_name(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _is_llm_chain(node: object) -> bool:

@@ -42,6 +42,7 @@ _HARMLESS = re.compile(
 )
 _RUN_KEEPERS = ("langchain_core", "langchain_classic", "teola_plugin")
 _EXECUTED = ("invoke", "ainvoke", "stream", "astream", "transform", "atransform", "batch", "abatch")
+_ANY_EXECUTED = frozenset(_EXECUTED)
 
 
 @lru_cache(maxsize=1024)
@@ -56,14 +57,21 @@ def overridden(cls: type[Any], known: type[Any]) -> str:
 
 def changed(node: object, known: type[Any]) -> str:
     """As `overridden`, for an object: its own attributes may hide methods too."""
-    return overridden(type(node), known) or next(  # type: ignore[arg-type]
-        (f"its own {name}" for name in _EXECUTED if name in vars(node)), ""
-    )
+    below = overridden(type(node), known)  # type: ignore[arg-type]
+    if below or _ANY_EXECUTED.isdisjoint(vars(node)):
+        return below
+    return next(f"its own {name}" for name in _EXECUTED if name in vars(node))
+
+
+@lru_cache(maxsize=1024)
+def _leaf_owner(cls: type[Any]) -> type[Any] | None:
+    """The class that says what leaf objects of `cls` are; None where they are no leaves of the pool."""
+    return next((one for one in cls.__mro__ if "__teola_leaf__" in vars(one)), None)
 
 
 def leaf_of(node: object, kwargs: Mapping[str, Any]) -> Leaf | str | None:
     """The leaf of a pool-backed object, why it has none, or None for any other object."""
-    owner = next((cls for cls in type(node).__mro__ if "__teola_leaf__" in vars(cls)), None)
+    owner = _leaf_owner(type(node))  # type: ignore[arg-type]
     if owner is None:
         return None
     other = changed(node, owner)
@@ -74,7 +82,7 @@ def leaf_of(node: object, kwargs: Mapping[str, Any]) -> Leaf | str | None:
 
 
 def is_pool_backed(node: object) -> bool:
-    return any("__teola_leaf__" in vars(cls) for cls in type(node).__mro__)
+    return _leaf_owner(type(node)) is not None  # type: ignore[arg-type]
 
 
 def check_runnable(node: object, path: str) -> None:

@@ -53,9 +53,21 @@ class PassContext:
 
 
 def _facts(profile: EngineProfile) -> Hashable:
+    """Worked out once for a profile, which is frozen: it is asked for with every call."""
+    known = _known_facts.get(id(profile))
+    if known is not None and known[0] is profile:
+        return known[1]
     curves = tuple((kind.value, curve.points) for kind, curve in profile.curves.items())
     others = tuple(getattr(profile, name) for name in EngineProfile.__slots__ if name != "curves")
+    if len(_known_facts) >= KNOWN_PROFILES:
+        _known_facts.clear()
+    _known_facts[id(profile)] = profile, (curves, others)
     return curves, others
+
+
+KNOWN_PROFILES = 256
+_known_facts: dict[int, tuple[EngineProfile, Hashable]] = {}
+"""By identity, which the profile beside it keeps from being another's."""
 
 
 @runtime_checkable
