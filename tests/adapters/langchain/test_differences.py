@@ -9,7 +9,7 @@ import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
@@ -64,3 +64,28 @@ def test_a_message_put_into_a_prompt_as_a_whole_prints_its_id(llm_pool: Any, llm
     chain = RunnablePassthrough.assign(draft=draft) | ChatPromptTemplate.from_template("Better: {draft}") | model
     said = [one.invoke({"question": "why"}).content for one in (chain, chain, accelerate(chain, pool=llm_pool))]
     assert all("id='lc_run-" in one for one in said) and len(set(said)) == 3
+
+
+def test_a_bounded_batch_runs_input_by_input(llm_pool: Any) -> None:
+    def first(x: Any) -> Any:
+        if x["question"] == "b":
+            raise ValueError("b fails in the first step")
+        return x
+
+    def last(x: Any) -> Any:
+        raise ValueError(f"{x.content[-1]} fails in the last step")
+
+    chain = RunnableLambda(first) | ChatPromptTemplate.from_template("{question}") | ChatTeola(pool=llm_pool) | last
+    fast, given = accelerate(chain), [{"question": "a"}, {"question": "b"}]
+    bounded: Any = {"max_concurrency": 1}
+    with pytest.raises(ValueError, match="first step"):
+        chain.batch(given, bounded)
+    with pytest.raises(ValueError, match="last step"):
+        fast.batch(given, bounded)
+    for one in (chain, fast):
+        with pytest.raises(ValueError, match="first step"):
+            one.batch(given)
+        assert ["last step" in str(error) for error in one.batch(given, bounded, return_exceptions=True)] == [
+            True,
+            False,
+        ]

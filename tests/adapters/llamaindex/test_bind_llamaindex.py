@@ -19,12 +19,13 @@ from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 from support.openai_stub import MODEL, Stub, openai_stub
 
+from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM
 from teola_plugin.adapters.llamaindex.bind import bound
 from teola_plugin.engines.openai_api import OpenAIServer
 from teola_plugin.engines.openai_wire import WirePrompt
-from teola_plugin.errors import RegistrationError
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.errors import QueryTimeout, RegistrationError
+from teola_plugin.graph import PrimitiveKind, Terms
 from teola_plugin.pool import EnginePool
 
 QUESTION = [ChatMessage(role="system", content="be brief"), ChatMessage("why?")]
@@ -233,3 +234,29 @@ def test_what_cannot_be_bound(pool, obj):
 def test_unknown_engines(pool):
     with pytest.raises(RegistrationError, match="engine"):
         bound(MockLLM(), "lmm", pool)
+
+
+@pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
+def test_a_deadline_reaches_the_caller_and_is_not_asked_again(way: str, served, own, stub) -> None:
+    model = bound(own(max_retries=3), "llm", served)
+    stub.asked.clear()
+    stub.go.clear()
+    late = Terms(tenant="acme", deadline=served.runtime.time() + 0.2)
+    asked = [ChatMessage("slowly")]
+
+    async def within(made: Callable[[], Any]) -> Any:
+        with joined(None, late):
+            return await made()
+
+    def once() -> Any:
+        with joined(None, late):
+            return model.chat(asked) if way == "chat" else list(model.stream_chat(asked))
+
+    calls: dict[str, Callable[[], Any]] = {
+        "achat": lambda: _loop.run(within(lambda: model.achat(asked))),
+        "astream_chat": lambda: _loop.run(within(lambda: _list(model.astream_chat(asked)))),
+    }
+    with pytest.raises(QueryTimeout, match="deadline"):
+        calls.get(way, once)()
+    stub.go.set()
+    assert len(stub.asked) == 1 and stub.asked[0][1].get("cache_salt") == "acme"
