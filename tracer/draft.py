@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from teola_plugin.graph import INPUT, Component, Ref, Role, WorkflowTemplate, on_loop, read_path
+from teola_plugin.graph import INPUT, Component, Ref, Role, WorkflowTemplate, on_loop, read_path, simple
+from teola_plugin.tracer.purity import size
 from teola_plugin.tracer.report import TraceNode, TraceReport
 from teola_plugin.tracer.splits import with_splits
 from teola_plugin.tracer.symbols import Prompted, Record, Value, packer, simplest
@@ -108,7 +109,7 @@ class Draft:
         if value not in self.formatted:
             inputs = tuple((key, self.real(inner, name, scope)) for key, inner in value.inputs)
             component = Component(self.name(f"{name}.prompt"), Role.CALL, inputs, scope=scope)
-            self.formatted[value] = self.add(component, lambda **given: value.render(given))
+            self.formatted[value] = self.add(component, simple(size)(lambda **given: value.render(given)))
         return self.formatted[value]
 
     def span(self, names: Names) -> Span:

@@ -28,7 +28,7 @@ from langchain_core.runnables import (
 from langchain_core.runnables.base import RunnableEach
 from langchain_core.tools import BaseTool
 
-from teola_plugin.graph import INPUT, ITEM, Component, Ref, Role, named, on_loop
+from teola_plugin.graph import INPUT, ITEM, Component, Ref, Role, named, on_loop, simple
 from teola_plugin.tracer import paths
 from teola_plugin.tracer.draft import BESIDE, DERIVED, Draft, Names, Span, Traced, may_raise
 from teola_plugin.tracer.equivalents import AsDict, Computed, OneByOne, beginning, equivalent
@@ -48,7 +48,7 @@ from teola_plugin.tracer.leaf import WrappedLeaf
 from teola_plugin.tracer.lookahead import begun_early, choice
 from teola_plugin.tracer.prompts import bind, understand
 from teola_plugin.tracer.pure import Attributes, understood
-from teola_plugin.tracer.purity import Purity, on_plain
+from teola_plugin.tracer.purity import Purity, on_plain, size
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.stores import written
 from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
@@ -321,7 +321,8 @@ class _Walk:
         def call(**given: Any) -> Any:
             return on_plain(func, given["value"] if keys is None else given, reads.degree)
 
-        return self._draft.add(component, call if isinstance(node, Computed) else may_raise(call))
+        marked = simple(size)(call) if reads.degree == 1 else call
+        return self._draft.add(component, marked if isinstance(node, Computed) else may_raise(marked))
 
     def _tuple(self, read: list[Value], place: _Place) -> Ref:
         name = self._draft.name(place.part("items"))

@@ -17,7 +17,7 @@ from langchain_core.output_parsers import (
 )
 from langchain_core.outputs import ChatGeneration, Generation
 
-from teola_plugin.graph import Component, PromptPart, Ref, Role, named, on_loop, runs_on_loop
+from teola_plugin.graph import Component, PromptPart, Ref, Role, named, on_loop, runs_on_loop, simple
 from teola_plugin.tracer.draft import DERIVED, Call, Draft, Names, may_raise
 from teola_plugin.tracer.lcel_classes import changed
 from teola_plugin.tracer.leaf import (
@@ -30,6 +30,7 @@ from teola_plugin.tracer.leaf import (
     StoreLeaf,
     WrappedLeaf,
 )
+from teola_plugin.tracer.purity import size
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value, read_key, simplest
 
 PARSERS: tuple[tuple[type[BaseOutputParser[Any]], str], ...] = (
@@ -89,6 +90,9 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
 
     def payload(given: Mapping[str, Any]) -> Any:
         return leaf.payload(render(given))
+
+    if leaf.simple:
+        simple(size)(payload)
 
     options = (("items", leaf.items),) if leaf.items else ()
     component = Component(
@@ -232,6 +236,8 @@ def lower_parser(
         return _parsed(parser, value)
 
     call = parse if isinstance(parser, _TAKE_ALL) else may_raise(parse)
+    if type(parser) is StrOutputParser:
+        simple(size)(call)
     return draft.call(wanted, call, scope, value=value)
 
 

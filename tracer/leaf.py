@@ -26,6 +26,8 @@ class GenerationLeaf:
     """How a list is spelled in its output when that is known from its schema: `json`; empty otherwise."""
     expected: int | None = None
     """Items that its schema fixes (minItems == maxItems)."""
+    simple: bool = False
+    """Whether `payload` takes time in proportion to the text alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,20 +61,20 @@ def purity(func: object) -> Purity | None:
 
 def plain(value: Any) -> bool:
     """Whether methods of the value do what the builtin types' and the framework's own do; and it is not too large."""
-    return _size(value, _LARGEST) <= _LARGEST
+    return size(value, _LARGEST) <= _LARGEST
 
 
 def on_plain(func: Callable[[Any], Any], value: Any, degree: int = 1) -> Any:
     """`func(value)`. Raises `TypeError` for a value on which it might not be pure, or might take long."""
-    size = _size(value, _LARGEST)
-    if size > _LARGEST:
+    large = size(value, _LARGEST)
+    if large > _LARGEST:
         raise TypeError("the value holds objects whose methods are not known, or very many")
-    if degree > 1 and size**degree > _STEPS:
+    if degree > 1 and large**degree > _STEPS:
         raise TypeError("the value is too large for a function that takes more than one look at it")
     return func(value)
 
 
-def _size(value: Any, most: int) -> int:
+def size(value: Any, most: int) -> int:
     """Items, characters and digits of a plain value; more than `most` for any other, and as soon as there are more."""
     total, left = 0, [value]
     while left and total <= most:

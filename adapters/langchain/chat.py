@@ -181,6 +181,7 @@ class ChatTeola(CalledOrStreamed, EngineModel, BaseChatModel):
             message=on_loop(lambda generation: replies.to_message(generation, self.model_name)),
             items=items,
             expected=expected,
+            simple=True,
         )
 
     @property

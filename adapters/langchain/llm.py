@@ -155,6 +155,7 @@ class TeolaLLM(CalledOrStreamed, EngineModel, BaseLLM):
             message=on_loop(lambda generation: generation.text),
             items=items,
             expected=expected,
+            simple=True,
         )
 
     @property

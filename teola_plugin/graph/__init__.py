@@ -14,7 +14,7 @@ from teola_plugin.graph.kinds import (
     LLM_PREFILLS,
     PrimitiveKind,
 )
-from teola_plugin.graph.on_loop import on_loop, runs_on_loop
+from teola_plugin.graph.on_loop import on_loop, runs_on_loop, simple
 from teola_plugin.graph.primitive import STREAM_ITEMS, Primitive, is_impure, read_path
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
 from teola_plugin.graph.query import Query, Terms
@@ -77,4 +77,5 @@ __all__ = [
     "on_loop",
     "read_path",
     "runs_on_loop",
+    "simple",
 ]

@@ -1,7 +1,7 @@
-"""Which client callables may run on the pool's loop: those of our own that are small and bounded.
+"""Which client callables may run on the pool's loop: small ones of our own, and simple ones on short values.
 
-All others (the user's functions, parsers, prompts, packing, splitting) run in threads: whatever one of them does, other
-queries go on.
+All others (the user's functions, parsers, packing, splitting, whatever gets long texts) run in threads: whatever one of
+them does, other queries go on.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
+Measure = Callable[[Any, int], int]
+"""(value, most) -> characters and items of plain data; more than `most` for anything else."""
+SHORT = 16_384
+"""Characters and items that a simple callable deals with in well under a millisecond."""
 
 
 def on_loop(call: _Call) -> _Call:
@@ -18,5 +22,20 @@ def on_loop(call: _Call) -> _Call:
     return call
 
 
-def runs_on_loop(call: object) -> bool:
-    return bool(getattr(call, "teola_on_loop", False))
+def simple(measure: Measure) -> Callable[[_Call], _Call]:
+    """Marks a function whose time is in proportion to the plain data that it is given: a prompt that is filled in, a
+    function of one walk. A thread would cost it more time than it takes."""
+
+    def mark(call: _Call) -> _Call:
+        call.teola_measure = measure  # type: ignore[attr-defined]
+        return call
+
+    return mark
+
+
+def runs_on_loop(call: object, given: object = None) -> bool:
+    """Whether a call with this value may run there; without one, with any value."""
+    if getattr(call, "teola_on_loop", False):
+        return True
+    measure: Measure | None = getattr(call, "teola_measure", None)
+    return measure is not None and given is not None and measure(given, SHORT) <= SHORT

@@ -78,7 +78,7 @@ class EngineWork:
             run.id,
             lambda: requests.payloads(p, inputs, calls),
             lambda made, error: self._prepared(run, order, made, error),
-            short=not requests.needs_client(p, calls),
+            short=not requests.needs_client(p, inputs, calls),
         )
 
     def _prepared(self, run: QueryRun, order: Dispatch, made: list[Any] | None, error: BaseException | None) -> None:

@@ -209,7 +209,7 @@ class GraphDriver:
             run.id,
             lambda: _client_value(run, p, inputs),
             lambda value, error: self._called(run, p, value, error),
-            short=p.kind is not PrimitiveKind.CHUNKING and not requests.needs_client(p, run.calls_of(p.id)),
+            short=p.kind is not PrimitiveKind.CHUNKING and not requests.needs_client(p, inputs, run.calls_of(p.id)),
         )
 
     def _called(self, run: QueryRun, p: Primitive, value: Any, error: BaseException | None) -> None:

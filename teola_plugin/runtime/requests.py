@@ -20,7 +20,7 @@ from teola_plugin.engines.payloads import (
     SearchVector,
     Warmup,
 )
-from teola_plugin.graph import Primitive, PrimitiveKind
+from teola_plugin.graph import Primitive, PrimitiveKind, runs_on_loop
 from teola_plugin.runtime.kept_values import KeptValue
 from teola_plugin.runtime.works import Fingerprint, Identity
 
@@ -88,13 +88,9 @@ _BUILD: dict[PrimitiveKind, Callable[[Primitive, Mapping[str, Any], Calls], list
 }
 
 
-def needs_client(p: Primitive, calls: Calls) -> bool:
-    """Whether code of the client, which is not ours, makes the payloads: it may take its time."""
-    return bool(p.call) and p.call in calls and not getattr(calls[p.call], ON_LOOP, False)
-
-
-ON_LOOP = "teola_on_loop"
-"""Attribute of a callable of ours that is short and bounded: it may run on the pool's loop."""
+def needs_client(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> bool:
+    """Whether code of the client makes its payloads or its value that may take its time."""
+    return bool(p.call) and p.call in calls and not runs_on_loop(calls[p.call], inputs)
 
 
 def identity(engine: Fingerprint, tenant: str, payload: Any) -> Identity | None:
