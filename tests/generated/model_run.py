@@ -69,7 +69,7 @@ async def _run(seed: int) -> list[str]:
     store = HistoricStore("store", profiles["store"], faults=faults)
     aside = HistoricStore("aside", profiles["store"])
     store.history = aside.history = scene.history
-    aside._collections = store._collections
+    aside._collections, aside._orders = store._collections, store._orders
     llm = FakeLLM("llm", profiles["llm"], answer, faults=faults)
     engines = [llm, FakeEmbedder("embedder", profiles["embedder"], faults=faults), store]
     for engine in engines:

@@ -36,8 +36,10 @@ class History:
         self.now += 1
         return self.now
 
-    def put(self, row: IngestRow) -> None:
-        self._commit(row, {**self.commits[-1].state, row.chunk.id: stored(row.chunk, row.vector)})
+    def put(self, row: IngestRow, *, overtaken: bool = False) -> None:
+        """`overtaken`: a write or deletion that was asked for later is through already, so nobody sees the row."""
+        before = self.commits[-1].state
+        self._commit(row, before if overtaken else {**before, row.chunk.id: stored(row.chunk, row.vector)})
 
     def delete(self, ids: Sequence[str] | None) -> None:
         """None: all of them."""
@@ -61,8 +63,13 @@ class HistoricStore(FakeStore):
     def _commit(self, request: Request, value: Any) -> Any:
         result = super()._commit(request, value)
         if isinstance(request.payload, IngestRow):
-            self.history.put(request.payload)
+            self.history.put(request.payload, overtaken=not self._holds(request.payload))
         return result
+
+    def _holds(self, row: IngestRow) -> bool:
+        """Not so where a later write of the same row came first."""
+        held = self._rows(row.collection).get(row.chunk.id)
+        return held is not None and held[0].text == row.chunk.text
 
     async def delete(self, collection: str, ids: Sequence[str]) -> int:
         gone = await super().delete(collection, ids)
