@@ -51,9 +51,15 @@ class Query:
     """On the runtime's clock; None for none."""
     weight: float = 1.0
 
+    _terms: Terms = field(init=False, repr=False, compare=False, default=Terms())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_terms", Terms(self.tenant, self.app, self.deadline, weight=self.weight))
+
     @property
     def terms(self) -> Terms:
-        return Terms(self.tenant, self.app, self.deadline, weight=self.weight)
+        """Asked for with every request, made once."""
+        return self._terms
 
     def check(self, graph: Graph) -> None:
         """Proves that every external value of `graph` is bound by this very query. Raises `RegistrationError`."""

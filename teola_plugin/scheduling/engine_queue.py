@@ -33,6 +33,12 @@ class QueuedPrimitive:
     """Batches that left since its FIFO turn."""
     asked: tuple[QueuedRequest, ...] = ()
     """All its requests, in order: one that is to run again goes back to its place."""
+    least: float = field(init=False)
+    """Size of the smallest request it came with."""
+
+    def __post_init__(self) -> None:
+        found = self.requests
+        self.least = found[0].size if len(found) == 1 else min([request.size for request in found], default=0.0)
 
     @staticmethod
     def of(event: Enqueue, arrived: int) -> QueuedPrimitive:
@@ -104,6 +110,8 @@ class Slots:
     bulk: int = 0
     """Of primitives with more requests than this, small ones share a slot; the requests of others, which somebody may
     be waiting for, take one each, so that batches stay short."""
+    least: float = 0
+    """No request that may be offered is smaller."""
 
     def take(self, queued: QueuedPrimitive, request: QueuedRequest) -> bool:
         size = request.size if len(queued.requests) > self.bulk else max(1.0, request.size)
@@ -116,7 +124,7 @@ class Slots:
 
     @property
     def left(self) -> bool:
-        return self.requests > 0 and (self.units > 0 or self.alone)
+        return self.requests > 0 and (self.alone or 0 < self.units >= self.least)
 
 
 @dataclass(slots=True)

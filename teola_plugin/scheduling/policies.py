@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
-from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Room, Running
+from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Room, Running, Slots
 from teola_plugin.scheduling.events import QueuedRequest
 from teola_plugin.scheduling.fairness import Turn, in_turn
 from teola_plugin.scheduling.objectives import Objective
 
 Pick = tuple[QueuedPrimitive, QueuedRequest]
+_DEPTH = attrgetter("depth")
 
 
 class BatchPolicy(Protocol):
@@ -62,16 +64,17 @@ class TopologyAware:
     def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Room) -> list[Pick]:
         if len(queue) == 1:
             return _take_all(queue, slots)[0]
-        buckets: dict[str, list[QueuedPrimitive]] = {}
-        for queued in queue:
-            buckets.setdefault(queued.query, []).append(queued)
-        had_turn = {query for query, bucket in buckets.items() if running.deepest(query) > _deepest(bucket)}
-        starved = [q for q in queue if q.overtaken >= self.patience]
+        if isinstance(slots, Slots):  # queues are long where little fits: mostly this is all that is looked at
+            slots.least = min([queued.least for queued in queue])
+            if not slots.left:
+                return []
+        buckets, starved, alike = self._sorted_out(queue)
         picked, already = _take_all(starved, slots)
         levels = {query: _levels(bucket) for query, bucket in buckets.items()}
-        if len(levels) > 1 and any(q.objective is not Objective.LATENCY for q in queue):
+        had_turn = {query for query, found in levels.items() if running.deepest(query) > found[0][0].depth}
+        if len(levels) > 1 and not alike:
             levels = dict(sorted(levels.items(), key=lambda item: _urgency(item[1][0])))
-        apps = {queued.app for queued in queue}
+        apps = {bucket[0].app for bucket in buckets.values()}
         had = running.served.had(apps) if len(apps) > 1 else None
         first = True
         while slots.left and any(levels.values()):
@@ -80,9 +83,29 @@ class TopologyAware:
                 if not remaining or (first and query in had_turn):
                     continue
                 for queued in remaining.pop(0):
+                    if not slots.left:
+                        return picked
                     _take(queued, slots, picked, already)
             first = False
         return picked
+
+    def _sorted_out(
+        self, queue: Sequence[QueuedPrimitive]
+    ) -> tuple[dict[str, list[QueuedPrimitive]], list[QueuedPrimitive], bool]:
+        """Buckets by query, the starved, and whether somebody waits for each."""
+        buckets: dict[str, list[QueuedPrimitive]] = {}
+        starved: list[QueuedPrimitive] = []
+        alike = True
+        for queued in queue:
+            bucket = buckets.get(queued.query)
+            if bucket is None:
+                bucket = buckets[queued.query] = []
+            bucket.append(queued)
+            if queued.overtaken >= self.patience:
+                starved.append(queued)
+            if queued.objective is not Objective.LATENCY:
+                alike = False
+        return buckets, starved, alike
 
 
 def _turns(levels: Mapping[str, list[list[QueuedPrimitive]]]) -> dict[str, Turn]:
@@ -101,14 +124,14 @@ def _urgency(level: Sequence[QueuedPrimitive]) -> int:
     return min(_URGENCY[q.objective] for q in level)
 
 
-def _deepest(bucket: Sequence[QueuedPrimitive]) -> int:
-    return max(q.depth for q in bucket)
-
-
-def _levels(bucket: Sequence[QueuedPrimitive]) -> list[list[QueuedPrimitive]]:
+def _levels(bucket: list[QueuedPrimitive]) -> list[list[QueuedPrimitive]]:
     """The bucket's primitives by depth, deepest level first; within a level by arrival."""
-    depths = sorted({q.depth for q in bucket}, reverse=True)
-    return [[q for q in bucket if q.depth == depth] for depth in depths]
+    levels: list[list[QueuedPrimitive]] = []
+    for queued in sorted(bucket, key=_DEPTH, reverse=True):  # stable, reversed or not
+        if not levels or levels[-1][0].depth != queued.depth:
+            levels.append([])
+        levels[-1].append(queued)
+    return levels
 
 
 @dataclass(frozen=True, slots=True)

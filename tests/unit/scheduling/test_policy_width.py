@@ -1,0 +1,117 @@
+"""Topology-aware batches from long queues: what is picked is what the plain form of the algorithm picks."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.scheduling import EngineScheduler, TopologyAware
+from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Room, Running, RunningRequest, Slots
+from teola_plugin.scheduling.events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.fairness import Turn, in_turn
+from teola_plugin.scheduling.objectives import Objective
+from tests.support.steps import steps
+
+K = PrimitiveKind
+URGENCY = list(Objective)
+
+
+def by_the_book(queue: Sequence[QueuedPrimitive], running: Running, slots: Room, patience: int) -> list[str]:
+    """Everything is looked at, level by level, until nothing is left or nothing more fits."""
+    picked: list[str] = []
+
+    def take(queued: QueuedPrimitive) -> None:
+        for request in queued.requests:
+            if request.id in picked:
+                continue
+            if not slots.left or not slots.take(queued, request):
+                return
+            picked.append(request.id)
+
+    if len(queue) == 1:
+        take(queue[0])
+        return picked
+    buckets: dict[str, list[QueuedPrimitive]] = {}
+    for queued in queue:
+        buckets.setdefault(queued.query, []).append(queued)
+    had_turn = {name for name, of in buckets.items() if running.deepest(name) > max(q.depth for q in of)}
+    for queued in queue:
+        if queued.overtaken >= patience:
+            take(queued)
+    levels = {name: [[q for q in of if q.depth == depth] for depth in sorted({q.depth for q in of}, reverse=True)]
+              for name, of in buckets.items()}  # fmt: skip
+    if any(q.objective is not Objective.LATENCY for q in queue):
+        levels = dict(sorted(levels.items(), key=lambda item: min(URGENCY.index(q.objective) for q in item[1][0])))
+    apps = {queued.app for queued in queue}
+    had = running.served.had(apps) if len(apps) > 1 else None
+    first = True
+    while any(levels.values()):
+        turns = {name: Turn(left[0][0].app, left[0][0].weight, sum(r.size for q in left[0] for r in q.requests))
+                 for name, left in levels.items() if left}  # fmt: skip
+        for name in list(levels) if had is None else list(in_turn(turns, had)):
+            if levels[name] and not (first and name in had_turn):
+                for queued in levels[name].pop(0):
+                    take(queued)
+        first = False
+    return picked
+
+
+def made(rng: random.Random) -> tuple[list[QueuedPrimitive], Running]:
+    queue, running = [], Running()
+    apps = {f"q{i}": rng.choice(["a", "b"]) if rng.random() < 0.5 else "a" for i in range(4)}
+    for i in range(rng.randrange(1, 12)):
+        query = f"q{rng.randrange(4)}"
+        requests = deque(QueuedRequest(f"r{i}.{n}", rng.choice([10, 50, 200, 900])) for n in range(rng.randrange(1, 4)))
+        one = QueuedPrimitive(query, f"p{i}", K.PREFILLING, requests, rng.randrange(4), i, apps[query])
+        one.overtaken, one.objective = rng.choice([0, 0, 0, 25]), rng.choice(URGENCY)
+        if rng.random() < 0.3:
+            one.requests.popleft()
+        queue += [one] if one.requests else []
+    for i in range(rng.randrange(3)):
+        running.add(running_request(f"x{i}", f"q{i}", rng.randrange(5)))
+    return queue, running
+
+
+def running_request(name: str, query: str, depth: int) -> RunningRequest:
+    return RunningRequest(name, query, "p", depth, 10, "0")
+
+
+def test_what_is_picked_is_what_looking_at_everything_picks() -> None:
+    for seed in range(1500):
+        rng = random.Random(seed)
+        queue, running = made(rng)
+        if not queue:
+            continue
+        size = rng.randrange(6), rng.choice([0, 5, 60, 260, 1000]), rng.random() < 0.3
+        found = [request.id for _, request in TopologyAware().pick(queue, running, Slots(*size))]
+        assert found == by_the_book(queue, running, Slots(*size), 20), seed
+
+
+LLM = EngineProfile(batching=Batching.CONTINUOUS, max_batch=4096, max_requests=64)
+
+
+def driven(count: int) -> EngineScheduler:
+    """Prompts of 200 tokens that all wait at once, and end one by one."""
+    scheduler = EngineScheduler(LLM)
+    running: deque[str] = deque()
+
+    def heard(out: Sequence[object]) -> None:
+        for order in out:
+            running.extend(order.requests if isinstance(order, RunBatch) else ())
+
+    for i in range(count):
+        heard(scheduler.handle(Enqueue(0.0, f"q{i % 3}", f"p{i}", K.PREFILLING, (QueuedRequest(f"r{i}", 200),), 1)))
+    while running:
+        request = running.popleft()
+        heard(scheduler.handle(PrefillEnded(0.0, request)))
+        heard(scheduler.handle(RequestsEnded(0.0, (request,))))
+    assert not scheduler.queue
+    return scheduler
+
+
+def test_a_waiting_prompt_costs_little_each_time_that_slots_come_free() -> None:
+    """The cost of a long queue grows with its square, but slowly: instructions for each prompt and each time."""
+    extra = steps(lambda: driven(160)) - 2 * steps(lambda: driven(80))
+    assert extra / (2 * 80) ** 2 < 90
