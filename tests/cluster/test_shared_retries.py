@@ -1,4 +1,4 @@
-"""A client of a shared pool whose host was lost and came back: what is said again must be what was said. Without Ray."""
+"""A client whose host was lost and came back: what is said again must be what was said before. Without Ray."""
 
 from __future__ import annotations
 
