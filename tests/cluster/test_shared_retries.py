@@ -1,0 +1,68 @@
+"""A client whose host was lost and came back: what is said again must be what was said before. Without Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.ports import Heard, entry, event
+
+from teola_plugin.cluster.shared_engine import SharedEngine
+from teola_plugin.cluster.shared_port import SharedPort
+from teola_plugin.cluster.wire import Cancelled, Ended, EngineFacts, Hello, Said
+from teola_plugin.engines.base import Piece
+from teola_plugin.engines.payloads import Generation
+from teola_plugin.errors import EngineError
+from teola_plugin.graph import LLM_KINDS, EngineProfile
+from teola_plugin.runtime.handles import PieceLog
+
+FACTS = EngineFacts("llm", LLM_KINDS, EngineProfile(), {}, ("0",))
+
+
+class Line:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.orders: list[Any] = []
+
+    def send(self, order: Any) -> None:
+        self.orders.append(order)
+
+
+async def lost_and_found(heard: Heard, *, read: bool) -> tuple[SharedPort, Line]:
+    """A request of which `one two` was said when the host was lost; it was sent again."""
+    one = SharedPort("pool", SharedEngine(FACTS), Hello("me", 1, (3, 11), "1"), heard.listener())
+    line = one._link = Line()  # type: ignore[assignment]
+    made = entry("a", stream=read)
+    if read:
+        made.read_into(PieceLog())
+    one.enqueue([made], event("a"))
+    one._hear([Said("a", Piece("a", "one")), Said("a", Piece("a", " two"))])
+    one._found(FACTS)
+    assert len(line.orders) == 2
+    return one, line
+
+
+@pytest.mark.parametrize("read", [True, False])
+async def test_the_same_is_heard_once(read: bool) -> None:
+    heard = Heard()
+    one, _ = await lost_and_found(heard, read=read)
+    one._hear([Said("a", Piece("a", "one two")), Said("a", Piece("a", " three"))])
+    one._hear([Ended("a", Generation("one two three"))])
+    assert heard.text("a") == heard.pieces["a"] == "one two three"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_something_else_fails_where_it_was_read(ends: bool) -> None:
+    heard = Heard()
+    one, line = await lost_and_found(heard, read=True)
+    one._hear([Ended("a", Generation("other")) if ends else Said("a", Piece("a", "other"))])
+    assert isinstance(heard.error("a"), EngineError) and "another" in str(heard.error("a"))
+    assert ends or line.orders[-1] == Cancelled(("a",))
+
+
+async def test_something_else_counts_where_nobody_has_read() -> None:
+    heard = Heard()
+    one, _ = await lost_and_found(heard, read=False)
+    one._hear([Said("a", Piece("a", "other")), Ended("a", Generation("other text"))])
+    assert heard.text("a") == "other text"
