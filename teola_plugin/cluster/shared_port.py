@@ -270,7 +270,7 @@ class SharedPort(ForwardingPort):
 
     def _unrepeatable(self) -> EngineError:
         return EngineUnavailable(
-            f"the host of engine {self.name!r} died while it worked on a request that cannot be repeated.",
+            f"the line to the host of engine {self.name!r} was lost during a request that cannot be repeated.",
             engine=self.name,
             retryable=True,
             hint="ask again",
