@@ -67,7 +67,7 @@ class GraphDriver:
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
         self._deadlines = Deadlines(lambda: self.post(Tick(self.now())))
-        self._prefixes = GrowingPrefixes(self._live, _computed, self._start_early, self._stop_early)
+        self._prefixes = GrowingPrefixes(self._live, _computed, self._start_early, self._stop_early, self.code)
         self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
             Dispatch: self.engines.dispatch,
             RunCall: self._run_call,

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from teola_plugin.engines.payloads import UNKNOWN
-from teola_plugin.graph import Graph, Growth, Primitive, PrimitiveKind, Ref, growths, read_path
+from teola_plugin.graph import Graph, Growth, Primitive, PrimitiveKind, Ref, growths, read_path, runs_on_loop
+from teola_plugin.runtime.client_code import ClientCode
 from teola_plugin.scheduling.live_query import LivePrimitive, Status
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Growing:
     text: str = ""
     """How the prompt will begin, as far as it can be guessed from the texts so far."""
     over: bool = False
+    looking: bool = False
+    """Whether the client's code is making the next text."""
     warmup: str = ""
     """The primitive that is prefilling what was known last; empty when there is none under way."""
     warmups: int = 0
@@ -75,6 +78,8 @@ class GrowingPrefixes:
     """Sends a primitive that is not in the graph to its engine."""
     stop: Callable[[QueryRun, str], None]
     """Takes it back if it has not begun."""
+    code: ClientCode
+    """Runs what makes the texts."""
     _kind: PrimitiveKind = field(default=PrimitiveKind.PARTIAL_PREFILLING)
     _trusted: OrderedDict[tuple[str, Growth], bool] = field(default_factory=OrderedDict)
     """By tenant and prompt of a plan: whether the prompt was last seen to grow at its end."""
@@ -112,18 +117,45 @@ class GrowingPrefixes:
 
     def _look(self, run: QueryRun, one: Growing) -> None:
         live = self.holder(run, one.growth.holder)
-        if live is None or live.status.ended:
+        if live is None or live.status.ended or one.looking or one.over:
             return
         outputs = live.outputs or live.early
         ready = _ready(run, one, outputs)
         complete = live.status is Status.EXPANDING and ready == len(outputs)
         if ready < one.seen + max(1, one.seen // STEP) or complete or one.warmup:
             return
+        one.looking = True
+        known = {ref.producer: run.store.read(Ref(ref.producer)) for ref in _reads(one) if ref.producer in run.store}
+        whole = [run.store.read(ref) for ref in outputs[:ready]]
+        first = one.whole is None
+
+        def texts() -> tuple[dict[str, Any], dict[str, Any]]:
+            return self._computed(run, one, known, []) if first else {}, self._computed(run, one, known, whole)
+
+        self.code.run(
+            run.id,
+            texts,
+            lambda made, error: self._looked(run, one, ready, made),
+            short=self._short(run, one, known, whole),
+        )
+
+    def _short(self, run: QueryRun, one: Growing, known: dict[str, Any], outputs: list[Any]) -> bool:
+        calls = (run.calls_of(call.id).get(call.call) for call in one.growth.calls)
+        given = [outputs, known]
+        return all(call is None or runs_on_loop(call, given) for call in calls)
+
+    def _looked(
+        self, run: QueryRun, one: Growing, ready: int, made: tuple[dict[str, Any], dict[str, Any]] | None
+    ) -> None:
+        """What the prompt would be with the outputs that were there."""
+        one.looking = False
+        if one.over or made is None:
+            return
+        variable = one.growth.variable
         if one.whole is None:
-            nothing = self._computed(run, one, []).get(one.growth.variable)
+            nothing = made[0].get(variable)
             one.whole = nothing if isinstance(nothing, str) else ""
-        made = self._computed(run, one, [run.store.read(ref) for ref in outputs[:ready]])
-        whole = made.get(one.growth.variable)
+        whole = made[1].get(variable)
         if not isinstance(whole, str):
             one.over = True
             return
@@ -135,26 +167,22 @@ class GrowingPrefixes:
         grown = len(text) > len(one.text)
         one.seen, one.whole, one.text = ready, whole, text
         if grown and self._trusted.get((run.query.tenant, one.growth)):
-            self._warm(run, one, {**made, one.growth.variable: text + UNKNOWN})
+            self._warm(run, one, {**made[1], variable: text + UNKNOWN})
+        self._look(run, one)
 
-    def _computed(self, run: QueryRun, one: Growing, outputs: list[Any]) -> dict[str, Any]:
+    def _computed(self, run: QueryRun, one: Growing, known: dict[str, Any], outputs: list[Any]) -> dict[str, Any]:
         """The variables of the prompt up to the one that grows, as of now; none of them where that cannot be said."""
+        values = {**known, one.growth.holder: outputs}
         try:
-            return self._values(run, one, outputs)
+            for call in one.growth.calls:
+                if call.id not in values:
+                    given = {key: read_path(values[ref.producer], ref.path) for key, ref in call.inputs}
+                    values[call.id] = self.compute(run, call, given)
+            wanted = {part.variable for part in one.growth.prefilling.prompt[: one.growth.end]}
+            inputs = [(key, ref) for key, ref in one.growth.prefilling.inputs if key in wanted]
+            return {key: read_path(values[ref.producer], ref.path) for key, ref in inputs}
         except Exception:  # a value that is not there yet, or the user's function on less than it will get
             return {}
-
-    def _values(self, run: QueryRun, one: Growing, outputs: list[Any]) -> dict[str, Any]:
-        values: dict[str, Any] = {one.growth.holder: outputs}
-
-        def read(ref: Ref) -> Any:
-            return read_path(values[ref.producer], ref.path) if ref.producer in values else run.store.read(ref)
-
-        for call in one.growth.calls:
-            if call.id not in values:
-                values[call.id] = self.compute(run, call, {key: read(ref) for key, ref in call.inputs})
-        wanted = {part.variable for part in one.growth.prefilling.prompt[: one.growth.end]}
-        return {key: read(ref) for key, ref in one.growth.prefilling.inputs if key in wanted}
 
     def _warm(self, run: QueryRun, one: Growing, made: dict[str, Any]) -> None:
         p = one.growth.prefilling
@@ -174,6 +202,12 @@ def _ready(run: QueryRun, one: Growing, outputs: list[Ref]) -> int:
     while one.ready < len(outputs) and outputs[one.ready].producer in run.store:
         one.ready += 1
     return one.ready
+
+
+def _reads(one: Growing) -> list[Ref]:
+    """What the text is made of, beside the list."""
+    inputs = [ref for call in (*one.growth.calls, one.growth.prefilling) for _, ref in call.inputs]
+    return [ref for ref in inputs if ref.producer != one.growth.holder]
 
 
 def _begins(whole: str, guess: str) -> bool:

@@ -16,6 +16,7 @@ from teola_plugin.graph import (
     growths,
     named,
 )
+from teola_plugin.runtime.client_code import ClientCode
 from teola_plugin.runtime.growing_prefix import TRUSTED, Growing, GrowingPrefixes
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
@@ -36,6 +37,9 @@ class Run:
         self.growing = [Growing(GROWTH)]
         self.store = QueryStore({})
 
+    def calls_of(self, primitive: str) -> dict[str, Any]:
+        return {}
+
 
 class Followed:
     """Prompts that are followed while their lists are made; a text costs what it is made of."""
@@ -49,6 +53,7 @@ class Followed:
             self._compute,
             lambda run, p: self.started.append(p.id),
             lambda run, name: None,
+            ClientCode(here=True),
         )
 
     def _compute(self, run: Any, p: Primitive, given: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teola_plugin.tracer.bounded import bound
-from teola_plugin.tracer.purity import _size, purity
+from teola_plugin.tracer.purity import purity, size
 
 SEPARATOR = "\n"
 
@@ -187,7 +187,7 @@ def test_what_is_made_is_no_larger_than_the_bound(name: str, texts: list[str]) -
     most = 10**9
     found = bound(BOUNDED[name])  # type: ignore[arg-type]
     assert found is not None and found.degree <= 2
-    assert _size(BOUNDED[name](texts), most) <= found.factor * _size(texts, most) ** found.degree
+    assert size(BOUNDED[name](texts), most) <= found.factor * size(texts, most) ** found.degree
 
 
 def test_to_look_for_a_bound_takes_no_long_time_itself() -> None:
