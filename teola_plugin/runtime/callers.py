@@ -41,7 +41,7 @@ class Callers:
     def _call(self, what: str, listener: Callable[..., None], *args: Any) -> bool:
         try:
             listener(*args)
-        except Exception:
+        except (Exception, SystemExit):
             log.exception("engine %s: what listens to the %s of a request raised", self._engine, what)
             return False
         return True

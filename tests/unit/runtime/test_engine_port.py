@@ -30,8 +30,11 @@ ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)
 # ---------------------------------------------------------------- listeners
 
 
+@pytest.mark.parametrize("fault", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("where", ["started", "piece", "ended"])
-def test_a_listener_that_raises_costs_no_slot(where: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_costs_no_slot(
+    where: str, fault: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     async def check() -> None:
         heard, engine = Heard(), Scripted(says("text"), profile=ONE)
         calls = heard.listener()
@@ -39,7 +42,7 @@ def test_a_listener_that_raises_costs_no_slot(where: str, caplog: pytest.LogCapt
 
         def bad(given: RequestEntry, *rest: Any) -> None:
             if given.request.id.startswith("bad"):
-                raise RuntimeError("a listener's fault")
+                raise fault("a listener's fault")
             told_before(given, *rest)
 
         told_before = told[where]
