@@ -12,6 +12,7 @@ from typing import Any
 from differential.cookbook.bench import Bench
 from differential.recording import WAYS, Outcome, Way, observe, plain
 from langchain_core.runnables import Runnable
+from support.books import rows
 
 Chain = Runnable[Any, Any]
 
@@ -35,6 +36,8 @@ class Seen:
     tools: tuple[str, ...]
     wasted: int = 0
     """Early work that nobody asked for, as the traces of the call count it."""
+    rows: tuple[str, ...] = ()
+    """What the pool's store holds afterwards."""
 
 
 def see(bench: Bench, chain: Chain, way: str, given: Any) -> Seen:
@@ -48,7 +51,8 @@ def see(bench: Bench, chain: Chain, way: str, given: Any) -> Seen:
     others = [trace for trace in pool.traces if trace.query_id not in known] if pool is not None else []
     wasted = sum(trace.wasted()[0] for trace in (others or [last]) if trace is not None)  # a batch is several queries
     prompts, texts = bench.ledger.reached
-    return Seen(outcome, prompts, texts, tuple(bench.ledger.tools), wasted)
+    held = tuple(rows(pool.engine("store"))) if pool is not None else ()
+    return Seen(outcome, prompts, texts, tuple(bench.ledger.tools), wasted, held)
 
 
 def differences(before: Seen, after: Seen, way: str = "invoke", *, merged: bool = False) -> list[str]:
@@ -60,6 +64,9 @@ def differences(before: Seen, after: Seen, way: str = "invoke", *, merged: bool 
     found = []
     if anonymous(before.outcome.result) != anonymous(after.outcome.result):
         found.append(f"result: {before.outcome.result}\n   then: {after.outcome.result}")
+    if before.rows != after.rows:
+        gone, new = (sorted({*one} - {*other}) for one, other in ((before.rows, after.rows), (after.rows, before.rows)))
+        found.append(f"stored: missing {gone}, more {new}")
     if before.outcome.failed:
         return found
     old_events, new_events = _anonymous(before.outcome.events), _anonymous(after.outcome.events)

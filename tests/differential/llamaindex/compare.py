@@ -13,6 +13,7 @@ from typing import Any
 from differential.llamaindex.recording import Recorder, plain, recorded
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from support.books import rows
 
 from benchmarks.llamaindex_kits import Kit
 
@@ -30,6 +31,8 @@ class Seen:
     """That reached the embedder."""
     wasted: int = 0
     """Early work that nobody asked for, as the trace of the call counts it."""
+    rows: tuple[str, ...] = ()
+    """What the pool's store holds afterwards."""
 
 
 # ------------------------------------------------------------ ways to call
@@ -144,7 +147,8 @@ def see(kit: Kit, recorder: Recorder, engine: Any, way: str, given: str) -> Seen
     trace = engine.last_trace() if hasattr(engine, "last_trace") else None
     wasted = trace.wasted()[0] if trace else 0
     said = (Counter(some) for some in (recorder.callbacks, recorder.events, recorder.spans))
-    return Seen(result, failed, *said, *kit.ledger.reached, wasted)
+    held = tuple(rows(kit.pool.engine("store"))) if kit.pool is not None else ()
+    return Seen(result, failed, *said, *kit.ledger.reached, wasted, held)
 
 
 def differences(before: Seen, after: Seen, *, merged: bool = False) -> list[str]:
@@ -156,6 +160,9 @@ def differences(before: Seen, after: Seen, *, merged: bool = False) -> list[str]
     found = []
     if anonymous(before.result) != anonymous(after.result):
         found.append(f"result: {before.result}\n  then: {after.result}")
+    if before.rows != after.rows:
+        gone, new = (sorted({*one} - {*other}) for one, other in ((before.rows, after.rows), (after.rows, before.rows)))
+        found.append(f"stored: missing {gone}, more {new}")
     if before.failed:
         return found
     for what in ("callbacks", "events", "spans"):
