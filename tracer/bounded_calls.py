@@ -56,6 +56,8 @@ _SAME = _words("copy keys removeprefix removesuffix values")
 _TEXTS = _words("capitalize casefold lower title upper")
 _STRIPS = _words("lstrip rstrip strip")
 _PARTS = _words("items partition rpartition rsplit split splitlines")
+_SLOW = _STRIPS | _words("rfind rindex rpartition rsplit")
+"""Those that may look at each character for each of the argument."""
 METHODS = _NUMBERS | _SAME | _TEXTS | _STRIPS | _PARTS | _words("format get join replace zfill")
 
 
@@ -117,13 +119,13 @@ def _method(machine: Machine, of: Value, name: str, given: Arguments, named: Nam
     own, others = size_of(of), plus(*map(size_of, (*given, *named.values())))
     text = isinstance(of, (Data, Known)) and (not isinstance(of, Data) or of.text)
     machine.spend(plus(own, others))
+    if name in _SLOW and given and not isinstance(given[0], Known):
+        machine.spend(machine.loops.times(own, others))
     if name in _NUMBERS:
         return SMALL
     if name in _TEXTS:
         return machine.made(scaled(own, 3), text=text)
     if name in _STRIPS:
-        if given and not isinstance(given[0], Known):
-            machine.spend(machine.loops.times(own, others))
         return machine.made(own, text=text)
     if name in _SAME:
         return machine.made(scaled(own, 2), text=text and name.startswith("remove"))
@@ -160,14 +162,15 @@ def _format(machine: Machine, of: Value, given: Arguments, named: Named) -> Valu
     if not isinstance(of, Known) or not isinstance(of.value, str):
         raise Unbounded("the template comes from elsewhere")
     fields = list(string.Formatter().parse(of.value))
-    wide = 0
-    for _, name, spec, _ in fields:
+    wide, quotes = 0, 1
+    for _, name, spec, conversion in fields:
         if name and not name.isidentifier() and not name.isdigit():
             raise Unbounded("a field that looks into a value")
         wide += width(Known(spec or ""))
+        quotes = REPR if conversion in ("r", "a") else quotes
     filled = sum(name is not None for _, name, _, _ in fields)
     sizes = plus(constant(1), *map(quoted, (*given, *named.values())))
-    return machine.made(plus(constant(len(of.value) + wide), scaled(sizes, max(1, filled))), text=True)
+    return machine.made(plus(constant(len(of.value) + wide), scaled(sizes, quotes * max(1, filled))), text=True)
 
 
 def _zfill(machine: Machine, of: Value, given: Arguments, named: Named) -> Value:

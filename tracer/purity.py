@@ -92,7 +92,7 @@ def size(value: Any, most: int) -> int:
         elif kind is int:
             total += 1 + one.bit_length() if one.bit_length() <= _BITS else most + 1
         elif kind in _SINGLE:
-            total += 1
+            total += 2
         elif isinstance(one, _DATA_CLASSES) and _of_framework(kind):
             left += (vars(one), one.__pydantic_extra__)
         elif isinstance(one, str) and _of_framework(kind):

@@ -13,6 +13,7 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from teola_plugin.adapters.calls import check_engine, joined, to_list
 from teola_plugin.adapters.langchain.active import Called, place_of
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.portions import LEAST, Portions
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
 from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.errors import RegistrationError, unknown_name
@@ -85,6 +86,10 @@ class TeolaVectorStore(VectorStore):
 
     def write(self, chunks: Sequence[Chunk]) -> None:
         """Embed chunks and store them. The vectors come here only where they must."""
+        portions = self._portions(chunks)
+        if portions is not None and not portions.known().result():
+            portions.write()
+            return
         texts = [chunk.text for chunk in chunks]
         beside = self._beside()
         vectors = beside.staying(texts).result() if beside else self._embedding.embed_documents(texts)
@@ -92,16 +97,31 @@ class TeolaVectorStore(VectorStore):
 
     async def awrite(self, chunks: Sequence[Chunk]) -> None:
         """`write` in a loop."""
+        portions = self._portions(chunks)
+        if portions is not None and not await _waited(portions.known()):
+            await portions.awrite()
+            return
         texts = [chunk.text for chunk in chunks]
         beside = self._beside()
         await self.ingest(chunks, await (beside.staying(texts) if beside else self._embedding.aembed_documents(texts)))
 
     def _beside(self) -> TeolaEmbeddings | None:
-        """The embeddings, if their engine is in the same shared pool, and nobody has overridden what they do."""
+        """The embeddings, if their engine is in the same shared pool."""
+        return self._own_embeddings() if self.pool.shared else None
+
+    def _own_embeddings(self) -> TeolaEmbeddings | None:
+        """The embeddings, if their engine is in the same pool, and nobody has overridden what they do."""
         own = self._embedding
-        if not isinstance(own, TeolaEmbeddings) or own.pool is not self.pool or not self.pool.shared:
+        if not isinstance(own, TeolaEmbeddings) or own.pool is not self.pool:
             return None
         return own if isinstance(leaf_of(own, {}), EmbeddingLeaf) else None
+
+    def _portions(self, chunks: Sequence[Chunk]) -> Portions | None:
+        """How they are written where a graph runs ahead; None where they are written all at once."""
+        (run, _), own = place_of(self.pool), None if self.pool.shared else self._own_embeddings()
+        if run is None or not run.claims or own is None or len(chunks) <= LEAST:
+            return None
+        return Portions(self, own, chunks)
 
     def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | KeptValue]) -> CallHandle:
         """Write chunks with their vectors, one request each; a row of the same id is replaced."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from teola_plugin.graph import INPUT, Effect, Path, Primitive, PrimitiveKind, Ref, is_impure
 from teola_plugin.passes import Optimised
+from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.tracer.draft import Traced, raises
 
 PERMISSION = Effect("permission")
@@ -36,8 +37,10 @@ class Sure:
         return self._looked_up <= known and not any(self._may_end(step, known) for step in steps)
 
     def _may_end(self, step: Primitive, known: set[Ref]) -> bool:
-        if is_impure(step) or raises(self._calls.get(step.call)):
+        if is_impure(step) or any(raises(self._calls.get(one.call)) for one in (step, *held(step))):
             return True
+        if step.holds_fragment and any(ref.external and ref.path for one in held(step) for ref in one.refs):
+            return True  # keys of an item
         return any(self._may_lack(step, ref) for ref in step.refs if not ref.external and ref not in known)
 
     def _may_lack(self, step: Primitive, ref: Ref) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -23,12 +24,14 @@ from langchain_core.runnables import (
 from langchain_core.tools import tool
 from support.own_leaves import Chat, Ledger, Notes
 
-from teola_plugin import accelerate
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.engines.fake import fake_engines
 
 Chain = Runnable[Any, Any]
 assign = RunnablePassthrough.assign
 QUESTION = {"question": "why"}
-WAYS = ("invoke", "ainvoke", "batch", "abatch")
+WAYS = ("invoke", "ainvoke", "batch", "abatch") if os.environ.get("TEOLA_TEST_LONG") else ("invoke", "ainvoke")
 
 
 def ask(text: str, model: Chain) -> Chain:
@@ -168,6 +171,25 @@ def test_a_prompt_that_cannot_be_filled_in_is_not_passed(way: str) -> None:
     assert plain.failed
     assert observe(accelerate(chain(beside)), way, asked) == plain
     assert beside.calls == alone.calls == {}
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("each", [lambda item: int(item), lambda item: item["none"]])
+def test_what_is_done_with_the_items_of_a_list_is_not_passed(each: Any, way: str) -> None:
+    with EnginePool.local(fake_engines()) as pool:
+
+        def chain(ledger: Ledger) -> Chain:
+            listed = ChatPromptTemplate.from_template("{question}") | ChatTeola(pool=pool) | StrOutputParser()
+            answer = ChatPromptTemplate.from_template("{x}") | ChatTeola(pool=pool)
+            return assign(a=listed | (lambda text: text.split()) | (RunnableLambda(each) | answer).map()) | assign(
+                b=ask("{question}", Chat(ledger=ledger, says="b"))
+            )
+
+        alone, beside = Ledger(), Ledger()
+        plain = observe(chain(alone), way, QUESTION)
+        assert plain.failed
+        assert observe(accelerate(chain(beside), pool=pool), way, QUESTION).result == plain.result
+        assert beside.calls == alone.calls == {}
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -181,7 +182,7 @@ BOUNDED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=200 if os.environ.get("TEOLA_TEST_LONG") else 8, deadline=None)
 @given(texts=st.lists(st.text(max_size=12), max_size=12))
 def test_what_is_made_is_no_larger_than_the_bound(name: str, texts: list[str]) -> None:
     most = 10**9
