@@ -207,10 +207,11 @@ class PgVectorEngine(Administration):
             else:
                 await self._with_connection(self._search, first.collection, work)
         except asyncio.CancelledError:
-            self._fail(work.asked, self._faults.bad("the request was cancelled"))
+            # Only what is still its own: a request that is tried again has the same id.
+            self._fail(list(self._left(work)), self._faults.bad("the request was cancelled"))
             raise
         except Exception as error:
-            await self._broken(work.asked, error)
+            await self._broken(self._left(work), error)
 
     async def _with_connection(
         self, do: Callable[[sql.Connection, str, dict[str, Any]], Awaitable[None]], collection: str, work: _Work
