@@ -48,4 +48,4 @@ def test_a_list_of_2000_items_is_worked_on() -> None:
 
 
 def test_a_list_costs_what_its_length_is() -> None:
-    assert growth(lambda n: run_virtual(searched(n)), 40) < 1.3
+    assert growth(lambda n: run_virtual(searched(n)), 40) < 1.1
