@@ -174,17 +174,21 @@ class Graph:
     def reached(self, bits: Mapping[str, int]) -> dict[str, int]:
         """For each primitive, the bits of all that it waits for, directly or not."""
         above: dict[str, int] = {}
-        for name in [p.id for p in self._order]:
+        parents, bit = self._parents, bits.get
+        for p in self._order:
             mask = 0
-            for parent in self._parents[name]:
-                mask |= above[parent] | bits.get(parent, 0)
-            above[name] = mask
+            for parent in parents[p.id]:
+                mask |= above[parent] | bit(parent, 0)
+            above[p.id] = mask
         return above
 
     def forget_ancestors(self) -> None:
         """Give up sets that grow with the square of the graph; they are made again when they are needed."""
-        for name in ("bits", "above", "ancestors"):
-            self.__dict__.pop(name, None)
+        kept = self.__dict__
+        if "bits" in kept:
+            kept.pop("above", None)
+            kept.pop("ancestors", None)
+            kept.pop("bits", None)
 
     @cached_property
     def external_reads(self) -> frozenset[str]:

@@ -124,8 +124,8 @@ class PassPipeline:
         settled = self._settle(graph, context)
         made = self._inside(settled, context) if self.passes else settled
         for report in made.reports:  # whoever keeps them keeps them long
-            report.before.forget_ancestors()
             report.after.forget_ancestors()
+        graph.forget_ancestors()
         return made
 
     def _inside(self, outer: Optimised, context: PassContext) -> Optimised:

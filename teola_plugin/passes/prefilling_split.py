@@ -91,8 +91,11 @@ class _Sight:
             found = self._busy[engine] = {}
             until: dict[str, float] = {}
             for p in self.graph:
-                parents = self.graph.parents(p.id)
-                found[p.id] = latest = max([until[name] for name in parents], default=0.0)
+                latest = 0.0
+                for name in self.graph.parents(p.id):  # a loop, as in `ready_times`
+                    if until[name] > latest:
+                        latest = until[name]
+                found[p.id] = latest
                 until[p.id] = max(latest, self.ready[p.id]) if p.engine == engine and p.on_engine else latest
         return found
 

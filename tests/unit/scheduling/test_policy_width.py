@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler, TopologyAware
-from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Room, Running, RunningRequest, Slots
+from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Room, Running, Slots
 from teola_plugin.scheduling.events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded, RunBatch
 from teola_plugin.scheduling.fairness import Turn, in_turn
 from teola_plugin.scheduling.objectives import Objective
@@ -58,8 +58,19 @@ def by_the_book(queue: Sequence[QueuedPrimitive], running: Running, slots: Room,
     return picked
 
 
+class Busy(Running):
+    """Work of queries that runs, by the depth of its deepest."""
+
+    def __init__(self, depths: dict[str, int]) -> None:
+        super().__init__()
+        self.depths = depths
+
+    def deepest(self, query: str) -> int:
+        return self.depths.get(query, -1)
+
+
 def made(rng: random.Random) -> tuple[list[QueuedPrimitive], Running]:
-    queue, running = [], Running()
+    queue = []
     apps = {f"q{i}": rng.choice(["a", "b"]) if rng.random() < 0.5 else "a" for i in range(4)}
     for i in range(rng.randrange(1, 12)):
         query = f"q{rng.randrange(4)}"
@@ -69,13 +80,7 @@ def made(rng: random.Random) -> tuple[list[QueuedPrimitive], Running]:
         if rng.random() < 0.3:
             one.requests.popleft()
         queue += [one] if one.requests else []
-    for i in range(rng.randrange(3)):
-        running.add(running_request(f"x{i}", f"q{i}", rng.randrange(5)))
-    return queue, running
-
-
-def running_request(name: str, query: str, depth: int) -> RunningRequest:
-    return RunningRequest(name, query, "p", depth, 10, "0")
+    return queue, Busy({f"q{i}": rng.randrange(5) for i in range(rng.randrange(3))})
 
 
 def test_what_is_picked_is_what_looking_at_everything_picks() -> None:
