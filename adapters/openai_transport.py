@@ -4,7 +4,7 @@ A request goes past the engine, by the client that the object came with, only wh
 of other kinds, to other addresses, or with means of their own (hooks, logins); requests that are too large for it; and
 where something here fails before anything is sent. What became of a request that was taken is told to the client as
 its server and its connection would have told it. What the pool itself says (`QueryTimeout`, `QueryCancelled`,
-`EngineOverloaded`, `EngineUnavailable`) reaches the caller of the object as it is: see `told`.
+`EngineOverloaded`, `EngineUnavailable`) reaches the caller of the object as it is: see `openai_told`.
 
 That package uses `httpx`, or `httpx2` from its version 3 on; whichever it is, it is found through the client's class.
 """
@@ -16,11 +16,12 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Iterator
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from teola_plugin.adapters.openai_relay import DONE, Relay
+from teola_plugin.adapters.openai_told import caught, said
 from teola_plugin.engines import openai_wire as wire
 from teola_plugin.engines.openai_carried import Carried, without_credentials
 from teola_plugin.engines.openai_http import broken_in, refusal_in, unsent
@@ -39,74 +40,7 @@ from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle
 
 log = logging.getLogger("teola_plugin")
-T = TypeVar("T")
-_END = object()
-_capture: ContextVar[bool] = ContextVar("teola_capture", default=False)
-_telling: ContextVar[bool] = ContextVar("teola_telling", default=False)
 _OF_THE_POOL = (QueryError, EngineUnavailable, EngineOverloaded)
-
-
-class Captured(BaseException):
-    """A request that was asked for, in place of its answer. No `Exception`, so that no client retries it."""
-
-    def __init__(self, asked: Generate) -> None:
-        super().__init__()
-        self.asked = asked
-
-
-class Through(BaseException):
-    """An error of the pool on its way through the client. No `Exception`, so that no client retries or wraps it."""
-
-    def __init__(self, error: TeolaError) -> None:
-        super().__init__()
-        self.error = error
-
-
-@contextlib.contextmanager
-def capturing() -> Iterator[None]:
-    """Requests in the body raise `Captured` and are not sent."""
-    token = _capture.set(True)
-    try:
-        yield
-    finally:
-        _capture.reset(token)
-
-
-@contextlib.contextmanager
-def told() -> Iterator[None]:
-    """The body uses a client: what the pool says of its requests is raised as it is, past what the client would do.
-
-    Around whatever of an object's methods sends requests. Outside of it a client is told that the connection broke.
-    """
-    token = _telling.set(True)
-    try:
-        yield
-    except Through as through:
-        raise through.error from through.error.__cause__
-    finally:
-        _telling.reset(token)
-
-
-def told_in(items: Iterator[T]) -> Iterator[T]:
-    """The items, each made inside `told()`."""
-    with contextlib.closing(items):  # type: ignore[type-var]
-        while True:
-            with told():
-                item = next(items, _END)
-            if item is _END:
-                return
-            yield item  # type: ignore[misc]
-
-
-async def atold_in(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """`told_in` in a loop."""
-    async with contextlib.aclosing(items):  # type: ignore[type-var]
-        while True:
-            with told():
-                item = await anext(items, _END)
-            if item is _END:
-                return
-            yield item  # type: ignore[misc]
 
 
 class _Taken(NamedTuple):
@@ -134,8 +68,7 @@ class _Carries:
             if found is None:
                 return None
             asked, body = found
-            if _capture.get():
-                raise Captured(asked)
+            caught(asked)
             run = current_run.get()  # the adapters see to it that it is set, or the terms
             stream = bool(body.get("stream"))
             handle = self._pool.call(PrimitiveKind.PREFILLING, self._engine, [asked], stream=stream, run=run)
@@ -174,8 +107,8 @@ class _Carries:
         if refusal is not None:
             kept = {k: v for k, v in refusal.headers.items() if k.lower() not in ("content-length", "content-encoding")}
             return self._http.Response(refusal.status, headers=kept, content=refusal.content.encode())
-        if _telling.get() and not _broken(error):
-            raise Through(error)
+        if not _broken(error):
+            said(error)
         raise self._as_the_connection(error, request) from error
 
     def _as_the_connection(self, error: TeolaError, request: Any) -> Any:
@@ -220,46 +153,6 @@ def _like(inner: Any) -> dict[str, Any]:
     return {name: getattr(inner, name) for name in names}
 
 
-class _Relay:
-    """Chunks on their way to the client, as the server would have sent them to it alone.
-
-    An engine asks for the usage, which comes in a chunk of its own at the end. For a client that did not ask for it,
-    that chunk is left out, and what else it says about the answer goes to the last of the others.
-    """
-
-    def __init__(self, asked: Generate, body: Mapping[str, Any]) -> None:
-        exact = isinstance(asked.prompt, wire.WirePrompt) and asked.prompt.exact
-        self._as_is = exact or bool((body.get("stream_options") or {}).get("include_usage"))
-        self._held: dict[str, Any] | None = None
-        """A chunk that ends a choice: perhaps the last."""
-
-    def take(self, chunk: str) -> bytes:
-        data = json.loads(chunk)
-        if self._as_is or "choices" not in data:
-            return self.end() + _event(data)
-        data.pop("usage", None)
-        if not data["choices"]:
-            if self._held is not None:
-                self._held = {**data, **self._held}
-            return b""
-        before = self.end()
-        if data["choices"][0].get("finish_reason"):
-            self._held = data
-            return before
-        return before + _event(data)
-
-    def end(self) -> bytes:
-        held, self._held = self._held, None
-        return b"" if held is None else _event(held)
-
-
-def _event(data: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(data)}\n\n".encode()
-
-
-_DONE = b"data: [DONE]\n\n"
-
-
 class Carrier(_Carries):
     @classmethod
     def client(cls, inner: Any, pool: EnginePool, engine: str) -> Any:
@@ -283,7 +176,7 @@ class Carrier(_Carries):
 
     def _stream(self, taken: _Taken, request: Any) -> Any:
         """Waits for the first chunk, so that a refusal is one."""
-        handle, relay = taken.handle, _Relay(taken.asked, taken.body)
+        handle, relay = taken.handle, Relay(taken.asked, taken.body)
         pieces = iter(handle.pieces)
         first = next(pieces, None)
         if first is None:
@@ -296,7 +189,7 @@ class Carrier(_Carries):
                 [value] = handle.result()
                 for chunk in wire.chunks_of(value.response) if first is None else ():
                     yield relay.take(chunk)
-                yield relay.end() + _DONE
+                yield relay.end() + DONE
 
         stream = type("Stream", (self._http.SyncByteStream,), {"__iter__": lambda _: events(), "close": lambda _: None})
         return self._streamed(stream())
@@ -334,7 +227,7 @@ class AsyncCarrier(_Carries):
         return self._whole(value)
 
     async def _stream(self, taken: _Taken, request: Any) -> Any:
-        handle, relay = taken.handle, _Relay(taken.asked, taken.body)
+        handle, relay = taken.handle, Relay(taken.asked, taken.body)
         pieces = aiter(handle.pieces)
         first = await anext(pieces, None)
         if first is None:
@@ -349,7 +242,7 @@ class AsyncCarrier(_Carries):
                 [value] = await handle
                 for chunk in wire.chunks_of(value.response) if first is None else ():
                     yield relay.take(chunk)
-                yield relay.end() + _DONE
+                yield relay.end() + DONE
 
         async def aclose(_: Any) -> None: ...
 

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.config import ensure_config, get_config_list
+from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.ahead import joinable, log_fallback, runs_ahead, shape, submitted
-from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.langchain.active import active_runs, asked_in
-from teola_plugin.adapters.langchain.batches import batches_one_by_one
+from teola_plugin.adapters.langchain.batches import Batches
 from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport
-from teola_plugin.adapters.langchain.live.begun import Begun, BegunBatch, shared_limit, streaming
+from teola_plugin.adapters.langchain.live.begun import Begun
 from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
 from teola_plugin.adapters.langchain.own_models.gates import Gate
-from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, placed
+from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace
 from teola_plugin.adapters.langchain.own_models.routed import Routed
 from teola_plugin.adapters.terms import (
     NO_APP,
-    NOTHING,
     Asked,
     Deadline,
     interrupting,
@@ -35,7 +32,7 @@ from teola_plugin.adapters.terms import (
     standing,
     unplanned,
 )
-from teola_plugin.graph import PrimitiveKind, Query, Terms
+from teola_plugin.graph import PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
@@ -43,7 +40,7 @@ from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.lcel import Traced
 
 
-class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
+class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
     """The original (`.bound`) with a live query beside it.
 
     The original runs unchanged, so results, prompts, types, events and errors are its own. Its pool-backed parts find
@@ -319,133 +316,9 @@ class AcceleratedRunnable(RunnableBindingBase[Any, Any]):
         with begun.beside():
             return await begun.chain.astream_events(input, config, **kwargs)
 
-    # ------------------------------------------------------------ many calls: each input is a query of its own
-
-    def _begin_all(
-        self,
-        inputs: list[Any],
-        configs: Sequence[RunnableConfig],
-        kwargs: Mapping[str, Any],
-        kind: type[Place],
-    ) -> BegunBatch | None:
-        """A live query per input, all at once; None when there is nothing to run ahead."""
-        way = kind if self._routed is not None and self._routed.batches else None
-        if not inputs or (self._pool is None and way is None) or any(_paced(one) for one in configs):
-            return None
-        limit = shared_limit(configs)
-        pairs = zip(inputs, configs, strict=True)
-        return BegunBatch.of([self._begin(given, one, kwargs, way, limit) for given, one in pairs])
-
-    def _one_by_one(self, configs: Sequence[RunnableConfig]) -> AcceleratedRunnable | None:
-        """What is called for each input of a batch: where not all of them may be under way at once, or each has its
-        own time. None where the batch is the original's own."""
-        paced = any(_paced(one) for one in configs)
-        if not paced or self._only_passes(configs) or not batches_one_by_one(self._chain):
-            return None
-        made = self._limited(list(configs), len(configs)).model_copy()
-        made._shadow = None
-        return made
-
-    def _terms_of_all(self, configs: Sequence[RunnableConfig]) -> Terms | None:
-        """Of the original's own batch: what its inputs have in common. The config of each says the rest."""
-        merged = ensure_config(configs[0] if configs else None)
-        asked = asked_in(merged) if all(asked_in(one) == asked_in(configs[0]) for one in configs) else NOTHING
-        return self._original(merged, replace(asked, deadline_s=None)).terms
-
-    def batch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[Any]:
-        configs = get_config_list(config, len(inputs))
-        one = self._one_by_one(configs)
-        if one is not None:
-            return Runnable.batch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
-        begun = self._begin_all(inputs, configs, kwargs, SyncPlace)
-        if begun is None:
-            with joined(None, self._terms_of_all(configs)):
-                return self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-        with placed(*begun.places), streaming(*begun.runs):
-            return begun.chain.batch(
-                inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
-            )
-
-    async def abatch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[Any]:
-        configs = get_config_list(config, len(inputs))
-        one = self._one_by_one(configs)
-        if one is not None:
-            return await Runnable.abatch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
-        begun = self._begin_all(inputs, configs, kwargs, AsyncPlace)
-        if begun is None:
-            with joined(None, self._terms_of_all(configs)):
-                return await self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-        with placed(*begun.places), streaming(*begun.runs):
-            return await begun.chain.abatch(
-                inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
-            )
-
-    def batch_as_completed(
-        self,
-        inputs: Sequence[Any],
-        config: RunnableConfig | Sequence[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> Iterator[tuple[int, Any]]:
-        if self._only_passes(get_config_list(config, len(inputs))):
-            return self._chain.batch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload, no-any-return]
-        one = self._limited(config, len(inputs))
-        return Runnable.batch_as_completed(one, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, call-overload, no-any-return]
-
-    async def abatch_as_completed(
-        self,
-        inputs: Sequence[Any],
-        config: RunnableConfig | Sequence[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> AsyncIterator[tuple[int, Any]]:
-        if self._only_passes(get_config_list(config, len(inputs))):
-            made = self._chain.abatch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
-        else:
-            one = self._limited(config, len(inputs))
-            made = Runnable.abatch_as_completed(one, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
-        async with aclosing(made) as ended:
-            async for done in ended:
-                yield done
-
-    def _only_passes(self, configs: Sequence[RunnableConfig]) -> bool:
-        """Whether the original just runs, whatever the input, and may take its time."""
-        timed = any(asked_in(one).deadline_s is not None for one in configs)
-        return self._pool is None and self._routed is None and not timed
-
-    def _limited(self, config: Any, inputs: int) -> AcceleratedRunnable:
-        """This object for one batch, whose `max_concurrency` bounds the early work of all its inputs together."""
-        limit = shared_limit(get_config_list(config, inputs))
-        if limit is None or self._routed is None:
-            return self
-        made = self.model_copy()
-        made._limit = limit
-        return made
-
 
 class _Terms(NamedTuple):
     """What a call asks for, and the queries that it is made in."""
 
     asked: Asked
     runs: list[Any]
-
-
-def _paced(config: RunnableConfig) -> bool:
-    """Whether an input's query has to begin when the framework comes to it."""
-    return bool(config.get("max_concurrency")) or asked_in(config).deadline_s is not None

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
 from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, standing_in
-from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, atold_in, capturing, told, told_in
+from teola_plugin.adapters.openai_told import Captured, atold_in, capturing, told, told_in
+from teola_plugin.adapters.openai_transport import AsyncCarrier, Carrier
 from teola_plugin.engines.openai_carried import without_credentials
 from teola_plugin.engines.openai_wire import WireGeneration
 from teola_plugin.engines.payloads import Generate, Generation

@@ -17,7 +17,8 @@ from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
-from teola_plugin.adapters.openai_transport import AsyncCarrier, Captured, Carrier, atold_in, capturing, told, told_in
+from teola_plugin.adapters.openai_told import Captured, atold_in, capturing, told, told_in
+from teola_plugin.adapters.openai_transport import AsyncCarrier, Carrier
 from teola_plugin.engines.openai_carried import without_credentials
 from teola_plugin.engines.openai_wire import WireGeneration, joinable
 from teola_plugin.engines.payloads import Generate, Generation
