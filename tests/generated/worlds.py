@@ -94,7 +94,8 @@ class FakeAside:
 
     def __init__(self, store: FakeStore) -> None:
         self._other = FakeStore("aside", store.profile)
-        self._other._collections = store._collections
+        shared = {name: value for name, value in vars(store).items() if name in ("_collections", "_orders")}
+        vars(self._other).update(shared)
 
     async def put(self, collection: str, id: str, text: str) -> None:
         await ingested(self._other, collection, id, text, by="another")
