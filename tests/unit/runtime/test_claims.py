@@ -1,0 +1,260 @@
+"""What the plain object gets of early work, and what it never gets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from teola_plugin.engines.base import Request
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeStore, Faults
+from teola_plugin.engines.payloads import Chunk, EmbedText, Generate, IngestRow, Prompt, SearchVector
+from teola_plugin.errors import EngineError, QueryError
+from teola_plugin.graph import Effect, Graph, Primitive, PrimitiveKind, PromptPart, Query, Ref, Terms, named
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import current_terms
+from teola_plugin.runtime.graph_driver import GraphDriver
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.scheduling.events import Collect
+
+K = PrimitiveKind
+NEEDLE = (1.0, 0.0)
+SEARCH = Primitive("found", K.SEARCHING, "store", named(vectors=Ref("$input")), options=(("collection", "c"), ("k", 4)))
+WRITE = Primitive(
+    "rows",
+    K.INGESTION,
+    "store",
+    named(chunks=Ref("$chunks"), vectors=Ref("$vectors")),
+    batchable=True,
+    effects=(Effect("collection:store/c", writes=True),),
+    options=(("collection", "c"),),
+)
+
+
+class Seen:
+    """A pool of fakes that writes down what its engines are asked for."""
+
+    def __init__(self, *, faults: Faults | None = None) -> None:
+        self.asked: list[Request] = []
+        self.store = FakeStore("store", faults=faults or Faults())
+        self.llm = FakeLLM("llm", faults=faults or Faults())
+        self.embedder = FakeEmbedder("embedder", faults=faults or Faults())
+        for engine in (self.store, self.llm, self.embedder):
+            self._watch(engine)
+        self.pool = EnginePool.local([self.store, self.llm, self.embedder])
+
+    def _watch(self, engine: Any) -> None:
+        execute = engine.execute
+
+        def seen(batch: Any) -> Any:
+            self.asked += batch
+            return execute(batch)
+
+        engine.execute = seen
+
+    def of(self, kind: PrimitiveKind) -> int:
+        return sum(request.kind is kind for request in self.asked)
+
+    def ahead(self, *primitives: Primitive, **inputs: Any) -> QueryRun:
+        given = {"input": NEEDLE, **inputs}
+        graph = Graph(primitives, Ref(primitives[-1].id))
+        return self.pool.runtime.submit(Query(given), graph, {}, ahead=True)
+
+    def put(self, text: str) -> None:
+        """As another process would."""
+        row = IngestRow("c", Chunk("a", text), NEEDLE)
+        self.pool.call(K.INGESTION, "store", [row]).result(5)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        for _ in range(2000):
+            if condition():
+                return
+            threading.Event().wait(0.002)
+        raise AssertionError("it does not come")
+
+
+@pytest.fixture
+def seen() -> Iterator[Seen]:
+    made = Seen()
+    with made.pool:
+        yield made
+
+
+def texts(run: QueryRun) -> list[str]:
+    [hits] = run.call(K.SEARCHING, "store", [SearchVector("c", NEEDLE, 4)]).result(5)
+    return [hit.text for hit in hits]
+
+
+# ---------------------------------------------------------------- searches
+
+
+def test_a_search_is_claimed_while_its_collection_is_what_it_was(seen: Seen) -> None:
+    seen.put("old")
+    run = seen.ahead(SEARCH)
+    seen.wait(lambda: seen.of(K.SEARCHING) == 1)
+    assert texts(run) == texts(run) == ["old"] and seen.of(K.SEARCHING) == 1
+    run.close()
+
+
+def test_a_search_that_was_made_before_a_write_is_made_again(seen: Seen) -> None:
+    seen.put("old")
+    run = seen.ahead(SEARCH)
+    seen.wait(lambda: seen.of(K.SEARCHING) == 1)
+    seen.put("new")
+    assert texts(run) == ["new"] and seen.of(K.SEARCHING) == 2
+    assert texts(run) == ["new"] and seen.of(K.SEARCHING) == 2, "the second may be claimed"
+    run.close()
+
+
+@pytest.mark.parametrize("user_code", [False, True])
+def test_where_the_store_cannot_tell_a_search_is_not_claimed_across_user_code(user_code: bool) -> None:
+    seen = Seen(faults=Faults(no_version=True))
+    opaque = [Primitive("user", K.OPAQUE, inputs=named(value=Ref("$input")))] if user_code else []
+    with seen.pool:
+        run = seen.ahead(*opaque, SEARCH)
+        seen.wait(lambda: seen.of(K.SEARCHING) == 1)
+        texts(run)
+        assert seen.of(K.SEARCHING) == (2 if user_code else 1)
+        run.close()
+
+
+# ---------------------------------------------------------------- writes
+
+
+def test_rows_are_written_when_the_plain_object_comes_to_them_and_once(seen: Seen) -> None:
+    chunks, after = [Chunk("a", "text", {"n": 1})], SEARCH.with_(after=("rows",))
+    run = seen.ahead(WRITE, after, chunks=chunks, vectors=[NEEDLE])
+    threading.Event().wait(0.05)
+    assert seen.asked == [], "the graph waits, and so does what it would search for"
+    run.call(K.INGESTION, "store", [IngestRow("c", chunks[0], NEEDLE)]).result(5)
+    seen.wait(lambda: seen.of(K.SEARCHING) == 1)
+    assert texts(run) == ["text"] and (seen.of(K.INGESTION), seen.of(K.SEARCHING)) == (1, 1)
+    run.close()
+
+
+def test_rows_that_the_plain_object_changed_are_its_own(seen: Seen) -> None:
+    run = seen.ahead(WRITE, chunks=[Chunk("a", "text", {"n": 1})], vectors=[NEEDLE])
+    run.call(K.INGESTION, "store", [IngestRow("c", Chunk("a", "text", {"n": True}), NEEDLE)]).result(5)
+    run.close()
+    [chunk] = seen.pool.admin("store", "get", "c", ["a"]).result(5)
+    assert chunk.metadata == {"n": True} and isinstance(chunk.metadata["n"], bool) and seen.of(K.INGESTION) == 1
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_early_work_that_fails_after_it_was_claimed_is_asked_for_again() -> None:
+    failed = list[str]()
+
+    def first(request: Request) -> bool:
+        failed.append(request.id)
+        return len(set(failed)) == 1
+
+    seen = Seen(faults=Faults(fail_on=first, retryable=False))
+    with seen.pool:
+        run = seen.ahead(Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text"))), text="a")
+        [vector] = run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
+        assert len(vector) and 1 <= seen.of(K.EMBEDDING) <= 2
+        run.close()
+
+
+def test_the_plain_objects_own_failure_is_its_own() -> None:
+    seen = Seen(faults=Faults(fail_on=lambda request: True, retryable=False))
+    with seen.pool:
+        run = seen.ahead(Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text"))), text="a")
+        with pytest.raises(EngineError):
+            run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
+        assert seen.of(K.EMBEDDING) <= 2
+        run.close()
+
+
+def test_what_one_instruction_raises_ends_its_own_query_only(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    perform = GraphDriver._carry_out
+
+    def broken(self: GraphDriver, instruction: Any) -> None:
+        if isinstance(instruction, Collect):
+            raise ZeroDivisionError("ours")
+        perform(self, instruction)
+
+    monkeypatch.setattr(GraphDriver, "_carry_out", broken)
+    each = Graph([Primitive("v", K.EMBEDDING, "embedder", named(texts=Ref("$item")))], Ref("v"))
+    holder = Primitive("each", K.MAP, inputs=named(items=Ref("$items")), fragment=_fragment(each))
+    bad = seen.pool.runtime.submit(Query({"items": ["a", "b"]}), Graph([holder], Ref("each")), {})
+    good = seen.pool.runtime.submit(
+        Query({"text": "a"}),
+        Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text")))], Ref("e")),
+        {},
+    )
+    assert good.output.result(5) is not None
+    with pytest.raises((QueryError, ZeroDivisionError)):
+        bad.output.result(5)
+    assert "please report it" in caplog.text
+
+
+def _fragment(graph: Graph) -> Any:
+    from teola_plugin.graph import Fragment
+
+    return Fragment(graph, graph.output)
+
+
+def test_a_query_that_failed_tells_its_story() -> None:
+    seen = Seen(faults=Faults(fail_on=lambda request: request.kind is K.SEARCHING, retryable=False))
+    with seen.pool:
+        embed = Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text")))
+        search = SEARCH.with_(inputs=named(vectors=Ref("e")))
+        run = seen.pool.runtime.submit(Query({"text": "a"}), Graph([embed, search], Ref("found")), {})
+        with pytest.raises(QueryError) as caught:
+            run.output.result(5)
+    [first, second] = caught.value.story
+    assert first.startswith("e at embedder: done") and second.startswith("found at store: failed")
+
+
+# ---------------------------------------------------------------- terms
+
+
+def test_calls_of_no_query_go_by_their_own_terms_or_those_of_the_context(seen: Seen) -> None:
+    seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("a")], terms=Terms("acme")).result(5)
+    token = current_terms.set(Terms("ambient"))
+    seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("b")]).result(5)
+    current_terms.reset(token)
+    seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("c")]).result(5)
+    assert [request.tenant for request in seen.asked] == ["acme", "ambient", ""]
+
+
+def test_what_goes_on_after_its_query_keeps_its_tenant(seen: Seen) -> None:
+    run = seen.pool.runtime.watch(Query({"input": None}, tenant="acme"))
+    run.close()
+    run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
+    assert [request.tenant for request in seen.asked] == ["acme"]
+
+
+# ---------------------------------------------------------------- memory, others
+
+
+def test_an_open_query_keeps_a_bounded_part_of_what_it_asked_for(seen: Seen) -> None:
+    run = seen.ahead(SEARCH)
+    for number in range(600):
+        run.call(K.PREFILLING, "llm", [Generate(Prompt(text=f"{number}"))]).result(5)
+    works = seen.pool.runtime._driver.engines.works
+    held = works._queries[run.id]
+    assert len(held.by_identity) <= 300 and len(held.open) == 0
+    run.close()
+
+
+def test_a_function_that_does_not_end_holds_up_its_own_query_only(seen: Seen) -> None:
+    over = threading.Event()
+    stuck = Primitive("stuck", K.CALL, inputs=named(value=Ref("$input")), call="stuck")
+    prompt = (PromptPart.var("value"),)
+    behind = Primitive("lead", K.PREFILLING, "llm", named(value=Ref("stuck")), call="lead", prompt=prompt)
+    run = seen.pool.runtime.submit(
+        Query({"input": "a"}), Graph([stuck, behind], Ref("lead")), {"stuck": lambda value: over.wait()}, ahead=True
+    )
+    for number in range(5):
+        seen.pool.call(K.EMBEDDING, "embedder", [EmbedText(str(number))]).result(5)
+    run.call(K.EMBEDDING, "embedder", [EmbedText("its own")]).result(5)
+    over.set()
+    run.close()

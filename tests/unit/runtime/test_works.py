@@ -1,0 +1,220 @@
+"""The table of works: who gets which, and until when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from teola_plugin.engines.base import Request
+from teola_plugin.engines.payloads import (
+    Chunk,
+    EmbedText,
+    Generate,
+    IngestRow,
+    Prompt,
+    Sampling,
+    SearchVector,
+    Version,
+    Warmup,
+)
+from teola_plugin.graph import PrimitiveKind, Terms
+from teola_plugin.runtime.requests import identity
+from teola_plugin.runtime.works import Fingerprint, Identity, Party, Rule, Work, WorkTable, more_urgent, rule_of
+
+ENGINE = Fingerprint("engine")
+EARLY, PLAIN = Party.EARLY, Party.PLAIN
+TERMS = Terms("acme")
+
+
+class Table:
+    """A table, and works in it by name."""
+
+    def __init__(self, kept: int = 256) -> None:
+        self.table = WorkTable(kept)
+        self.count = 0
+
+    def join(self, party: Party, payload: Any, query: str = "q", terms: Terms = TERMS) -> Work:
+        self.count += 1
+        request = Request(f"r{self.count}", PrimitiveKind.EMBEDDING, payload, query=query)
+        known = identity(ENGINE, terms.tenant, payload)
+        work = self.table.join(query, known, party, terms, rule_of(payload), lambda: Work(request, "e", None, "p"))
+        if not (work.rule is Rule.WRITE and party is EARLY):
+            work.made = True
+        return work
+
+    def end(self, work: Work, value: Any = "value", error: BaseException | None = None) -> None:
+        self.table.ended(work, value, error)
+
+
+TEXT = EmbedText("a")
+ASKED = Generate(Prompt(text="a"))
+
+
+def row(text: str = "a", **metadata: Any) -> IngestRow:
+    return IngestRow("c", Chunk("id", text, metadata), (1.0, 0.0))
+
+
+def search(*wanted: tuple[str, Any], k: int = 4) -> SearchVector:
+    return SearchVector("c", (1.0, 0.0), k, wanted)
+
+
+# ---------------------------------------------------------------- identities
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (search(("n", True)), search(("n", 1))),
+        (search(("n", 1)), search(("n", 1.0))),
+        (search(("n", "1")), search(("n", 1))),
+        (search(k=1), SearchVector("c", (1.0, 0.0), 2)),
+        (search(), SearchVector("d", (1.0, 0.0))),
+        (search(), SearchVector("c", (1.0, 1e-3))),
+        (EmbedText("a"), EmbedText("a", "document")),
+        (Generate(Prompt(text="a"), Sampling(seed=1)), Generate(Prompt(text="a"), Sampling(seed=True))),
+        (row(), row("b")),
+        (row(n=1), row(n=True)),
+        (row(n={"deep": [1]}), row(n={"deep": [1.0]})),
+        (row(), row(n=None)),
+    ],
+)
+def test_what_an_engine_tells_apart_has_two_identities(one: Any, other: Any) -> None:
+    found = [identity(ENGINE, "", each) for each in (one, other)]
+    assert None not in found and found[0] != found[1]
+
+
+@pytest.mark.parametrize("payload", [TEXT, ASKED, row(n=1), search(("n", True))])
+def test_equal_payloads_have_one_identity_and_it_is_that_of_a_tenant_and_an_engine(payload: Any) -> None:
+    again = type(payload)(**{name: getattr(payload, name) for name in payload.__dataclass_fields__})
+    assert identity(ENGINE, "acme", payload) == identity(ENGINE, "acme", again)
+    assert identity(ENGINE, "acme", payload) != identity(ENGINE, "other", payload)
+    assert identity(ENGINE, "acme", payload) != identity(Fingerprint("engine", model="m"), "acme", payload)
+
+
+@pytest.mark.parametrize("payload", [Warmup(Prompt(text="a")), SearchVector("c", ("no", "numbers")), row(n={1, 2}), 42])  # type: ignore[arg-type]
+def test_what_cannot_be_compared_has_none(payload: Any) -> None:
+    assert identity(ENGINE, "", payload) is None
+
+
+# ---------------------------------------------------------------- rules
+
+
+def test_pure_work_is_claimed_by_both_any_number_of_times() -> None:
+    made = Table()
+    work = made.join(EARLY, TEXT)
+    assert {made.join(party, TEXT) for party in (PLAIN, PLAIN, EARLY)} == {work}
+    made.end(work)
+    assert made.join(PLAIN, TEXT) is work and work.value == "value"
+
+
+def test_a_generation_is_claimed_once_by_each_party() -> None:
+    made = Table()
+    early = made.join(EARLY, ASKED)
+    assert made.join(PLAIN, ASKED) is early
+    second = made.join(PLAIN, ASKED)
+    assert second is not early, "two calls of one party stay two calls"
+    made.end(second)
+    assert made.join(EARLY, ASKED) is second, "the graph may come later than the plain object"
+    assert made.join(EARLY, ASKED) not in (early, second)
+
+
+def test_a_generation_that_was_given_up_is_no_longer_there_for_the_same_party() -> None:
+    made = Table()
+    work = made.join(PLAIN, ASKED)
+    assert made.table.leave(work, PLAIN), "nobody wants it"
+    assert made.join(PLAIN, ASKED) is not work
+
+
+def test_spare_work_is_claimed_by_the_graph_of_the_part_that_was_chosen() -> None:
+    made = Table()
+    work = made.join(EARLY, ASKED)
+    work.spare = True
+    assert made.join(EARLY, ASKED) is work
+
+
+def test_a_write_that_the_graph_waits_for_is_made_by_the_plain_object_and_once() -> None:
+    made = Table()
+    waits = made.join(EARLY, row())
+    assert not waits.made
+    assert made.join(PLAIN, row("another")) is not waits
+    assert made.join(PLAIN, row()) is waits and waits.made
+    again = made.join(PLAIN, row())
+    assert again is not waits, "the plain object writes once more"
+
+
+def test_the_graph_finds_a_write_that_the_plain_object_has_made_unless_another_came_since() -> None:
+    made = Table()
+    for overwritten in (False, True):
+        work = made.join(PLAIN, row())
+        made.end(work)
+        if overwritten:
+            made.table.overwritten("e", "c")
+        found = made.join(EARLY, row())
+        assert (found is work) is not overwritten
+
+
+def test_nothing_is_shared_across_queries_or_tenants() -> None:
+    made = Table()
+    work = made.join(EARLY, TEXT)
+    assert made.join(PLAIN, TEXT, query="another") is not work
+    assert made.join(PLAIN, TEXT, terms=Terms("another")) is not work
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled", "stale"])
+def test_what_failed_was_cancelled_or_is_stale_is_never_claimed(how: str) -> None:
+    made = Table()
+    work = made.join(EARLY, TEXT)
+    work.cancelled, work.stale = how == "cancelled", how == "stale"
+    if how == "failed":
+        made.end(work, None, ValueError("no"))
+    assert made.join(PLAIN, TEXT) is not work
+
+
+# ---------------------------------------------------------------- terms, memory
+
+
+def test_a_work_goes_by_the_most_urgent_of_its_subscribers() -> None:
+    one, other = (
+        Terms("acme", deadline=5.0, weight=1.0, depth=1),
+        Terms("acme", goal=2.0, weight=3.0, depth=4, gang="g"),
+    )
+    both = more_urgent(one, other)
+    assert (both.deadline, both.goal, both.weight, both.depth, both.gang) == (5.0, 2.0, 3.0, 4, "g")
+    assert more_urgent(one, one) is one
+
+
+def test_a_search_has_the_version_that_it_was_found_at_in_its_identity() -> None:
+    made = Table()
+    work = made.join(EARLY, search())
+    work.found_version = Version("c", 3)
+    made.end(work, ())
+    assert isinstance(work.identity, Identity) and work.identity.version == Version("c", 3)
+    assert made.join(PLAIN, search()) is work, "whether that is still so is asked at the claim"
+
+
+def test_what_the_plain_object_asked_for_is_forgotten_in_time_and_early_work_is_kept() -> None:
+    made = Table(kept=2)
+    early = made.join(EARLY, EmbedText("early"))
+    made.end(early)
+    works = [made.join(PLAIN, EmbedText(str(number))) for number in range(5)]
+    for work in works:
+        made.end(work)
+    assert [work.value for work in works] == [None, None, None, "value", "value"]
+    assert made.join(PLAIN, EmbedText("0")) is not works[0] and made.join(PLAIN, EmbedText("4")) is works[4]
+    assert made.join(PLAIN, EmbedText("early")) is early
+
+
+def test_a_generation_that_both_have_claimed_lets_its_text_go() -> None:
+    made = Table()
+    work = made.join(EARLY, ASKED)
+    made.join(PLAIN, ASKED)
+    made.end(work)
+    assert work.value is None and work.ended
+
+
+def test_of_a_query_that_is_over_nothing_is_left() -> None:
+    made = Table()
+    made.join(EARLY, TEXT)
+    made.table.forget("q")
+    assert len(made.table) == 0 and list(made.table.of("q")) == []
