@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.language_models import BaseLLM
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 
-from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.langchain.active import asked_in
 from teola_plugin.adapters.langchain.live.begun import Begun, BegunBatch, shared_limit, streaming
 from teola_plugin.adapters.langchain.own_models.gates import Gate
 from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, placed
-from teola_plugin.adapters.terms import NOTHING, Asked
-from teola_plugin.graph import Terms
+from teola_plugin.adapters.terms import NOTHING, Asked, interrupting
 from teola_plugin.tracer.lcel_classes import is_pool_backed
 
 _KNOWN = ("langchain_core.", "teola_plugin.")
+_CLASSES = ("Runnable", "RunnableSequence", "RunnableBindingBase", "Batches", "ClaimingLeaf")
+_ONE_BY_ONE = frozenset(f"{cls}.{method}" for cls in _CLASSES for method in ("batch", "abatch"))
+"""Methods of these modules whose events and calls are those of a call for each input."""
 
 
 def batches_one_by_one(chain: Runnable[Any, Any]) -> bool:
-    """Whether nothing in it makes one call of a whole batch: text models do, and maybe classes of the user's own."""
+    """Whether a batch of it is, for all that can be seen, a call for each input.
+
+    Not so: text models, which make one call of all; fallbacks and retries, which try all and then what has failed;
+    classes of the user's own.
+    """
     return all(_one_by_one(node) for node in _inside(chain))
 
 
 def _one_by_one(node: Runnable[Any, Any]) -> bool:
     if is_pool_backed(node):
         return True
-    own = (getattr(type(node), name).__module__ for name in ("batch", "abatch"))
-    return not isinstance(node, BaseLLM) and all(module.startswith(_KNOWN) for module in own)
+    own = (getattr(getattr(type(node), name), "__qualname__", "") for name in ("batch", "abatch"))
+    modules = (getattr(getattr(type(node), name), "__module__", "") for name in ("batch", "abatch"))
+    return all(name in _ONE_BY_ONE for name in own) and all(module.startswith(_KNOWN) for module in modules)
 
 
 def _inside(root: Any) -> Iterator[Runnable[Any, Any]]:
@@ -102,11 +106,11 @@ class Batches:
         made._shadow = None
         return made
 
-    def _terms_of_all(self, configs: Sequence[RunnableConfig]) -> Terms | None:
-        """Of the original's own batch: what its inputs have in common. The config of each says the rest."""
+    def _of_all(self, configs: Sequence[RunnableConfig]) -> Begun:
+        """The original's own batch, on the terms that its inputs have in common. The config of each says the rest."""
         merged = ensure_config(configs[0] if configs else None)
         asked = asked_in(merged) if all(asked_in(one) == asked_in(configs[0]) for one in configs) else NOTHING
-        return self._original(merged, replace(asked, deadline_s=None)).terms
+        return self._original(merged, asked)
 
     def batch(
         self,
@@ -122,7 +126,7 @@ class Batches:
             return Runnable.batch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
         begun = self._begin_all(inputs, configs, kwargs, SyncPlace)
         if begun is None:
-            with joined(None, self._terms_of_all(configs)):
+            with self._of_all(configs).beside():
                 return self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         with placed(*begun.places), streaming(*begun.runs):
             return begun.chain.batch(
@@ -143,8 +147,10 @@ class Batches:
             return await Runnable.abatch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
         begun = self._begin_all(inputs, configs, kwargs, AsyncPlace)
         if begun is None:
-            with joined(None, self._terms_of_all(configs)):
-                return await self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            together = self._of_all(configs)
+            with together.beside():
+                async with interrupting(together.deadline):
+                    return await self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         with placed(*begun.places), streaming(*begun.runs):
             return await begun.chain.abatch(
                 inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from differential.recording import observe
 from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -433,3 +434,25 @@ def test_a_bounded_batch_asks_for_no_more_at_once() -> None:
         given = [{"question": f"cat {i}"} for i in range(8)]
         assert fast.batch(given, {"max_concurrency": 1}) == fast.bound.batch(given, {"max_concurrency": 1})
         assert most == 1
+
+
+@pytest.mark.parametrize("way", ["batch", "abatch"])
+def test_a_bounded_batch_of_another_kind_is_the_originals(way: str, own: EnginePool, seen: Seen) -> None:
+    """Fallbacks try all inputs, then those that have failed: so it stays, on the same terms."""
+    failing = RunnableLambda(lambda x: x["nothing"])
+    answer = ChatPromptTemplate.from_template("{question}") | ChatTeola(pool=own, max_tokens=2)
+    chain = answer | (failing.with_fallbacks([RunnableLambda(lambda x: x.content)]))
+    fast, given = accelerate(chain, app="shop"), [{"question": f"cat {i}"} for i in range(4)]
+
+    def observed(one: Any) -> Any:
+        config: Any = {**ACME, "max_concurrency": 2}
+        return observe(one, way, given[0], **config)
+
+    plain, found = observed(chain), observed(fast)
+    assert (found.result, found.events) == (plain.result, plain.events)
+    assert {(one.tenant, one.app) for one in seen} == {("acme", "default"), ("acme", "shop")}
+    with pytest.raises(QueryTimeout):
+        WAYS[way](accelerate(answer | _slow.with_fallbacks([_slow])), given[0], _late(0.1))
+
+
+_slow: Runnable[Any, Any] = RunnableLambda(lambda x: time.sleep(0.15))
