@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,20 +105,29 @@ def _op(draw: random.Random, number: int, faults: bool, longest: float) -> Op:
 # ------------------------------------------------------------ graphs
 
 
-def _graph(draw: random.Random, ops: tuple[Op, ...]) -> tuple[Graph, dict[str, Callable[..., Any]], dict[str, Any]]:
+Guesses = tuple[Graph, dict[str, Callable[..., Any]], dict[str, Any]]
+
+
+def _graph(draw: random.Random, ops: tuple[Op, ...]) -> Guesses:
     """Most of what the steps ask for, some of it wrong, in an order that is theirs or none."""
+    guesses: list[Op | None] = []
+    for number, op in enumerate(ops):
+        guess = op if draw.random() < 0.85 else _op(draw, number, False, 0.0)
+        wrong = guess.do not in _PRIMITIVES or (guess.do == "observe") != (op.do == "observe")
+        guesses.append(None if wrong or draw.random() < 0.2 else guess)
+    return graph_of(guesses, draw)
+
+
+def graph_of(ops: Sequence[Op | None], draw: random.Random | None = None) -> Guesses:
+    """The graph that asks for them ahead, its callables and its input; `draw` puts some after others."""
     made: list[Primitive] = []
     calls: dict[str, Callable[..., Any]] = {}
     inputs: dict[str, Any] = {}
     for number, op in enumerate(ops):
-        if op.do in ("delete", "clear") or draw.random() < 0.2:
-            continue
-        guess = op if draw.random() < 0.85 else _op(draw, number, False, 0.0)
-        if guess.do not in _PRIMITIVES or (guess.do == "observe") != (op.do == "observe"):
-            continue
-        after = (made[-1].id,) if made and draw.random() < 0.3 else ()
-        inputs[f"i{number}"] = guess.text
-        made += _PRIMITIVES[guess.do](f"p{number}", number, guess, after, inputs, calls)
+        if op is not None:
+            after = (made[-1].id,) if made and draw is not None and draw.random() < 0.3 else ()
+            inputs[f"i{number}"] = op.text
+            made += _PRIMITIVES[op.do](f"p{number}", number, op, after, inputs, calls)
     if not any(primitive.on_engine for primitive in made):
         inputs["i"] = "nothing"
         made.append(Primitive("p", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("i",)))))

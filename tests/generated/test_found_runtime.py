@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 from generated.hunting import KINDS
-from generated.model_cases import question
+from generated.model_cases import COLLECTION, Op, graph_of, payloads, question
 from generated.words import base, run_text
-from generated.worlds import Latency, world_of
+from generated.worlds import Latency, fakes, ingested, world_of
 
 from teola_plugin import accelerate
 from teola_plugin.engines.base import Done, Failed, Request, Result
@@ -101,3 +103,30 @@ def test_max_concurrency_bounds_what_is_on_the_engine(way: str, most: int) -> No
         with (world := world_of([*engines, llm])).pool:
             made(world).batch([{"question": f"q{n}"} for n in range(8)], {"max_concurrency": most})
     assert llm.most <= 2 * most
+
+
+@pytest.mark.parametrize("kind", ["embed", "search", "generate", "put"])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_call_that_is_given_up_ends_whenever_that_is(kind: str, early: bool) -> None:
+    """Also while it is being made, or compared with what was asked for early, which a deletion has made untrue."""
+
+    async def run() -> None:
+        async with EnginePool.on_this_loop(fakes(Latency(7))) as pool:
+            rows_there = [f"a{number}" for number in range(120)]
+            for id in rows_there:
+                await ingested(pool.engine("store"), COLLECTION, id, "apple")
+            for number in range(120):
+                op = Op(kind, f"apple {number}", ("b",) if kind == "put" else ())
+                graph, calls, inputs = graph_of([op] if early else [Op("embed", "another")])
+                live = pool.runtime.submit(Query({"input": inputs}), graph, calls, ahead=True)
+                await asyncio.sleep(number % 20 * 0.0005)  # not there yet, under way, or done
+                aside = asyncio.ensure_future(pool.engine("store").delete(COLLECTION, [rows_there.pop()]))
+                what, engine, asked = payloads(op)
+                handle = live.call(what, engine, asked)
+                asyncio.get_running_loop().call_later(number // 20 * 0.0003, handle.cancel)
+                with contextlib.suppress(TeolaError):
+                    await asyncio.wait_for(asyncio.ensure_future(handle._wait()), 5)
+                live.close()
+                await aside
+
+    run_virtual(run())

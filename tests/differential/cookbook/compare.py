@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from differential.cookbook.bench import Bench
-from differential.recording import WAYS, Outcome, Way, observe, plain
+from differential.recording import _ID, WAYS, Outcome, Way, observe, plain
 from langchain_core.runnables import Runnable
 from support.books import rows
+
+from teola_plugin.pool import EnginePool
 
 Chain = Runnable[Any, Any]
 
@@ -36,8 +38,9 @@ class Seen:
     tools: tuple[str, ...]
     wasted: int = 0
     """Early work that nobody asked for, as the traces of the call count it."""
-    rows: tuple[str, ...] = ()
-    """What the pool's store holds afterwards."""
+    written: frozenset[str] = frozenset()
+    deleted: frozenset[str] = frozenset()
+    """What the pool's store holds afterwards and did not before, and the other way about."""
 
 
 def see(bench: Bench, chain: Chain, way: str, given: Any) -> Seen:
@@ -45,14 +48,19 @@ def see(bench: Bench, chain: Chain, way: str, given: Any) -> Seen:
     bench.kit.fresh()
     bench.ledger.clear()
     pool = bench.kit.pool
+    there = _held(pool)
     known = {trace.query_id for trace in pool.traces} if pool is not None else set()
     outcome = observe(chain, way, copy.deepcopy(given), EVERY[way])  # some steps change their input
     last = chain.last_trace() if hasattr(chain, "last_trace") else None
     others = [trace for trace in pool.traces if trace.query_id not in known] if pool is not None else []
     wasted = sum(trace.wasted()[0] for trace in (others or [last]) if trace is not None)  # a batch is several queries
     prompts, texts = bench.ledger.reached
-    held = tuple(rows(pool.engine("store"))) if pool is not None else ()
-    return Seen(outcome, prompts, texts, tuple(bench.ledger.tools), wasted, held)
+    return Seen(outcome, prompts, texts, tuple(bench.ledger.tools), wasted, _held(pool) - there, there - _held(pool))
+
+
+def _held(pool: EnginePool | None) -> frozenset[str]:
+    """What the pool's store holds, without the ids that are made anew for every row."""
+    return frozenset(_ID.sub("#", row) for row in rows(pool.engine("store"))) if pool is not None else frozenset()
 
 
 def differences(before: Seen, after: Seen, way: str = "invoke", *, merged: bool = False) -> list[str]:
@@ -64,9 +72,9 @@ def differences(before: Seen, after: Seen, way: str = "invoke", *, merged: bool 
     found = []
     if anonymous(before.outcome.result) != anonymous(after.outcome.result):
         found.append(f"result: {before.outcome.result}\n   then: {after.outcome.result}")
-    if before.rows != after.rows:
-        gone, new = (sorted({*one} - {*other}) for one, other in ((before.rows, after.rows), (after.rows, before.rows)))
-        found.append(f"stored: missing {gone}, more {new}")
+    for what in ("written", "deleted"):
+        if (one := getattr(before, what)) != (other := getattr(after, what)):
+            found.append(f"{what}: missing {sorted(one - other)}, more {sorted(other - one)}")
     if before.outcome.failed:
         return found
     old_events, new_events = _anonymous(before.outcome.events), _anonymous(after.outcome.events)
