@@ -168,7 +168,7 @@ class PlainCalls:
         depth, query = 0, driver.query(run) if live else None
         if query is not None:
             # The plain object waits for this very call: nothing of its query is more urgent.
-            depth = max((p.depth for p in query if not p.status.ended), default=0)
+            depth = query.deepest()
             driver.trace.called(run, name, fresh, depth)
         event, known = call_ticket(driver.now(), run, call.kind, name, depth, fresh)
         if known is not None:

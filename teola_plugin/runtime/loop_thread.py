@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextvars import Context, copy_context
 from typing import Any
 
 from teola_plugin.errors import EngineUnavailable
@@ -28,6 +29,7 @@ class LoopThread:
         self.loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._taking = threading.Lock()
+        self._told: list[tuple[Context, Callable[..., Any], tuple[Any, ...]]] = []
         self._stopped = False
         self._ends = False
 
@@ -54,9 +56,29 @@ class LoopThread:
     def tell(self, function: Callable[..., Any], *args: Any) -> bool:
         """`post` for what nobody needs to know on a loop that has ended; whether it will be run."""
         with self._taking:  # what is taken is in the loop's queue before its end is
-            if not self._stopped:
-                self.loop.call_soon_threadsafe(function, *args)
-            return not self._stopped
+            if self._stopped:
+                return False
+            self._told.append((copy_context(), function, args))
+            if len(self._told) == 1:  # the loop is woken once for all that comes until it looks
+                self.loop.call_soon_threadsafe(self._hear)
+            return True
+
+    def _hear(self) -> None:
+        with self._taking:
+            told, self._told = self._told, []
+        told.reverse()
+        try:
+            while told:
+                context, function, args = told.pop()
+                try:
+                    context.run(function, *args)
+                except Exception as error:
+                    self.loop.call_exception_handler({"message": f"{function!r} failed", "exception": error})
+        finally:
+            if told:  # left by SystemExit or KeyboardInterrupt
+                with self._taking:
+                    self._told[:0] = told[::-1]
+                    self.loop.call_soon(self._hear)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Its result. `EngineUnavailable` once the pool is closed, or if it is closed meanwhile."""

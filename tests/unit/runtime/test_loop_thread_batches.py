@@ -1,0 +1,105 @@
+"""What many threads post to the pool's loop: woken once for all that has come, and nothing is lost or changes places."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from teola_plugin.runtime.loop_thread import LoopThread
+
+whose: ContextVar[str] = ContextVar("whose", default="")
+
+
+@pytest.fixture
+def loop() -> Iterator[LoopThread]:
+    made = LoopThread("test-loop")
+    made.start()
+    yield made
+    made.stop()
+
+
+class Held:
+    """Keeps the loop busy until it is left, so that what is posted meanwhile waits."""
+
+    def __init__(self, loop: LoopThread) -> None:
+        self._loop = loop
+        self._busy, self._go = threading.Event(), threading.Event()
+
+    def __enter__(self) -> None:
+        self._loop.post(lambda: (self._busy.set(), self._go.wait(10)))
+        assert self._busy.wait(10)
+
+    def __exit__(self, *_: object) -> None:
+        self._go.set()
+
+
+def settled(loop: LoopThread) -> None:
+    done = threading.Event()
+    loop.post(done.set)
+    assert done.wait(10)
+
+
+def test_the_loop_is_woken_once_for_all_that_comes_meanwhile(loop: LoopThread, monkeypatch: Any) -> None:
+    woken, seen = [], []
+    plain = loop.loop.call_soon_threadsafe
+    with Held(loop):
+        monkeypatch.setattr(loop.loop, "call_soon_threadsafe", lambda *a, **k: (woken.append(a), plain(*a, **k))[1])
+        for i in range(100):
+            loop.post(seen.append, i)
+    settled(loop)
+    assert seen == list(range(100))
+    assert len(woken) <= 2
+
+
+def test_coroutines_and_callbacks_keep_their_order(loop: LoopThread) -> None:
+    seen: list[str] = []
+
+    async def said(what: str) -> None:
+        seen.append(what)
+
+    with Held(loop):
+        first = loop.run(said("a"))
+        loop.post(seen.append, "b")
+        second = loop.run(said("c"))
+    first.result(10), second.result(10)
+    settled(loop)
+    assert sorted(seen) == ["a", "b", "c"] and seen.index("a") < seen.index("c")
+
+
+def test_each_runs_in_the_context_of_who_posted_it(loop: LoopThread) -> None:
+    seen: list[str] = []
+
+    def post(name: str) -> None:
+        whose.set(name)
+        loop.post(lambda: seen.append(whose.get()))
+
+    with Held(loop):
+        threads = [threading.Thread(target=post, args=(name,)) for name in ("a", "b", "c")]
+        for thread in threads:
+            thread.start()
+            thread.join()
+    settled(loop)
+    assert seen == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)], ids=repr)
+def test_one_that_fails_takes_no_other_with_it(
+    loop: LoopThread, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[int] = []
+
+    def fail() -> None:
+        raise error
+
+    with caplog.at_level(logging.CRITICAL + 1), Held(loop):
+        loop.post(seen.append, 1)
+        loop.post(fail)
+        loop.post(seen.append, 2)
+        loop.post(seen.append, 3)
+    settled(loop)
+    assert seen == [1, 2, 3]
