@@ -46,8 +46,8 @@ from teola_plugin.cluster.wire import (
 from teola_plugin.engines.base import Piece, Request
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.runtime.engine_port import EnginePort, PortListener
-from teola_plugin.runtime.request_table import RequestEntry
 from teola_plugin.runtime.watchdog import Patience
+from teola_plugin.runtime.works import Work
 from teola_plugin.scheduling import POLICIES
 from teola_plugin.scheduling.events import CacheUse, DepthChanged, Enqueue
 
@@ -290,10 +290,10 @@ class EngineHost:
         )
 
     @staticmethod
-    def _entry(sender: Client, request: Request, event: Enqueue) -> RequestEntry:
+    def _entry(sender: Client, request: Request, event: Enqueue) -> Work:
         """Ids are unique in one client only; here they get its name before them."""
         mine = replace(request, id=sender.own(request.id), query=sender.own(request.query))
-        entry = RequestEntry(mine, "", None, event.primitive, passed_on=mine.stream)
+        entry = Work(mine, "", None, event.primitive, passed_on=mine.stream)
         sender.hold(request.id, entry, event.app)
         return entry
 
@@ -309,19 +309,19 @@ class EngineHost:
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def _started(self, entry: RequestEntry, instance: str, batch: int) -> None:
+    def _started(self, entry: Work, instance: str, batch: int) -> None:
         sender, request = self.clients.of(entry)
         if sender is not None:
             app = sender.apps.get(entry.request.id, "")
             self._batches.note(batch, instance, sender.id, app, entry.primitive)
             sender.tell(Began(request, instance, batch))
 
-    def _said(self, entry: RequestEntry, piece: Piece) -> None:
+    def _said(self, entry: Work, piece: Piece) -> None:
         sender, request = self.clients.of(entry)
         if sender is not None:
             sender.tell(Said(request, replace(piece, request_id=request)))
 
-    def _ended(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
+    def _ended(self, entry: Work, value: Any, error: BaseException | None) -> None:
         entry.resolve(value, error)
         sender, request = self.clients.of(entry)
         if sender is None:

@@ -34,8 +34,7 @@ from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Primitive
 from teola_plugin.runtime.engine_port import ForwardingPort, PortListener
 from teola_plugin.runtime.prescheduling import Follow
-from teola_plugin.runtime.request_table import PendingCall, RequestEntry, request_id
-from teola_plugin.runtime.works import Party
+from teola_plugin.runtime.works import Party, PendingCall, Work, request_id
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 
@@ -98,7 +97,7 @@ class SharedPort(ForwardingPort):
 
     def enqueue(
         self,
-        entries: Sequence[RequestEntry],
+        entries: Sequence[Work],
         event: Enqueue,
         primitive: Primitive | None = None,
         then: tuple[Follow, ...] = (),
@@ -116,7 +115,7 @@ class SharedPort(ForwardingPort):
         """A follower of that name was announced: news of its requests may come before the graph dispatches it."""
         self._expected[name] = event
 
-    def adopt(self, name: str, entries: Sequence[RequestEntry], event: Enqueue) -> None:
+    def adopt(self, name: str, entries: Sequence[Work], event: Enqueue) -> None:
         """The graph has dispatched the follower: its requests are these entries, in order."""
         announced = self._expected.pop(name, None)
         for entry in entries:
@@ -139,11 +138,11 @@ class SharedPort(ForwardingPort):
             del self._early[request]
         self._link.send(Cancelled((name, *(f"{name}.{n}" for n in range(count)))))
 
-    def holds(self, entry: RequestEntry) -> bool:
+    def holds(self, entry: Work) -> bool:
         """Whether the request has not ended."""
         return entry.request.id in self._waiting
 
-    def cancel(self, entries: Sequence[RequestEntry]) -> None:
+    def cancel(self, entries: Sequence[Work]) -> None:
         for entry in entries:
             entry.cancelled = True
         self._link.send(Cancelled(tuple(entry.request.id for entry in entries)))
@@ -182,7 +181,7 @@ class SharedPort(ForwardingPort):
                 news.value.remake = partial(self._ask, entry.request, held[1])
             self._ended(entry, news)
 
-    def _said(self, entry: RequestEntry, piece: Piece) -> None:
+    def _said(self, entry: Work, piece: Piece) -> None:
         try:
             fresh = entry.fresh(piece)
         except EngineError as differs:  # after its host was lost
@@ -191,7 +190,7 @@ class SharedPort(ForwardingPort):
         else:
             self._listener.piece(entry, fresh)
 
-    def _ended(self, entry: RequestEntry, news: Ended) -> None:
+    def _ended(self, entry: Work, news: Ended) -> None:
         try:
             entry.agree(news.value)
             entry.found_version = news.version
@@ -200,7 +199,7 @@ class SharedPort(ForwardingPort):
         else:
             self._end(entry, news.value, news.error)
 
-    def _end(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
+    def _end(self, entry: Work, value: Any, error: BaseException | None) -> None:
         self._waiting.end(entry.request.id)
         self._adopted.discard(entry.request.id)
         self._listener.ended(entry, value, error)
@@ -216,14 +215,14 @@ class SharedPort(ForwardingPort):
     async def _ask(self, request: Request, event: Enqueue) -> Any:
         """The value of a request that has ended, made again because it was lost. Raises what the engine raises."""
         asked = replace(request, id=request_id(request.query), stays=False)
-        again, future = RequestEntry(asked, self.name, None, event.primitive), Future[list[Any]]()
+        again, future = Work(asked, self.name, None, event.primitive), Future[list[Any]]()
         again.subscribers[Party.PLAIN] = 1
         PendingCall([again], future)
         self.enqueue([again], replace(event, requests=()))
         [value] = await asyncio.wrap_future(future)
         return value
 
-    async def _send_values(self, entry: RequestEntry, event: Enqueue) -> None:
+    async def _send_values(self, entry: Work, event: Enqueue) -> None:
         """A value that the request was to read is lost: it is sent along. What was to follow is forgotten there."""
         self._withdraw()
         try:

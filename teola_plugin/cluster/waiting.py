@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.works import Work
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 
 
@@ -21,17 +21,17 @@ class Waiting:
     """By the requests' ids."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[RequestEntry, _Ticket]] = {}
+        self._entries: dict[str, tuple[Work, _Ticket]] = {}
         self._tickets: dict[tuple[str, str], _Ticket] = {}
         """By query and primitive."""
 
     def __contains__(self, request: str) -> bool:
         return request in self._entries
 
-    def __iter__(self) -> Iterator[tuple[RequestEntry, Enqueue]]:
+    def __iter__(self) -> Iterator[tuple[Work, Enqueue]]:
         return iter([(entry, ticket.event) for entry, ticket in self._entries.values()])
 
-    def add(self, entry: RequestEntry, event: Enqueue) -> None:
+    def add(self, entry: Work, event: Enqueue) -> None:
         key = event.query, event.primitive
         ticket = self._tickets.get(key)
         if ticket is None:
@@ -40,7 +40,7 @@ class Waiting:
         ticket.requests.add(entry.request.id)
         self._entries[entry.request.id] = entry, ticket
 
-    def get(self, request: str) -> tuple[RequestEntry, Enqueue] | None:
+    def get(self, request: str) -> tuple[Work, Enqueue] | None:
         found = self._entries.get(request)
         return (found[0], found[1].event) if found is not None else None
 

@@ -10,7 +10,7 @@ from teola_plugin.engines.base import Piece
 from teola_plugin.runtime.failures import own
 from teola_plugin.runtime.held_requests import Held, HeldRequests
 from teola_plugin.runtime.port import PortListener
-from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.works import Work
 
 log = logging.getLogger("teola_plugin")
 
@@ -21,10 +21,10 @@ class Callers:
     def __init__(self, engine: str, listener: PortListener, held: HeldRequests) -> None:
         self._engine, self._listener, self._held = engine, listener, held
 
-    def started(self, entry: RequestEntry, instance: str, batch: int) -> None:
+    def started(self, entry: Work, instance: str, batch: int) -> None:
         self._call("start", self._listener.started, entry, instance, batch)
 
-    def piece(self, entry: RequestEntry, piece: Piece) -> None:
+    def piece(self, entry: Work, piece: Piece) -> None:
         self._call("pieces", self._listener.piece, entry, piece)
 
     def ended(self, held: Held, value: Any, error: BaseException | None) -> None:
@@ -32,7 +32,7 @@ class Callers:
         if self._held.tell(held):
             self.refused(held.entry, value, error)
 
-    def refused(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
+    def refused(self, entry: Work, value: Any, error: BaseException | None) -> None:
         """`ended` for a request that the port does not hold."""
         error = own(error) if error is not None else None
         if not self._call("end", self._listener.ended, entry, value, error):

@@ -21,8 +21,8 @@ from teola_plugin.runtime.callers import Callers
 from teola_plugin.runtime.held_requests import HeldRequests
 from teola_plugin.runtime.instances import Instances
 from teola_plugin.runtime.port import ForwardingPort, Port, PortListener
-from teola_plugin.runtime.request_table import RequestEntry
 from teola_plugin.runtime.watchdog import Patience
+from teola_plugin.runtime.works import Work
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
 from teola_plugin.scheduling.events import (
     CancelRequests,
@@ -106,7 +106,7 @@ class EnginePort:
 
     # ------------------------------------------------------------ requests
 
-    def enqueue(self, entries: Sequence[RequestEntry], event: Enqueue) -> None:
+    def enqueue(self, entries: Sequence[Work], event: Enqueue) -> None:
         """Queue the requests of one primitive; `event.requests` is filled in here."""
         refused = self._refusal(len(entries))
         if refused is not None:
@@ -118,7 +118,7 @@ class EnginePort:
         if asked:
             self._handle(replace(event, requests=tuple(asked)))
 
-    def _queued(self, entry: RequestEntry) -> QueuedRequest | None:
+    def _queued(self, entry: Work) -> QueuedRequest | None:
         """None for a request of which not even this much can be said: it has failed, and nobody else."""
         try:
             size, blocks = self._measured(entry.request)
@@ -145,11 +145,11 @@ class EnginePort:
             return engine_failures.overloaded(self.name, len(self._held), self._max_queued)
         return None
 
-    def holds(self, entry: RequestEntry) -> bool:
+    def holds(self, entry: Work) -> bool:
         """Whether the request is queued or running here, and has not ended for its caller."""
         return self._held.of(entry) is not None
 
-    def cancel(self, entries: Sequence[RequestEntry]) -> None:
+    def cancel(self, entries: Sequence[Work]) -> None:
         """They end for their callers at once; a running one keeps its slot until its instance has let go of it."""
         for entry in entries:
             entry.cancelled = True

@@ -7,7 +7,7 @@ import copy
 from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTimeout, RequestTooLarge, TeolaError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.works import Work
 from teola_plugin.scheduling.events import End
 
 
@@ -56,7 +56,7 @@ def own(error: BaseException) -> BaseException:
     return made.with_traceback(error.__traceback__)
 
 
-def located(error: BaseException, entry: RequestEntry) -> BaseException:
+def located(error: BaseException, entry: Work) -> BaseException:
     """An engine's error, saying which query and primitive it hit: a copy, if it does not say so already."""
     if not isinstance(error, EngineError) or "primitive" in error.__dict__:
         return error

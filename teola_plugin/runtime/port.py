@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from teola_plugin.engines.base import Piece
 from teola_plugin.graph import Primitive
-from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.works import Work
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class PortListener:
     """Whom a port tells what happened to requests. Called on the pool's loop; what it raises is logged."""
 
-    started: Callable[[RequestEntry, str, int], None]
+    started: Callable[[Work, str, int], None]
     """(entry, instance, batch)"""
-    piece: Callable[[RequestEntry, Piece], None]
-    ended: Callable[[RequestEntry, Any, BaseException | None], None]
+    piece: Callable[[Work, Piece], None]
+    ended: Callable[[Work, Any, BaseException | None], None]
     """(entry, value, error)"""
 
 
@@ -37,16 +37,16 @@ class Port(Protocol):
         """What there is to know of the engine: name, kinds, profile, versions."""
         ...
 
-    def enqueue(self, entries: Sequence[RequestEntry], event: Enqueue) -> None:
+    def enqueue(self, entries: Sequence[Work], event: Enqueue) -> None:
         """Queue the requests of one primitive; `event.requests` need not be filled in. One that cannot be queued fails
         alone, at once."""
         ...
 
-    def holds(self, entry: RequestEntry) -> bool:
+    def holds(self, entry: Work) -> bool:
         """Whether the request is queued or running here, and has not ended for its caller."""
         ...
 
-    def cancel(self, entries: Sequence[RequestEntry]) -> None:
+    def cancel(self, entries: Sequence[Work]) -> None:
         """They end at once for their caller, whenever the engine lets go of them."""
         ...
 
@@ -63,7 +63,7 @@ class ForwardingPort(Port, ABC):
     @abstractmethod
     def enqueue(
         self,
-        entries: Sequence[RequestEntry],
+        entries: Sequence[Work],
         event: Enqueue,
         primitive: Primitive | None = None,
         then: tuple[Follow, ...] = (),
@@ -75,7 +75,7 @@ class ForwardingPort(Port, ABC):
         """A follower of that name is announced, to be queued like this."""
 
     @abstractmethod
-    def adopt(self, name: str, entries: Sequence[RequestEntry], event: Enqueue) -> None:
+    def adopt(self, name: str, entries: Sequence[Work], event: Enqueue) -> None:
         """The graph has dispatched the follower: its requests are these entries, in order."""
 
     @abstractmethod

@@ -24,7 +24,7 @@ from teola_plugin.cluster.shared_port import SharedPort
 from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
 from teola_plugin.engines.base import Engine, Request
 from teola_plugin.runtime.engine_port import PortListener
-from teola_plugin.runtime.request_table import RequestEntry
+from teola_plugin.runtime.works import Work
 from teola_plugin.scheduling.events import Enqueue
 
 
@@ -120,7 +120,7 @@ class _Method:
 class Heard:
     """What a listener was told of one request."""
 
-    entry: RequestEntry
+    entry: Work
     ended: Future[Any] = field(default_factory=Future)
 
 
@@ -169,7 +169,7 @@ class Cluster:
         await made.open()
         return made
 
-    def _ended(self, entry: RequestEntry, value: Any, error: BaseException | None) -> None:
+    def _ended(self, entry: Work, value: Any, error: BaseException | None) -> None:
         future = self._heard[id(entry)].ended
         future.set_result(value) if error is None else future.set_exception(error)
 
@@ -180,7 +180,7 @@ class Cluster:
 
     def listened(self, port: SharedPort, request: Request, event: Enqueue) -> Heard:
         """A request whose end is heard, whoever sends it."""
-        heard = Heard(RequestEntry(request, port.name, None, event.primitive))
+        heard = Heard(Work(request, port.name, None, event.primitive))
         self._heard[id(heard.entry)] = heard
         return heard
 

@@ -11,8 +11,8 @@ from teola_plugin.engines.base import Done, Engine, EngineLoad, Piece, Request, 
 from teola_plugin.engines.payloads import Generate, Generation, Prompt
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.runtime.engine_port import EnginePort, PortListener
-from teola_plugin.runtime.request_table import RequestEntry
 from teola_plugin.runtime.virtual_time import run_virtual
+from teola_plugin.runtime.works import Work
 from teola_plugin.scheduling.events import Enqueue
 
 Script = Callable[[Sequence[Request]], AsyncIterator[Result]]
@@ -115,9 +115,9 @@ def raises(error: BaseException) -> Script:
     return says(then=error)
 
 
-def entry(name: str, payload: Any = None, *, primitive: str = "", stream: bool = False) -> RequestEntry:
+def entry(name: str, payload: Any = None, *, primitive: str = "", stream: bool = False) -> Work:
     made = Request(name, PrimitiveKind.PREFILLING, payload or Generate(Prompt(text=name)), query="q", stream=stream)
-    return RequestEntry(made, "llm", None, primitive or name)
+    return Work(made, "llm", None, primitive or name)
 
 
 def event(name: str, **terms: Any) -> Enqueue:
@@ -136,14 +136,14 @@ class Heard:
     def listener(self) -> PortListener:
         return PortListener(self._started, self._piece, self._ended)
 
-    def _started(self, told: RequestEntry, instance: str, batch: int) -> None:
+    def _started(self, told: Work, instance: str, batch: int) -> None:
         self.started.append((told.request.id, instance))
 
-    def _piece(self, told: RequestEntry, piece: Piece) -> None:
+    def _piece(self, told: Work, piece: Piece) -> None:
         told.add_piece(piece)
         self.pieces[told.request.id] = self.pieces.get(told.request.id, "") + piece.text
 
-    def _ended(self, told: RequestEntry, value: Any, error: BaseException | None) -> None:
+    def _ended(self, told: Work, value: Any, error: BaseException | None) -> None:
         assert told.request.id not in self.ends, "a request ended twice"
         told.resolve(value, error)
         self.ends[told.request.id] = value, error, asyncio.get_running_loop().time()
@@ -165,7 +165,7 @@ def port(engines: Mapping[str, Engine] | Engine, heard: Heard, **more: Any) -> E
     return EnginePort("llm", named, heard.listener(), **more)
 
 
-def ask(one: EnginePort, *names: str, **terms: Any) -> list[RequestEntry]:
+def ask(one: EnginePort, *names: str, **terms: Any) -> list[Work]:
     """Each name a request and a primitive of its own."""
     made = [entry(name) for name in names]
     for each in made:

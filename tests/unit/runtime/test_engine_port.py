@@ -18,8 +18,8 @@ from teola_plugin.graph import Batching, EngineProfile
 from teola_plugin.runtime.engine_port import EnginePort, PortListener
 from teola_plugin.runtime.failures import located, own
 from teola_plugin.runtime.handles import PieceLog
-from teola_plugin.runtime.request_table import RequestEntry
 from teola_plugin.runtime.watchdog import Patience
+from teola_plugin.runtime.works import Work
 from teola_plugin.scheduling.events import DepthChanged
 from teola_plugin.scheduling.objectives import Objective
 
@@ -40,7 +40,7 @@ def test_a_listener_that_raises_costs_no_slot(
         calls = heard.listener()
         told = {name: getattr(calls, name) for name in ("started", "piece", "ended")}
 
-        def bad(given: RequestEntry, *rest: Any) -> None:
+        def bad(given: Work, *rest: Any) -> None:
             if given.request.id.startswith("bad"):
                 raise fault("a listener's fault")
             told_before(given, *rest)

@@ -1,4 +1,4 @@
-"""What many threads post to the pool's loop: woken once for all that has come, and nothing is lost or changes places."""
+"""What many threads post to the pool's loop: one wake serves all that has come; nothing is lost or changes places."""
 
 from __future__ import annotations
 
