@@ -34,7 +34,7 @@ from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Primitive
 from teola_plugin.runtime.engine_port import ForwardingPort, PortListener
 from teola_plugin.runtime.prescheduling import Follow
-from teola_plugin.runtime.works import Party, PendingCall, Work, request_id
+from teola_plugin.runtime.works import PendingCall, Work, request_id
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 
@@ -216,7 +216,7 @@ class SharedPort(ForwardingPort):
         """The value of a request that has ended, made again because it was lost. Raises what the engine raises."""
         asked = replace(request, id=request_id(request.query), stays=False)
         again, future = Work(asked, self.name, None, event.primitive), Future[list[Any]]()
-        again.subscribers[Party.PLAIN] = 1
+        again.plain = 1
         PendingCall([again], future)
         self.enqueue([again], replace(event, requests=()))
         [value] = await asyncio.wrap_future(future)

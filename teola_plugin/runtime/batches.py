@@ -109,14 +109,15 @@ class Batches:
     # ------------------------------------------------------------ one batch
 
     async def _run(self, order: RunBatch, engine: Engine, batch: Batch) -> None:
-        why: BaseException = engine_failures.cancelled(self._engine)
+        why: BaseException | None = None
         try:
             if requests := self._started(order, batch):
                 async for result in engine.execute(requests):
                     self._hear(batch, engine, result)
                     if batch.over:
                         return
-            why = engine_failures.silent(self._engine)
+            if batch.left:
+                why = engine_failures.silent(self._engine)
         except asyncio.CancelledError:
             raise
         except GeneratorExit:  # the loop is gone, and with it everybody who could be told
@@ -149,8 +150,8 @@ class Batches:
             self._callers.started(entry, batch.instance, order.batch)
         return requests
 
-    def _settle(self, batch: Batch, why: BaseException) -> None:
-        """The batch is over: what has not ended in it fails."""
+    def _settle(self, batch: Batch, why: BaseException | None) -> None:
+        """The batch is over: what has not ended in it fails; without a reason it was cancelled."""
         if batch.over:
             return
         batch.over = True
@@ -160,7 +161,7 @@ class Batches:
             if watch := self._watches.get(batch.instance):
                 watch.ended()
         for held in list(batch.left.values()):
-            self._fail(batch, held, why)
+            self._fail(batch, held, why or engine_failures.cancelled(self._engine))
 
     # ------------------------------------------------------------ what an engine says
 

@@ -145,9 +145,20 @@ class EngineWork:
                 stream=True,
                 background=kind is _K.PARTIAL_PREFILLING,
             )
-            return Work(made, port.name, None, primitive, writes_seen=self.writes.version(port.name, payload))
+            return Work(
+                made,
+                port.name,
+                known,
+                primitive,
+                rule,
+                terms,
+                made=False,
+                by=party,
+                writes_seen=self.writes.version(port.name, payload),
+            )
 
-        return self.works.join(run.id, known, party, run.query.terms, rule_of(payload), make)
+        rule, terms = rule_of(payload), run.query.terms
+        return self.works.join(run.id, known, party, terms, rule, make)
 
     def identity(self, port: Port, tenant: str, payload: Any) -> Identity | None:
         """May be asked from any thread."""

@@ -114,7 +114,7 @@ class GraphDriver:
         over = [key for key in run.primitives if key.startswith(f"{name}/")]
         works = [work for key in over for work in run.primitives[key].works]
         for work in works:
-            if not work.wanted_by(Party.PLAIN):
+            if not work.plain:
                 self.trace.settled(run, work)
         for key in over:
             if run.primitives[key].left == 0:
@@ -315,10 +315,10 @@ class GraphDriver:
         for work in works if error is not None else ():
             work.resolve(None, error)
         for work in works:
-            unclaimed = not work.wanted_by(Party.PLAIN)
-            work.subscribers[Party.EARLY] = 0
+            unclaimed = not work.plain
+            work.early = 0
             if error is not None:
-                work.subscribers[Party.PLAIN] = 0
+                work.plain = 0
             self.engines.give_up(work, Party.EARLY)
             if unclaimed and run.ahead and order.outcome == "closed" and not work.cancelled:
                 self.trace.settled(run, work)

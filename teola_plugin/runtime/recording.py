@@ -9,7 +9,7 @@ from teola_plugin.engines.payloads import Generation, Warmed
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.works import Party, Work
+from teola_plugin.runtime.works import Work
 
 SHOWN_REQUESTS = 8
 """Requests of a primitive whose contents a trace shows, where prompts and documents were asked for."""
@@ -82,4 +82,4 @@ def _fate(run: QueryRun, work: Work) -> str:
     if live is None:
         return "wasted"
     helper = live.primitive.kind is PrimitiveKind.PARTIAL_PREFILLING and not live.primitive.tentative
-    return "done" if helper or any(w.wanted_by(Party.PLAIN) for w in live.works) else "wasted"
+    return "done" if helper or any(w.plain for w in live.works) else "wasted"

@@ -44,7 +44,8 @@ class Watchdog:
         if not self._batches:
             self.heard()
         self._batches += 1
-        self._set()
+        if self._timer is None:
+            self._set()
 
     def heard(self) -> None:
         """It gave a result, or a piece of one."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from teola_plugin.engines.base import Piece, Request
 from teola_plugin.engines.payloads import EmbedText, Generate, Generation, IngestRow, ScorePair, SearchVector, Version
@@ -55,6 +55,9 @@ class Rule(Enum):
     __hash__ = object.__hash__
 
 
+_ALONE = {party: frozenset({party}) for party in Party}
+
+
 def rule_of(payload: Any) -> Rule:
     """The sharing rule of a payload's kind."""
     if isinstance(payload, EmbedText | ScorePair | SearchVector):
@@ -64,8 +67,7 @@ def rule_of(payload: Any) -> Rule:
     return Rule.WRITE if isinstance(payload, IngestRow) else Rule.ALONE
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(NamedTuple):
     """What about an engine decides its results."""
 
     engine: str
@@ -76,8 +78,7 @@ class Fingerprint:
     normalisation: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """All that decides a result. Values that Python alone takes as equal (`True`, `1`, `1.0`) differ."""
 
     tenant: str
@@ -125,9 +126,10 @@ class Work:
     """All so far, for readers that come late."""
     logs: list[PieceLog] = field(default_factory=list)
     """Readers of the pieces."""
-    subscribers: dict[Party, int] = field(default_factory=dict)
+    early: int = 0
+    plain: int = 0
     """How many of each party wait for it, or took it."""
-    claimed: set[Party] = field(default_factory=set)
+    claimed: frozenset[Party] = frozenset()
     """The parties that have ever claimed it."""
     by: Party = Party.PLAIN
     """Who asked first."""
@@ -211,7 +213,7 @@ class Work:
             return
         self.ended, self.value, self.error = True, value, error
         if self.identity is not None and self.found_version is not None:
-            self.identity = replace(self.identity, version=self.found_version)
+            self.identity = self.identity._replace(version=self.found_version)
         waiting, self.waiting = self.waiting, []  # no circle of references: large values are freed at once
         for call in waiting:
             call.one_ended(self)
@@ -242,19 +244,24 @@ class Work:
     # ------------------------------------------------------------ subscribers
 
     def subscribe(self, party: Party, terms: Terms) -> None:
-        self.subscribers[party] = self.subscribers.get(party, 0) + 1
-        self.claimed.add(party)
-        self.terms = more_urgent(self.terms, terms)
+        if party is Party.EARLY:
+            self.early += 1
+        else:
+            self.plain += 1
+        if party not in self.claimed:
+            self.claimed = self.claimed | _ALONE[party]
+        if terms is not self.terms:
+            self.terms = more_urgent(self.terms, terms)
 
     def unsubscribe(self, party: Party) -> None:
-        self.subscribers[party] = max(0, self.subscribers.get(party, 0) - 1)
+        if party is Party.EARLY:
+            self.early = max(0, self.early - 1)
+        else:
+            self.plain = max(0, self.plain - 1)
 
     @property
     def wanted(self) -> bool:
-        return any(self.subscribers.values())
-
-    def wanted_by(self, party: Party) -> bool:
-        return bool(self.subscribers.get(party))
+        return self.early > 0 or self.plain > 0
 
 
 def more_urgent(one: Terms, other: Terms) -> Terms:
@@ -355,13 +362,11 @@ class WorkTable:
         self, query: str, identity: Identity | None, party: Party, terms: Terms, rule: Rule, make: Callable[[], Work]
     ) -> Work:
         """The work that `party` of the query gets for this identity, subscribed to: one that is there, if the rule
-        lets it be claimed, or else the one that `make` makes. Who gets one that is not `made` yet has to send it,
-        unless it waits for the other party's write."""
+        lets it be claimed, or else the one that `make` makes for this party. Who gets one that is not `made` yet has
+        to send it, unless it waits for the other party's write."""
         found = self._claimable(query, identity, party, rule)
         if found is None:
             found = make()
-            found.identity, found.rule, found.by, found.terms = identity, rule, party, terms
-            found.made = False
             self._add(query, found)
         found.subscribe(party, terms)
         return found
@@ -447,7 +452,7 @@ class WorkTable:
 
 def asked(identity: Identity) -> Identity:
     """What is asked for, before anybody knows at which version it is found."""
-    return identity if identity.version is None else replace(identity, version=None)
+    return identity if identity.version is None else identity._replace(version=None)
 
 
 def _may_be_asked_again(work: Work) -> bool:

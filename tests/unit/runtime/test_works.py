@@ -38,7 +38,9 @@ class Table:
         self.count += 1
         request = Request(f"r{self.count}", PrimitiveKind.EMBEDDING, payload, query=query)
         known = identity(ENGINE, terms.tenant, payload)
-        work = self.table.join(query, known, party, terms, rule_of(payload), lambda: Work(request, "e", None, "p"))
+        rule = rule_of(payload)
+        new = Work(request, "e", known, "p", rule, terms, made=False, by=party)
+        work = self.table.join(query, known, party, terms, rule, lambda: new)
         if not (work.rule is Rule.WRITE and party is EARLY):
             work.made = True
         return work
