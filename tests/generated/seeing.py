@@ -238,6 +238,8 @@ def _raced_by_failures(way: str) -> tuple[str, ...]:
     """
     if way.endswith("as_completed"):
         return (*_HOW_FAR, "result")
+    if "stream" in way or "transform" in way:
+        return (*_HOW_FAR, "rows", "writes")
     return () if way in ("invoke", "ainvoke") else _HOW_FAR
 
 

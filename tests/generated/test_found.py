@@ -145,3 +145,15 @@ def test_a_model_is_asked_with_the_message_that_a_function_has_changed(way: str,
 def test_a_prompt_has_the_history_that_a_function_has_appended_to(way: str) -> None:
     changed = 'assign(w=did(remember, "and then?"))'
     same(f'assign(a=ask("Say {{question}}")) | {changed} | assign(k=ask("{{history}}", hosted))', way, CHAINS, ASKED)
+
+
+@pytest.mark.parametrize("way", ["batch", "abatch"])
+def test_nothing_is_written_behind_a_step_at_which_another_input_of_the_batch_fails(way: str) -> None:
+    """LangChain takes a batch step by step, with `max_concurrency`, too: the first step that fails is the last."""
+    text = f"""chain = (
+        passthrough | assign(a=ask("Say {{question}}")) | assign(b=ask("Shorten {{question}}"))
+        | does(allow, "And why") | does(put, "b", "text")
+    )
+{ASKED}"""
+    found = compared(CHAINS, Program(0, text, way, {"max_concurrency": 2}))
+    assert not found, found
