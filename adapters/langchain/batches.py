@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -13,52 +13,30 @@ from teola_plugin.adapters.langchain.active import asked_in
 from teola_plugin.adapters.langchain.live.begun import Begun, BegunBatch, shared_limit, streaming
 from teola_plugin.adapters.langchain.own_models.gates import Gate
 from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, placed
-from teola_plugin.adapters.terms import NOTHING, Asked, interrupting
-from teola_plugin.tracer.lcel_classes import is_pool_backed
-
-_KNOWN = ("langchain_core.", "teola_plugin.")
-_CLASSES = ("Runnable", "RunnableSequence", "RunnableBindingBase", "Batches", "ClaimingLeaf")
-_ONE_BY_ONE = frozenset(f"{cls}.{method}" for cls in _CLASSES for method in ("batch", "abatch"))
-"""Methods of these modules whose events and calls are those of a call for each input."""
+from teola_plugin.adapters.terms import NOTHING, Asked, Deadline, interrupting
+from teola_plugin.errors import QueryTimeout
 
 
-def batches_one_by_one(chain: Runnable[Any, Any]) -> bool:
-    """Whether a batch of it is, for all that can be seen, a call for each input.
-
-    Not so: text models, which make one call of all; fallbacks and retries, which try all and then what has failed;
-    classes of the user's own.
-    """
-    return all(_one_by_one(node) for node in _inside(chain))
-
-
-def _one_by_one(node: Runnable[Any, Any]) -> bool:
-    if is_pool_backed(node):
-        return True
-    own = (getattr(getattr(type(node), name), "__qualname__", "") for name in ("batch", "abatch"))
-    modules = (getattr(getattr(type(node), name), "__module__", "") for name in ("batch", "abatch"))
-    return all(name in _ONE_BY_ONE for name in own) and all(module.startswith(_KNOWN) for module in modules)
+def _in_time(made: list[Any], deadline: Deadline | None, return_exceptions: bool) -> list[Any]:
+    """The answers of a batch; `QueryTimeout` in their place where they are late."""
+    if deadline is None or not deadline.passed:
+        return made
+    if not return_exceptions:
+        raise deadline.error()
+    return [one if isinstance(one, Exception) else deadline.error() for one in made]
 
 
-def _inside(root: Any) -> Iterator[Runnable[Any, Any]]:
-    """All Runnables below `root`, through fields and containers; user code is not looked into."""
-    todo, seen = [root], dict[int, Any]()
-    while todo:
-        node = todo.pop()
-        if id(node) in seen:
-            continue
-        seen[id(node)] = node
-        if isinstance(node, Mapping):
-            todo += node.values()
-        elif isinstance(node, list | tuple):
-            todo += node
-        elif isinstance(node, Runnable):
-            yield node
-            todo += vars(node).values()
-
-
-def _paced(config: RunnableConfig) -> bool:
-    """Whether an input's query has to begin when the framework comes to it."""
-    return bool(config.get("max_concurrency")) or asked_in(config).deadline_s is not None
+async def _ain_time(
+    work: Awaitable[list[Any]], deadline: Deadline | None, inputs: int, return_exceptions: bool
+) -> list[Any]:
+    """`_in_time`, interrupted at the deadline."""
+    try:
+        async with interrupting(deadline):
+            return await work
+    except QueryTimeout as error:
+        if not return_exceptions:
+            raise
+        return [error] * inputs
 
 
 class Batches:
@@ -88,23 +66,16 @@ class Batches:
         kwargs: Mapping[str, Any],
         kind: type[Place],
     ) -> BegunBatch | None:
-        """A live query per input, all at once; None when there is nothing to run ahead."""
-        way = kind if self._routed is not None and self._routed.batches else None
-        if not inputs or (self._pool is None and way is None) or any(_paced(one) for one in configs):
-            return None
-        limit = shared_limit(configs)
-        pairs = zip(inputs, configs, strict=True)
-        return BegunBatch.of([self._begin(given, one, kwargs, way, limit) for given, one in pairs])
+        """A live query per input, all at once; None when there is nothing to run ahead.
 
-    def _one_by_one(self, configs: Sequence[RunnableConfig]) -> Any:
-        """What is called for each input of a batch: where not all of them may be under way at once, or each has its
-        own time. None where the batch is the original's own."""
-        paced = any(_paced(one) for one in configs)
-        if not paced or self._only_passes(configs) or not batches_one_by_one(self._chain):
+        Also with `max_concurrency`: the framework takes all inputs through a step before any of them goes on to the
+        next, so early work would put on the engines at once what is to come one by one.
+        """
+        way = kind if self._routed is not None and self._routed.batches else None
+        if not inputs or (self._pool is None and way is None) or any(one.get("max_concurrency") for one in configs):
             return None
-        made: Any = self._limited(list(configs), len(configs)).model_copy()
-        made._shadow = None
-        return made
+        pairs = zip(inputs, configs, strict=True)
+        return BegunBatch.of([self._begin(given, one, kwargs, way) for given, one in pairs])
 
     def _of_all(self, configs: Sequence[RunnableConfig]) -> Begun:
         """The original's own batch, on the terms that its inputs have in common. The config of each says the rest."""
@@ -121,17 +92,17 @@ class Batches:
         **kwargs: Any,
     ) -> list[Any]:
         configs = get_config_list(config, len(inputs))
-        one = self._one_by_one(configs)
-        if one is not None:
-            return Runnable.batch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
         begun = self._begin_all(inputs, configs, kwargs, SyncPlace)
         if begun is None:
-            with self._of_all(configs).beside():
-                return self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            together = self._of_all(configs)
+            with together.beside(checked=False):
+                made = self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            return _in_time(made, together.deadline, return_exceptions)
         with placed(*begun.places), streaming(*begun.runs):
-            return begun.chain.batch(
+            made = begun.chain.batch(
                 inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
             )
+        return _in_time(made, begun.deadline, return_exceptions)
 
     async def abatch(
         self,
@@ -142,19 +113,16 @@ class Batches:
         **kwargs: Any,
     ) -> list[Any]:
         configs = get_config_list(config, len(inputs))
-        one = self._one_by_one(configs)
-        if one is not None:
-            return await Runnable.abatch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
         begun = self._begin_all(inputs, configs, kwargs, AsyncPlace)
         if begun is None:
             together = self._of_all(configs)
-            with together.beside():
-                async with interrupting(together.deadline):
-                    return await self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            with together.beside(checked=False):
+                work = self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+                return await _ain_time(work, together.deadline, len(inputs), return_exceptions)
         with placed(*begun.places), streaming(*begun.runs):
-            return await begun.chain.abatch(
-                inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
-            )
+            told = {**self.kwargs, **kwargs}
+            work = begun.chain.abatch(inputs, begun.configs, return_exceptions=return_exceptions, **told)
+            return await _ain_time(work, begun.deadline, len(inputs), return_exceptions)
 
     def batch_as_completed(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 
 from teola_plugin.engines.base import Request
 from teola_plugin.engines.payloads import IngestRow, SearchVector, Version
-from teola_plugin.errors import QueryTimeout
+from teola_plugin.errors import QueryCancelled, QueryTimeout
 from teola_plugin.graph import PrimitiveKind, Query, Terms
 from teola_plugin.runtime.engine_port import Port
 from teola_plugin.runtime.graph_driver import GraphDriver
@@ -205,8 +205,10 @@ class PlainCalls:
             for number in doubtful:
                 if not await self._still_true(run, call, call.works[number], call.payloads[number].collection):
                     self._search_again(run, call, number, name)
-            if not call.given_up:
-                self._send(run, call, name, live=run.id in self._driver.runs)
+            if call.given_up:
+                self._refuse(call, QueryCancelled("the call was given up.", query_id=run.id, hint="ask again"))
+                return
+            self._send(run, call, name, live=run.id in self._driver.runs)
             self._wait(run, call, name)
         except Exception as error:
             if not call.future.done():

@@ -40,15 +40,16 @@ class Begun(NamedTuple):
             self.place.close()
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """The body runs as part of the query, which ends with it. Raises `QueryTimeout` after a body that is late."""
+    def beside(self, *, checked: bool = True) -> Iterator[None]:
+        """The body runs as part of the query, which ends with it. Raises `QueryTimeout` after a body that is late, if
+        that is `checked`."""
         if self.run is None:
             with joined(None, self.terms):
                 yield
         else:
             with placed(self.place), live(self.run):
                 yield
-        if self.deadline is not None:
+        if self.deadline is not None and checked:
             self.deadline.check()
 
     def items(self, make: Callable[[], Iterator[T]]) -> Iterator[T]:
@@ -94,6 +95,8 @@ class BegunBatch(NamedTuple):
     configs: list[RunnableConfig]
     chain: Runnable[Any, Any]
     places: list[Place | None]
+    deadline: Deadline | None
+    """The first of them."""
 
     @classmethod
     def of(cls, begun: Sequence[Begun]) -> BegunBatch | None:
@@ -104,7 +107,8 @@ class BegunBatch(NamedTuple):
                 one.give_up()
             return None
         chain = next((one.chain for one in begun if one.place is not None), begun[0].chain)
-        return cls(runs, [one.config or {} for one in begun], chain, [one.place for one in begun])
+        first = min((one.deadline for one in begun if one.deadline), key=lambda one: one.at, default=None)
+        return cls(runs, [one.config or {} for one in begun], chain, [one.place for one in begun], first)
 
 
 class streaming:
