@@ -68,14 +68,16 @@ class Batches:
     ) -> BegunBatch | None:
         """A live query per input, all at once; None when there is nothing to run ahead.
 
-        Also with `max_concurrency`: the framework takes all inputs through a step before any of them goes on to the
-        next, so early work would put on the engines at once what is to come one by one.
+        Also on a pool with `max_concurrency`: the framework takes all inputs through a step before any of them goes on,
+        so early work would put on the engines at once what is to come one by one. Early calls of the user's own objects
+        are bounded as the plain ones are.
         """
         way = kind if self._routed is not None and self._routed.batches else None
-        if not inputs or (self._pool is None and way is None) or any(one.get("max_concurrency") for one in configs):
+        limit = shared_limit(configs)
+        if not inputs or (self._pool is None and way is None) or (self._pool is not None and limit is not None):
             return None
         pairs = zip(inputs, configs, strict=True)
-        return BegunBatch.of([self._begin(given, one, kwargs, way) for given, one in pairs])
+        return BegunBatch.of([self._begin(given, one, kwargs, way, limit) for given, one in pairs])
 
     def _of_all(self, configs: Sequence[RunnableConfig]) -> Begun:
         """The original's own batch, on the terms that its inputs have in common. The config of each says the rest."""
