@@ -17,10 +17,11 @@ from teola_plugin.graph import PrimitiveKind, Query, Terms
 from teola_plugin.runtime.engine_port import Port
 from teola_plugin.runtime.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.identities import Identity, Party
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.tickets import call_ticket
-from teola_plugin.runtime.works import Identity, Party, PendingCall, Work, request_id
+from teola_plugin.runtime.works import PendingCall, Work, request_id
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")
@@ -135,7 +136,7 @@ class PlainCalls:
         known = None
         if run.claims:
             known = call.identities[number] if call.identities else None
-            known = known or engines.identity(call.port, run.query.tenant, payload)
+            known = known or engines.identity_of(call.port, run.query.tenant, payload)
         work = engines.join(run, Party.PLAIN, call.port, call.kind, payload, known, name)
         if not work.made and not run.claims:  # nobody can come to read its pieces
             work.request = replace(work.request, stream=call.log is not None)

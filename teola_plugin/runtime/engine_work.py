@@ -17,11 +17,13 @@ from teola_plugin.runtime.client_code import ClientCode
 from teola_plugin.runtime.engine_port import ForwardingPort, Port
 from teola_plugin.runtime.failures import located
 from teola_plugin.runtime.generation_group import Began, Decoded, GenerationGroup, Grown, News, NotNeeded, Prefilled
+from teola_plugin.runtime.identities import Fingerprint, Identity, Party, Rule, fingerprint, identity, rule_of
 from teola_plugin.runtime.prescheduling import PreScheduling
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.recording import RunTrace
 from teola_plugin.runtime.tickets import classed, ticket
-from teola_plugin.runtime.works import Fingerprint, Identity, Party, Rule, Work, WorkTable, request_id, rule_of
+from teola_plugin.runtime.work_table import WorkTable
+from teola_plugin.runtime.works import Work, request_id
 from teola_plugin.runtime.writes import Writes
 from teola_plugin.scheduling.events import Dispatch, Enqueue, Finished, GraphEvent, ItemClosed, Started, Unused
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
@@ -111,7 +113,7 @@ class EngineWork:
         p, fresh = live.primitive, []
         port, name = self._upper.ports[p.engine], run.sent_ahead.get(p.id)
         for number, payload in enumerate(payloads):
-            known = self.identity(port, run.query.tenant, payload)
+            known = self.identity_of(port, run.query.tenant, payload)
             request = f"{name}.{number}" if name else ""
             work = self.join(run, Party.EARLY, port, p.kind, payload, known, p.id, request)
             work.spare = not work.made and p.option(LOOKAHEAD) is not None
@@ -160,12 +162,12 @@ class EngineWork:
         rule, terms = rule_of(payload), run.query.terms
         return self.works.join(run.id, known, party, terms, rule, make)
 
-    def identity(self, port: Port, tenant: str, payload: Any) -> Identity | None:
+    def identity_of(self, port: Port, tenant: str, payload: Any) -> Identity | None:
         """May be asked from any thread."""
         found = self._fingerprints.get(port.name)
         if found is None:
-            found = self._fingerprints[port.name] = requests.fingerprint(port.name, port.engine)
-        return requests.identity(found, tenant, payload)
+            found = self._fingerprints[port.name] = fingerprint(port.name, port.engine)
+        return identity(found, tenant, payload)
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
         p, event = live.primitive, self._ticket(run, live.primitive, live.depth)
@@ -220,6 +222,10 @@ class EngineWork:
                 waiters.remove(name)
             self.give_up(work, Party.EARLY)
         self._upper.trace.done(run, name, "cancelled")
+
+    def settled(self, run: QueryRun, work: Work) -> None:
+        """It is known now what came of work that the plain object did not claim."""
+        self._upper.trace.settled(run, work)
 
     def give_up(self, work: Work, party: Party) -> None:
         """A party does not want it any more: it is stopped with the last that does."""

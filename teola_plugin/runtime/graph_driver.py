@@ -10,23 +10,23 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, is_impure
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import requests
 from teola_plugin.runtime.client_code import ClientCode
+from teola_plugin.runtime.client_values import client_value, computed, runs_user_code
 from teola_plugin.runtime.deadlines import Deadlines
 from teola_plugin.runtime.engine_port import Port
 from teola_plugin.runtime.engine_work import EngineWork
 from teola_plugin.runtime.failures import outcome_error
 from teola_plugin.runtime.fragments import expansion
 from teola_plugin.runtime.growing_prefix import GrowingPrefixes, growing
+from teola_plugin.runtime.query_end import settle, settle_part
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.recording import RunTrace
-from teola_plugin.runtime.works import Party
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.events import (
     Admit,
@@ -67,15 +67,15 @@ class GraphDriver:
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
         self._deadlines = Deadlines(lambda: self.post(Tick(self.now())))
-        self._prefixes = GrowingPrefixes(self._live, _computed, self._start_early, self._stop_early, self.code)
+        self._prefixes = GrowingPrefixes(self._live, computed, self._start_early, self._stop_early, self.code)
         self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
             Dispatch: self.engines.dispatch,
             RunCall: self._run_call,
             Await: self._await,
             Expand: self._expand,
             Collect: self._collect,
-            Release: self._release,
-            Cancel: self._cancel,
+            Release: lambda run, order: run.store.drop(order.producer),
+            Cancel: lambda run, order: self.engines.cancel(run, order.primitive),
             Reprioritise: self._reprioritise,
             End: self._end,
         }
@@ -89,7 +89,7 @@ class GraphDriver:
     def admit(self, run: QueryRun, graph: Graph) -> None:
         self.runs[run.id] = run
         run.growing = growing(graph)
-        run.has_user_code |= _runs_user_code(graph)
+        run.has_user_code |= runs_user_code(graph)
         query = run.query
         self.trace.recorder.begin(run.id, query.app, self.now())
         if query.deadline is not None:
@@ -100,7 +100,7 @@ class GraphDriver:
         """The plain object has come to a part that has an e-graph of its own."""
         if run.id in self.runs:
             run.parts[name] = calls
-            run.has_user_code |= _runs_user_code(graph)
+            run.has_user_code |= runs_user_code(graph)
             run.store.put(f"${name}", value)
             self.post(PartBegun(self.now(), run.id, name, graph, f"${name}"))
 
@@ -111,15 +111,7 @@ class GraphDriver:
         self.post(PartEnded(self.now(), run.id, name))
         run.store.drop(f"${name}")
         run.parts.pop(name, None)
-        over = [key for key in run.primitives if key.startswith(f"{name}/")]
-        works = [work for key in over for work in run.primitives[key].works]
-        for work in works:
-            if not work.plain:
-                self.trace.settled(run, work)
-        for key in over:
-            if run.primitives[key].left == 0:
-                del run.primitives[key]
-        self.engines.works.discard(run.id, works)
+        settle_part(run, name, self.engines)
 
     def query(self, run: QueryRun) -> LiveQuery | None:
         """What the scheduler knows of it."""
@@ -207,7 +199,7 @@ class GraphDriver:
             return
         self.code.run(
             run.id,
-            lambda: _client_value(run, p, inputs),
+            lambda: client_value(run, p, inputs),
             lambda value, error: self._called(run, p, value, error),
             short=p.kind is not PrimitiveKind.CHUNKING and not requests.needs_client(p, inputs, run.calls_of(p.id)),
         )
@@ -273,16 +265,10 @@ class GraphDriver:
 
     # ------------------------------------------------------------ ends
 
-    def _release(self, run: QueryRun, order: Release) -> None:
-        run.store.drop(order.producer)
-
     def _reprioritise(self, run: QueryRun, order: Reprioritise) -> None:
         event = DepthChanged(self.now(), run.id, order.depths)
         for port in self.ports.values():
             port.depths(event)
-
-    def _cancel(self, run: QueryRun, order: Cancel) -> None:
-        self.engines.cancel(run, order.primitive)
 
     def withdraw_all(self) -> None:
         """Followers that were sent along may never come: what the graph comes to is sent anew."""
@@ -293,12 +279,11 @@ class GraphDriver:
         del self.runs[run.id]
         if run.query.deadline is not None:
             self._deadlines.drop(run.query.deadline)
-        works = list(self.engines.works.of(run.id))
         error = outcome_error(run, order)
         if isinstance(error, QueryError):
             error.story = self.trace.recorder.story(run.id)
         try:
-            self._settle(run, order, works, error)
+            settle(run, order.outcome, error, self.engines)
         finally:
             trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome)
             if not run.output.done():
@@ -309,33 +294,3 @@ class GraphDriver:
             self.engines.works.forget(run.id)
             run.over()
             run.trace.set_result(trace)
-
-    def _settle(self, run: QueryRun, order: End, works: list[Any], error: BaseException | None) -> None:
-        """Nobody waits for its works any more but who has claimed them."""
-        for work in works if error is not None else ():
-            work.resolve(None, error)
-        for work in works:
-            unclaimed = not work.plain
-            work.early = 0
-            if error is not None:
-                work.plain = 0
-            self.engines.give_up(work, Party.EARLY)
-            if unclaimed and run.ahead and order.outcome == "closed" and not work.cancelled:
-                self.trace.settled(run, work)
-        self.engines.ahead.withdraw(run)
-
-
-@lru_cache(maxsize=256)
-def _runs_user_code(graph: Graph) -> bool:
-    return any(is_impure(p) for p in graph)
-
-
-def _computed(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
-    if p.call == "concat":
-        return [item for part in inputs.values() for item in part]
-    function = run.calls_of(p.id).get(p.call)
-    return inputs if function is None else function(**inputs)
-
-
-def _client_value(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
-    return inputs["actual"] if p.kind is PrimitiveKind.VERIFY else _computed(run, p, inputs)

@@ -222,7 +222,7 @@ class LocalRuntime:
         given, log = list(payloads), PieceLog() if stream else None
         call = Call(kind, port, given, (), _terms_of(run, terms), future, log, stays)
         if run is not None and run.claims and not run.closed:
-            call.identities = [self._driver.engines.identity(port, run.query.tenant, one) for one in given]
+            call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         self.loop.post(self._calls.join, run, call)
         return CallHandle(
             future, pieces=log, cancel=lambda: self.loop.tell(self._calls.give_up, call), owner=self.loop.ident

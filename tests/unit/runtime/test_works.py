@@ -19,8 +19,9 @@ from teola_plugin.engines.payloads import (
     Warmup,
 )
 from teola_plugin.graph import PrimitiveKind, Terms
-from teola_plugin.runtime.requests import identity
-from teola_plugin.runtime.works import Fingerprint, Identity, Party, Rule, Work, WorkTable, more_urgent, rule_of
+from teola_plugin.runtime.identities import Fingerprint, Identity, Party, Rule, identity, rule_of
+from teola_plugin.runtime.work_table import WorkTable
+from teola_plugin.runtime.works import Work, more_urgent
 
 ENGINE = Fingerprint("engine")
 EARLY, PLAIN = Party.EARLY, Party.PLAIN
