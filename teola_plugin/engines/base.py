@@ -35,6 +35,22 @@ class Request:
     objective: str = "latency"
     """What is wanted of it: `latency`, `throughput` or `spare`."""
 
+    def admitted(self, priority: int, depth: int, objective: str) -> Request:
+        """As it goes to its engine. (`dataclasses.replace` takes five times as long, and this is done for each.)"""
+        return Request(
+            self.id,
+            self.kind,
+            self.payload,
+            self.query,
+            self.tenant,
+            priority,
+            self.stream,
+            self.background,
+            self.stays,
+            depth,
+            objective,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

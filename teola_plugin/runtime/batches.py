@@ -145,7 +145,7 @@ class Batches:
                 self._let_go(batch, held)
                 continue
             entry = held.entry
-            entry.request = replace(entry.request, priority=number, depth=depth, objective=objective.value)
+            entry.request = entry.request.admitted(number, depth, objective.value)
             requests.append(entry.request if name == entry.request.id else replace(entry.request, id=name))
             self._callers.started(entry, batch.instance, order.batch)
         return requests

@@ -224,7 +224,10 @@ class PlainCalls:
         call.works[number] = self._claimed(run, call, number, name) if live else self._own(run, call, payload, name)
 
     async def _still_true(self, run: QueryRun, call: Call, work: Work, collection: str) -> bool:
-        current = await self._version(call.port, collection)
+        try:
+            current = await self._version(call.port, collection)
+        except Exception:  # the search itself will tell
+            return False
         if not work.ended:
             await _end_of(work)
         if work.failed or work.cancelled:

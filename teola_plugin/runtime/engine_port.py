@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine, Request
@@ -116,7 +115,7 @@ class EnginePort:
             return
         asked = [queued for entry in entries if (queued := self._queued(entry)) is not None]
         if asked:
-            self._handle(replace(event, requests=tuple(asked)))
+            self._handle(event.holding(tuple(asked)))
 
     def _queued(self, entry: Work) -> QueuedRequest | None:
         """None for a request of which not even this much can be said: it has failed, and nobody else."""

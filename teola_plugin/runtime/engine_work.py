@@ -39,8 +39,7 @@ class Upper(Protocol):
     trace: RunTrace
     code: ClientCode
 
-    @staticmethod
-    def now() -> float: ...
+    def now(self) -> float: ...
 
     def post(self, event: GraphEvent) -> None: ...
 

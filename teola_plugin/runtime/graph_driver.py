@@ -59,6 +59,7 @@ class GraphDriver:
 
     def __init__(self, recorder: TraceRecorder, *, threads: bool) -> None:
         self.scheduler = GraphScheduler()
+        self._clock: Callable[[], float] | None = None
         self.ports: Mapping[str, Port] = {}
         self.runs: dict[str, QueryRun] = {}
         self.trace = RunTrace(recorder, self.now)
@@ -80,9 +81,11 @@ class GraphDriver:
             End: self._end,
         }
 
-    @staticmethod
-    def now() -> float:
-        return asyncio.get_running_loop().time()
+    def now(self) -> float:
+        """On the runtime's clock. To be asked on its loop, which stays the same."""
+        if self._clock is None:
+            self._clock = asyncio.get_running_loop().time
+        return self._clock()
 
     # ------------------------------------------------------------ queries and their parts
 

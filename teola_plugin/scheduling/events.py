@@ -238,6 +238,11 @@ class Enqueue(Event):
     """Primitives whose values are put together: apart, where they share no prefix, they are done sooner."""
     objective: Objective = Objective.LATENCY
 
+    def holding(self, requests: tuple[QueuedRequest, ...]) -> Enqueue:
+        """The same with these requests. (`dataclasses.replace` takes five times as long.)"""
+        about = (self.depth, self.app, self.weight, self.session, self.when_idle, self.gang, self.objective)
+        return Enqueue(self.at, self.query, self.primitive, self.kind, requests, *about)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestsEnded(Event):
