@@ -12,6 +12,7 @@ from support.scripted_llm import ScriptedLLM
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.client_code import ClientCode
 
 _names = (f"collection{i}" for i in itertools.count())
 
@@ -76,3 +77,15 @@ def loop_of_the_thread() -> Iterator[None]:
 def scripted(llm: ScriptedLLM) -> None:
     """The engine says what `reply` says."""
     llm.answer = reply
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of the client runs as soon as its inputs are there. On threads, with engines that take no time, the plain
+    object may be the first to ask, and then nothing can be said of what the graph asks for."""
+    run = ClientCode.run
+
+    def short(self: ClientCode, query: str, function: Any, then: Any, *, short: bool = False) -> None:
+        run(self, query, function, then, short=True)
+
+    monkeypatch.setattr(ClientCode, "run", short)

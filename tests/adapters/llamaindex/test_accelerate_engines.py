@@ -29,7 +29,7 @@ from teola_plugin.engines.payloads import Generate
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 
-pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted")
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "at_once")
 ASKED = "what is there"
 
 

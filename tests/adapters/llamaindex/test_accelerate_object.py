@@ -36,7 +36,7 @@ from teola_plugin.engines.fake import FakeEmbedder
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.pool import EnginePool
 
-pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted")
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "at_once")
 ASKED = "what is there"
 
 
