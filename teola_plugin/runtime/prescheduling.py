@@ -92,6 +92,8 @@ class PreScheduling:
         p = live.primitive
         if p.kind not in FOLLOWING or p.call or p.option("wrapped") or p.tentative:
             return False
+        if p.kind is _K.INGESTION and run.ahead:  # rows wait for the plain object
+            return False
         if live.status is not Status.WAITING or live.waits != {before.id} or live.id in run.sent_ahead:
             return False
         return all(ref.producer == before.id or ref.producer in run.store for _, ref in p.inputs)

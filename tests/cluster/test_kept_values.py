@@ -126,6 +126,22 @@ def test_vectors_of_a_graph_go_to_the_store(shared: EnginePool, collection: str,
     assert found(shared, collection) == [TEXTS[5]]
 
 
+def test_rows_wait_for_the_plain_object(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+    """Their vectors are made early and stay where they are made; the rows are sent when the plain object sends them."""
+    run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, ahead=True)
+    asked = [EmbedText(text, "document") for text in TEXTS]
+    made = shared.call(K.EMBEDDING, "wide", asked, stays=True, run=run).result(60)
+    assert all(isinstance(vector, KeptValue) for vector in made)
+    time.sleep(0.3)
+    assert shared.admin("store", "count", collection).result(10) == 0
+    rows = [IngestRow(collection, chunk, vector) for chunk, vector in zip(CHUNKS, made, strict=True)]
+    run.call(K.INGESTION, "store", rows).result(60)
+    assert shared.admin("store", "count", collection).result(10) == len(CHUNKS)
+    run.close()
+    trace = run.trace.result(10)
+    assert trace is not None and [span.outcome for span in trace.spans if span.primitive == "store"] == ["done"]
+
+
 def test_documents_added_to_a_store(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     store = TeolaVectorStore(pool=shared, embedding=TeolaEmbeddings(pool=shared, engine="wide"), collection=collection)
     with freed():
