@@ -12,7 +12,7 @@ from typing import Any
 
 from teola_plugin.engines.base import Request
 from teola_plugin.engines.payloads import IngestRow, SearchVector, Version
-from teola_plugin.errors import QueryCancelled, QueryTimeout
+from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout
 from teola_plugin.graph import PrimitiveKind, Query, Terms
 from teola_plugin.runtime.engine_port import Port
 from teola_plugin.runtime.graph_driver import GraphDriver
@@ -148,8 +148,7 @@ class PlainCalls:
     def _own(run: QueryRun, call: Call, payload: Any, name: str) -> Work:
         """Of no live query."""
         terms, streamed = run.query.terms, call.log is not None
-        name_of_request = request_id(run.id)
-        request = Request(name_of_request, call.kind, payload, query=run.id, tenant=terms.tenant, stream=streamed)
+        request = Request(request_id(run.id), call.kind, payload, query=run.id, tenant=terms.tenant, stream=streamed)
         work = Work(request, call.port.name, None, name, terms=terms, made=False)
         work.subscribe(Party.PLAIN, terms)
         if call.log is not None:
@@ -206,8 +205,11 @@ class PlainCalls:
             for number in doubtful:
                 if not await self._still_true(run, call, call.works[number], call.payloads[number].collection):
                     self._search_again(run, call, number, name)
+            over: QueryError | None = run.late
             if call.given_up:
-                self._refuse(call, QueryCancelled("the call was given up.", query_id=run.id, hint="ask again"))
+                over = QueryCancelled("the call was given up.", query_id=run.id, hint="ask again")
+            if over is not None:
+                self._refuse(call, over)
                 return
             self._send(run, call, name, live=run.id in self._driver.runs)
             self._wait(run, call, name)
