@@ -11,7 +11,7 @@ from generated.postgres import stage
 from generated.write_programs import program, tree
 
 
-@pytest.mark.parametrize("first", range(FIRST, FIRST + 40, 10))
+@pytest.mark.parametrize("first", range(FIRST, FIRST + 20, 10))
 def test_writes_and_searches_are_the_plain_objects(first: int) -> None:
     assert not (report := differing(KINDS["writes"], range(first, first + 10))), report
 
