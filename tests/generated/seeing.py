@@ -231,15 +231,16 @@ def _listed(some: Iterable[str]) -> str:
 _HOW_FAR = ("events", "asked", "reached", "done")
 
 
-def _raced_by_failures(way: str) -> tuple[str, ...]:
+def _raced_by_failures(way: str, *, both: bool) -> tuple[str, ...]:
     """Aspects that are a race once something has failed, by how far the rest of a stream or of a batch got.
 
-    (A stream that fails ends for one of its readers with the error, and for the others as if it were complete.)
+    A stream that fails ends for one of its readers with the error, and for the others as if it were complete: so the
+    error that is raised may be that of a reader that misses something. `both`: plain and accelerated have failed.
     """
     if way.endswith("as_completed"):
         return (*_HOW_FAR, "result")
     if "stream" in way or "transform" in way:
-        return (*_HOW_FAR, "rows", "writes")
+        return (*_HOW_FAR, "rows", "writes", *(("result",) if both else ()))
     return () if way in ("invoke", "ainvoke") else _HOW_FAR
 
 
@@ -264,13 +265,15 @@ def compared(stage: Stage, program: Program) -> dict[str, str]:
     latency = Latency(program.seed)
     before = stage.see(program, latency, fast=False)
     spare = before.books.struck > 0 or program.options.get("speculate") == "all"
-    found = differences(before, stage.see(program, latency, fast=True), spare=spare)
+    after = stage.see(program, latency, fast=True)
+    found = differences(before, after, spare=spare)
     if before.failed:
-        found = {aspect: text for aspect, text in found.items() if aspect not in _raced_by_failures(program.way)}
+        raced = _raced_by_failures(program.way, both=after.failed)
+        found = {aspect: text for aspect, text in found.items() if aspect not in raced}
     for seed, scale, at_once in CONTROLS if found else ():
         again = stage.see(program, Latency(program.seed + seed, scale, at_once), fast=False)
-        raced = differences(before, again, early=False)
-        found = {aspect: text for aspect, text in found.items() if aspect not in raced}
+        unsteady = differences(before, again, early=False)
+        found = {aspect: text for aspect, text in found.items() if aspect not in unsteady}
         if not found:
             break
     return found
