@@ -209,7 +209,7 @@ def _every_leaf_ahead() -> None:
     """Models and retrievers are called as soon as their input is known, even if the plain object is there as soon."""
     wrapped = _module("own_models.wrapped")
     _module("own_models.sites")._STATEFUL = ()
-    _module("own_models.routed").gained = lambda optimised, alike: frozenset(
+    _module("own_models.routed").gained = lambda optimised, alike, *rest: frozenset(
         q.option("wrapped")
         for p in optimised.graph
         for q in wrapped.held(p)
