@@ -186,6 +186,7 @@ class PlainCalls:
         """
         if lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up or (call.log and lost.pieces):
             return None
+        lost.unsubscribe(Party.PLAIN)  # so it counts as wasted
         number = next(i for i, work in enumerate(call.works) if work is lost)
         work = call.works[number] = self._claimed(run, call, number, name)
         self._send(run, call, name, live=True)

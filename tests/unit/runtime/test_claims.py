@@ -158,6 +158,8 @@ def test_early_work_that_fails_after_it_was_claimed_is_asked_for_again() -> None
         [vector] = run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
         assert len(vector) and 1 <= seen.of(K.EMBEDDING) <= 2
         run.close()
+        trace = run.trace.result(5)
+        assert trace is not None and trace.wasted()[0] == seen.of(K.EMBEDDING) - 1, "what was made twice is counted"
 
 
 def test_the_plain_objects_own_failure_is_its_own() -> None:
