@@ -253,15 +253,6 @@ def _too_late(name: str) -> QueryTimeout:
 
 async def _end_of(work: Work) -> None:
     """Returns when the work has ended, well or not."""
-    waiter = asyncio.get_running_loop().create_future()
-
-    class Waiter:
-        future = waiter
-
-        @staticmethod
-        def one_ended(_: Work) -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    work.waiting.append(Waiter())  # type: ignore[arg-type]
-    await waiter
+    ended: Future[list[Any]] = Future()
+    PendingCall([work], ended)
+    await asyncio.gather(asyncio.wrap_future(ended), return_exceptions=True)

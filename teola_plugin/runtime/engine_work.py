@@ -280,7 +280,9 @@ class EngineWork:
         if work.primitive not in run.primitives:
             self._upper.trace.ended(run, work.primitive, [value], failed=named is not None)
         for name in names:
-            live = run.primitives[name]
+            live = run.primitives.get(name)
+            if live is None:  # the one before has ended the query
+                continue
             live.take(work, value)
             if named is not None:
                 self._upper.fail(run, name, named)
