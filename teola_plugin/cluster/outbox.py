@@ -12,7 +12,7 @@ from typing import Any
 from teola_plugin.cluster.chunked import joined
 from teola_plugin.cluster.wire import Began, News, Said
 
-GAP = 0.003
+GAP = 0.0015
 """Seconds between two parcels to a client: what happens meanwhile goes together."""
 BEGINNINGS = 0.01
 """Seconds that the news that something began may wait for company."""

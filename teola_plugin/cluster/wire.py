@@ -6,9 +6,11 @@ its shared memory by itself. References to large values (see `kept`) go beside t
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from teola_plugin.cluster.kept import carrying
@@ -154,6 +156,17 @@ def asked(order: Order) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------- parcels
+
+
+def _pickled_by_fields(cls: type[Any]) -> None:
+    """Frozen data with slots pickles slowly (`dataclasses` walks its fields in Python, twice): say it in one tuple."""
+    names = [known.name for known in fields(cls)]
+    read = attrgetter(*names)
+    copyreg.pickle(cls, lambda one: (cls, read(one) if len(names) > 1 else (read(one),)))
+
+
+for _cls in (Queue, Cancelled, Depths, Began, Said, Ended, Enqueue, DepthChanged, Request, Piece, Follow):
+    _pickled_by_fields(_cls)
 
 Parcel = bytes | tuple[bytes, list[Any]]
 """Pickled messages, and the references to Ray objects that they hold, if any."""

@@ -62,7 +62,9 @@ class WorkTable:
         return None
 
     def _add(self, query: str, work: Work) -> None:
-        works = self._queries.setdefault(query, _Works())
+        works = self._queries.get(query)
+        if works is None:
+            works = self._queries[query] = _Works()
         works.open[work.request.id] = work
         if work.by is Party.EARLY:
             works.early.append(work)
