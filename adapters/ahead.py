@@ -14,8 +14,8 @@ from teola_plugin.graph import IMPURE_KINDS, LOOKAHEAD, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import GROW
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.requests import Calls
 from teola_plugin.tracer.draft import BESIDE, Traced
 
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, closing, contextmanager
 from typing import Any, TypeVar
 
-from teola_plugin.engines.payloads import Vector
 from teola_plugin.errors import unknown_name
 from teola_plugin.graph import Terms, on_loop
+from teola_plugin.requests.payloads import Vector
 from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.runtime.handles import CallHandle
 

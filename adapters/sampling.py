@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from teola_plugin.adapters.calls import check_engine
-from teola_plugin.engines.payloads import Sampling
 from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.requests.payloads import Sampling
 
 _PLAIN = ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos")
 _OF_THE_FRAMEWORK = frozenset({"stream", "ls_structured_output_format", "structured_output_format"})

@@ -25,10 +25,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import arguments, environment, report, summary
-from benchmarks.llm_checks import FAULTS, Report, ask, chat, parity, request, tenant
-from teola_plugin.engines import tiny_llama
-from teola_plugin.engines.llm_vllm import VllmEngine
-from teola_plugin.engines.payloads import UNKNOWN, Generate, Prompt, Sampling, Warmup
+from benchmarks.llm.checks import FAULTS, Report, ask, chat, parity, request, tenant
+from teola_plugin.engines.bundled.files import llama as tiny_llama
+from teola_plugin.engines.vllm import VllmEngine
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt, Sampling, Warmup
 
 LARGE = {
     "num_hidden_layers": 24,

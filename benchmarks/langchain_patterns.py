@@ -22,9 +22,9 @@ from typing import Any
 from langchain_core.runnables import Runnable
 
 from benchmarks.common import arguments, environment, pattern_options, report, summary
-from benchmarks.cookbook import PATTERNS, Pattern
-from benchmarks.kits import Kit, mixed_kit, own_kit, pool_kit, scaled
-from benchmarks.pattern_bounds import BOUNDS, Costs
+from benchmarks.langchain.bounds import BOUNDS, Costs
+from benchmarks.langchain.cookbook import PATTERNS, Pattern
+from benchmarks.langchain.kits import Kit, mixed_kit, own_kit, pool_kit, scaled
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 

@@ -29,14 +29,14 @@ from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from benchmarks.common import arguments, environment, report, summary
 from teola_plugin import EnginePool
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaVectorStore
-from teola_plugin.adapters.llamaindex.bind import bound
+from teola_plugin.adapters.llamaindex.binding.bind import bound
 from teola_plugin.adapters.llamaindex.ingestion import TeolaVectorStoreIndex, accelerated_ingestion
 from teola_plugin.engines import profiles
-from teola_plugin.engines.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.engines.fake import fake_engines
-from teola_plugin.engines.payloads import SearchVector
-from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.engines.pgvector import PgVectorEngine
+from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import SearchVector
 
 CHUNK, OVERLAP = 64, 8
 """Tokens."""

@@ -24,13 +24,13 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import arguments, environment, pattern_options, print_table, report, summary
-from benchmarks.kits import scaled
+from benchmarks.langchain.bounds import Costs
+from benchmarks.langchain.kits import scaled
 from benchmarks.langchain_patterns import WAYS, figures, possible, rows
-from benchmarks.llamaindex_answers import answer
-from benchmarks.llamaindex_bounds import STEPWISE, stepwise
-from benchmarks.llamaindex_engines import PATTERNS, Pattern, shown
-from benchmarks.llamaindex_kits import Kit, Sizes, corpus, own_kit, pool_kit
-from benchmarks.pattern_bounds import Costs
+from benchmarks.llamaindex.answers import answer
+from benchmarks.llamaindex.bounds import STEPWISE, stepwise
+from benchmarks.llamaindex.engines import PATTERNS, Pattern, shown
+from benchmarks.llamaindex.kits import Kit, Sizes, corpus, own_kit, pool_kit
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 
@@ -169,7 +169,7 @@ def patterns(kit: Kit) -> dict[str, Pattern]:
 def kits(options: argparse.Namespace, machine: Any) -> Any:
     """One after the other, since each may have engines running; without a machine the one that this is."""
     if machine is None:
-        from benchmarks.llamaindex_real import real_kit
+        from benchmarks.llamaindex.real import real_kit
 
         yield real_kit()
         return

@@ -21,10 +21,11 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
-from benchmarks import apps
 from benchmarks.common import arguments, environment, report
+from benchmarks.rag import apps
 from teola_plugin import accelerate
-from teola_plugin.engines import fake, profiles
+from teola_plugin.engines import profiles
+from teola_plugin.engines.fake import engines as fakes
 
 MIB = 1 << 20
 PER_ROUND = 5
@@ -86,7 +87,7 @@ def measured(case: str, count: int, traced: bool) -> list[float]:
 
     def sample() -> None:
         bench.pool.reset()
-        for kept in (fake.embed_words, fake.bag_of_words, fake._bits):  # what the fakes remember is no part of this
+        for kept in (fakes.embed_words, fakes.bag_of_words, fakes._bits):  # what the fakes remember is no part of this
             kept.cache_clear()
         gc.collect()
         found.append((tracemalloc.get_traced_memory()[0] if traced else resident()) / MIB)

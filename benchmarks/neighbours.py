@@ -20,12 +20,12 @@ from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
-from benchmarks import apps
 from benchmarks.common import arguments, environment, report, summary
+from benchmarks.rag import apps
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
-from teola_plugin.engines.payloads import EmbedText
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import EmbedText
 
 LINES = 20_000
 PAUSE = 0.0005

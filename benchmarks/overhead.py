@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import apps
 from benchmarks.common import arguments, environment, report, summary
+from benchmarks.rag import apps
 from teola_plugin import EnginePool
 from teola_plugin.engines import profiles
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, build_pgraph, named
 from teola_plugin.passes import DEFAULT_PASSES, PassContext, PassPipeline, resolve_passes
-from teola_plugin.tracer.lcel import trace
+from teola_plugin.tracer.langchain.trace import trace
 
 K = PrimitiveKind
 SIZE, QUERIES = 20, 16

@@ -18,9 +18,9 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.common import arguments, environment, print_table, report, summary
-from benchmarks.routing_baselines import LeastLoaded, RayServe, RoundRobin, VllmRouter
-from benchmarks.routing_simulator import CACHE_TOKENS, Job, profile, simulate
-from benchmarks.routing_workloads import WORKLOADS, Workload
+from benchmarks.placement.baselines import LeastLoaded, RayServe, RoundRobin, VllmRouter
+from benchmarks.placement.simulator import CACHE_TOKENS, Job, profile, simulate
+from benchmarks.placement.workloads import WORKLOADS, Workload
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.observe.progress import progress
 from teola_plugin.scheduling import E2, E2Options, EngineScheduler, PrefixBlocks, RequestPlacement, block_hashes

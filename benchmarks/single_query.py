@@ -18,12 +18,12 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from benchmarks import apps, bound
 from benchmarks.common import arguments, environment, report, summary
+from benchmarks.rag import apps, bound
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
-from teola_plugin.engines.payloads import EmbedText
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import EmbedText
 
 Bound = Callable[[bound.Machine, apps.Observed], float]
 

@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from benchmarks import apps
+from benchmarks.rag import apps
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.observe import QueryTrace

@@ -17,8 +17,8 @@ import pytest
 from teola_plugin import EngineError, EnginePool
 from teola_plugin.engines.base import Done, Engine, EngineLoad, Failed, Request, Result
 from teola_plugin.engines.conformance import EngineConformance
-from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
+from teola_plugin.requests.payloads import ScorePair
 
 
 class WordOverlap:

@@ -91,8 +91,8 @@ class EnginePool:
         name that was started on this machine. Engines and their schedulers are there, graphs and your own code here.
         Raises `EngineUnavailable` (no cluster, other versions), `ConfigError` (`ray://`), `RegistrationError`.
         """
-        from teola_plugin.cluster.client import ClusterRuntime, find_engines
-        from teola_plugin.cluster.records import address_of
+        from teola_plugin.cluster.client.client import ClusterRuntime, find_engines
+        from teola_plugin.cluster.deployment.records import address_of
 
         engines = find_engines(address_of(pool, address), pool)
         found = {name: (engine,) for name, engine in engines.items()}
@@ -252,17 +252,17 @@ def _prepared(
 def _make(name: str, given: str) -> Engine:
     """The default engine for a keyword of `EnginePool.local`; imports are as late as possible."""
     if name == "llm":
-        from teola_plugin.engines.llm_vllm import VllmEngine
+        from teola_plugin.engines.vllm import VllmEngine
 
         return VllmEngine(name, given)
     if name == "embedder":
-        from teola_plugin.engines.embedding import EmbeddingEngine
+        from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 
         return EmbeddingEngine(name, given)
     if name == "reranker":
-        from teola_plugin.engines.reranking import RerankingEngine
+        from teola_plugin.engines.sentence_transformers import RerankingEngine
 
         return RerankingEngine(name, given)
-    from teola_plugin.engines.vector_pgvector import PgVectorEngine
+    from teola_plugin.engines.pgvector import PgVectorEngine
 
     return PgVectorEngine(name, dsn=None if given == "embedded" else given)

@@ -18,7 +18,7 @@ os.environ.setdefault("TEOLA_VALIDATE_STATE", "1")  # schedulers check themselve
 if TYPE_CHECKING:
     from support.api_server import ApiServer
 
-    from teola_plugin.engines.llm_vllm import VllmEngine
+    from teola_plugin.engines.vllm import VllmEngine
 
 T = TypeVar("T")
 
@@ -75,8 +75,8 @@ class SessionLlm:
 @pytest.fixture(scope="session")
 def session_llm() -> Iterator[SessionLlm]:
     """vLLM with the tiny random Llama in float32, on one core where this is the CPU build."""
-    from teola_plugin.engines import tiny_llama
-    from teola_plugin.engines.llm_vllm import VllmEngine
+    from teola_plugin.engines.bundled.files import llama as tiny_llama
+    from teola_plugin.engines.vllm import VllmEngine
 
     thread = LoopThread()
     args = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 4096}
@@ -92,7 +92,7 @@ def session_llm() -> Iterator[SessionLlm]:
 @pytest.fixture(scope="session")
 def postgres_dsn() -> Iterator[str]:
     """The session's embedded PostgreSQL; each test has collections of its own."""
-    from teola_plugin.engines.embedded_postgres import EmbeddedPostgres
+    from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
 
     server = EmbeddedPostgres()
     server.start()

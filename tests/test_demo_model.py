@@ -14,11 +14,12 @@ import pytest
 from examples.demo_model import evaluate, facts, prose, tasks
 from examples.demo_model.facts import Fact
 from examples.demo_model.handwritten import ASKED, HELD_OUT
-from teola_plugin.engines import bundled
-from teola_plugin.engines.base import Done, Request
-from teola_plugin.engines.payloads import Generate, Message, Prompt, Sampling
+from teola_plugin.engines.bundled.files import files as bundled
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Generate, Message, Prompt, Sampling
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
 
 MB = 1_000_000
 
@@ -102,7 +103,7 @@ def test_a_sample_of_the_language_models_scores() -> None:
 @pytest.mark.vllm
 @pytest.mark.models
 async def test_vllm_and_transformers_say_the_same() -> None:
-    from teola_plugin.engines.llm_vllm import VllmEngine
+    from teola_plugin.engines.vllm import VllmEngine
 
     examples = evaluate.written(3) + evaluate.held_out(tasks.expand, 3) + evaluate.held_out(tasks.tool_call, 2)
     expected = evaluate.generator(bundled.llm_folder(), batch=1, tokens=48)(examples)

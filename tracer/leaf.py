@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from teola_plugin.engines.payloads import Chunk, Generate, Generation, Hit
 from teola_plugin.graph import Effect
+from teola_plugin.requests.payloads import Chunk, Generate, Generation, Hit
 
 
 @dataclass(frozen=True, slots=True)

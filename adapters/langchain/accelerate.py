@@ -23,7 +23,7 @@ from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import Traced
-from teola_plugin.tracer.lcel import trace
+from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.report import TraceNode, TraceReport
 
 Node = Runnable[Any, Any]

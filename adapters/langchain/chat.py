@@ -21,9 +21,9 @@ from teola_plugin.adapters.langchain.messages import to_prompt
 from teola_plugin.adapters.langchain.structured import structured_output
 from teola_plugin.adapters.langchain.tools import Tool, Tools, described, taken
 from teola_plugin.adapters.sampling import EngineModel, list_shape
-from teola_plugin.engines.payloads import Generate, Generation, Sampling
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
+from teola_plugin.requests.payloads import Generate, Generation, Sampling
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.tracer.leaf import GenerationLeaf
 

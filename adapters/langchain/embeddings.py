@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from teola_plugin.adapters.calls import check_engine, to_list
 from teola_plugin.adapters.langchain.active import place_of
-from teola_plugin.engines.payloads import EmbedText
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import EmbedText
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.tracer.leaf import EmbeddingLeaf
 

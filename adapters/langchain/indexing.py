@@ -18,8 +18,8 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rows import latest, to_chunks
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.adapters.plain_data import snapshot
-from teola_plugin.engines.payloads import Chunk
 from teola_plugin.errors import RegistrationError
+from teola_plugin.requests.payloads import Chunk
 from teola_plugin.tracer.leaf import IndexingLeaf
 
 Documents = Document | str | Sequence[Document | str]

@@ -18,9 +18,9 @@ from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.active import CalledOrStreamed, asked_in, called, place_of, runs_in
 from teola_plugin.adapters.sampling import EngineModel, list_shape
 from teola_plugin.adapters.terms import Asked
-from teola_plugin.engines.payloads import Generate, Generation, Prompt
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
+from teola_plugin.requests.payloads import Generate, Generation, Prompt
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.tracer.leaf import GenerationLeaf
 

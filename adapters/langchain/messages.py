@@ -16,8 +16,8 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from teola_plugin.engines.payloads import Message, Prompt
 from teola_plugin.errors import RegistrationError
+from teola_plugin.requests.payloads import Message, Prompt
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (SystemMessage, "system"),

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines.payloads import Chunk
+from teola_plugin.requests.payloads import Chunk
 from teola_plugin.runtime.handles import CallHandle
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk
 
-from teola_plugin.engines.payloads import Generation
+from teola_plugin.requests.payloads import Generation
 
 
 def usage(generation: Generation) -> UsageMetadata:

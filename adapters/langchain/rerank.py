@@ -11,9 +11,9 @@ from pydantic import ConfigDict, Field
 
 from teola_plugin.adapters.calls import check_engine
 from teola_plugin.adapters.langchain.active import place_of
-from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import ScorePair
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.tracer.leaf import RerankingLeaf
 

@@ -10,9 +10,9 @@ from typing import Any
 from langchain_core.documents import Document
 
 from teola_plugin.adapters.plain_data import own_copy
-from teola_plugin.engines.payloads import Chunk, Stored
 from teola_plugin.errors import RegistrationError, TeolaError
 from teola_plugin.graph import on_loop
+from teola_plugin.requests.payloads import Chunk, Stored
 
 Filter = tuple[tuple[str, Any], ...]
 

@@ -37,7 +37,7 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import PartRun, QueryRun
-from teola_plugin.tracer.lcel import Traced
+from teola_plugin.tracer.langchain.trace import Traced
 
 
 class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):

@@ -15,12 +15,12 @@ from teola_plugin.adapters.langchain.active import Called, place_of
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.portions import LEAST, Portions
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
-from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.runtime.kept_values import KeptValue
-from teola_plugin.tracer.lcel_classes import leaf_of
+from teola_plugin.runtime.works.kept_values import KeptValue
+from teola_plugin.tracer.langchain.classes import leaf_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def bound_in(obj: Any, bind: Bindings | None, pool: EnginePool | None) -> Any:
         return obj
     if pool is None:
         raise RegistrationError("bind= needs a pool.", hint="pass pool=EnginePool.local(...)")
-    from teola_plugin.adapters.llamaindex.bind import bound
+    from teola_plugin.adapters.llamaindex.binding.bind import bound
 
     pairs = list(bind.items()) if isinstance(bind, Mapping) else list(bind)
     served = {id(one): bound(one, engine, pool) for one, engine in pairs}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from teola_plugin.adapters.calls import to_list
 from teola_plugin.adapters.llamaindex.early_rows import EarlyRows, building
-from teola_plugin.engines.payloads import EmbedText, Vector
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import EmbedText, Vector
 from teola_plugin.runtime.handles import CallHandle
 
 if TYPE_CHECKING:

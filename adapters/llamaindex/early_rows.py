@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.schema import BaseNode, MetadataMode
 
-from teola_plugin.engines.payloads import IngestRow
+from teola_plugin.requests.payloads import IngestRow
 from teola_plugin.runtime.handles import CallHandle
 
 if TYPE_CHECKING:

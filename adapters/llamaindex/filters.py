@@ -19,7 +19,7 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn
 
-from teola_plugin.engines.payloads import Stored
+from teola_plugin.requests.payloads import Stored
 
 Row = TypeVar("Row", bound=Stored)
 Pairs = tuple[tuple[str, Any], ...]

@@ -26,8 +26,8 @@ from teola_plugin.adapters.llamaindex import replies
 from teola_plugin.adapters.llamaindex.messages import to_prompt
 from teola_plugin.adapters.llamaindex.pooled import Pooled
 from teola_plugin.adapters.sampling import EngineModel
-from teola_plugin.engines.payloads import Generate, Generation, Message, Prompt
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt
 from teola_plugin.runtime.handles import CallHandle
 
 Response = TypeVar("Response", ChatResponse, CompletionResponse)

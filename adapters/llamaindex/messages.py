@@ -17,8 +17,8 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from teola_plugin.engines.payloads import Message, Prompt
 from teola_plugin.errors import RegistrationError
+from teola_plugin.requests.payloads import Message, Prompt
 
 _ROLES = {
     MessageRole.SYSTEM: "system",

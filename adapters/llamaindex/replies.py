@@ -6,7 +6,7 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
 
-from teola_plugin.engines.payloads import Generation
+from teola_plugin.requests.payloads import Generation
 
 
 def usage(generation: Generation) -> dict[str, int]:

@@ -14,8 +14,8 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import ConfigDict, Field
 
 from teola_plugin.adapters.llamaindex.pooled import Pooled
-from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import ScorePair
 from teola_plugin.runtime.handles import CallHandle
 
 dispatcher = get_dispatcher(__name__)

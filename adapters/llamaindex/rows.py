@@ -9,7 +9,7 @@ from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
 from teola_plugin.adapters.plain_data import own_copy
-from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, Stored
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, Stored
 
 _LISTED = (IndexNode.class_name(), ImageNode.class_name())
 

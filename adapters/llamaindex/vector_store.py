@@ -21,9 +21,9 @@ from teola_plugin.adapters.llamaindex.early_rows import EarlyRows, building
 from teola_plugin.adapters.llamaindex.filters import Wanted, of_document, wanted, wanted_rows
 from teola_plugin.adapters.llamaindex.pooled import Pooled
 from teola_plugin.adapters.llamaindex.rows import points_elsewhere, to_node, to_result, to_row
-from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.runtime.handles import CallHandle
 
 T = TypeVar("T")

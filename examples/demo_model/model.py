@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.demo_model import prose, tasks
-from teola_plugin.engines.tiny_llama import BOS, CHAT_TEMPLATE, EOS, PAD, SPECIAL
+from teola_plugin.engines.bundled.llama import BOS, CHAT_TEMPLATE, EOS, PAD, SPECIAL
 
 VOCABULARY, CONTEXT = 2048, 4096
 LAYERS, HIDDEN, HEADS, KV_HEADS, INTERMEDIATE = 8, 256, 4, 2, 704

@@ -148,7 +148,7 @@ def _requires(name: str) -> list[str]:
 
 def postgres() -> Check:
     """The programs of the embedded PostgreSQL, and a user that may run them."""
-    from teola_plugin.engines.postgres_install import find_install, server_user
+    from teola_plugin.engines.postgres.install import find_install, server_user
 
     if os.name != "posix":
         return Check("PostgreSQL", "warning", "the embedded one needs Linux or macOS", "give the dsn of a server")

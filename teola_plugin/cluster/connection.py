@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from teola_plugin.cluster import token as tokens
+from teola_plugin.cluster.deployment import token as tokens
+from teola_plugin.cluster.deployment.records import ADDRESS, LOOPBACK, plain, token_of
 from teola_plugin.cluster.names import NAMESPACE
-from teola_plugin.cluster.records import ADDRESS, LOOPBACK, plain, token_of
 from teola_plugin.errors import ConfigError, EngineUnavailable
 
 

@@ -15,9 +15,10 @@ from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from teola_plugin.engines.base import Done, Failed, Request, Result
 from teola_plugin.errors import EngineError, EngineUnavailable
-from teola_plugin.runtime.kept_values import KeptValue
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.runtime.works.kept_values import KeptValue
 
 log = logging.getLogger("teola_plugin")
 LARGE = 64 * 1024

@@ -14,11 +14,12 @@ from operator import attrgetter
 from typing import Any
 
 from teola_plugin.cluster.kept import carrying
-from teola_plugin.engines.base import Piece, Request
-from teola_plugin.engines.payloads import Version
 from teola_plugin.errors import EngineError, TeolaError
 from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind
-from teola_plugin.runtime.prescheduling import Follow
+from teola_plugin.requests.payloads import Version
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Piece
+from teola_plugin.runtime.driver.prescheduling import Follow
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 
 PROTOCOL = 3

@@ -1,0 +1,1 @@
+"""What runs requests: one folder by what runs below it. `base` is the seam, `conformance` what every engine keeps."""

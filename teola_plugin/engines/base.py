@@ -3,82 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from teola_plugin.engines.payloads import Version
-from teola_plugin.errors import EngineError
 from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Piece, Result
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One unit of work of a primitive."""
-
-    id: str
-    """Unique within the process."""
-    kind: PrimitiveKind
-    payload: Any
-    """See `payloads`."""
-    query: str = ""
-    tenant: str = ""
-    priority: int = 0
-    """Admission sequence number of the engine scheduler, lower is more urgent; later by a lag in a gang."""
-    stream: bool = False
-    """Whether somebody reads the pieces; without a reader an engine may send only the end."""
-    background: bool = False
-    """Work that must not delay others on the instance (a warm-up beside deeper decodings)."""
-    stays: bool = False
-    """Whether only engines read its value: a shared pool may leave it where it is made, if it is large."""
-    depth: int = 0
-    """Of its primitive, when it was admitted: the longest way to the output of its query."""
-    objective: str = "latency"
-    """What is wanted of it: `latency`, `throughput` or `spare`."""
-
-    def admitted(self, priority: int, depth: int, objective: str) -> Request:
-        """As it goes to its engine. (`dataclasses.replace` takes five times as long, and this is done for each.)"""
-        return Request(
-            self.id,
-            self.kind,
-            self.payload,
-            self.query,
-            self.tenant,
-            priority,
-            self.stream,
-            self.background,
-            self.stays,
-            depth,
-            objective,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a streamed value, in order. The first piece ends the prefilling."""
-
-    request_id: str
-    text: str
-    tokens: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The value of a request; exactly one `Done` or `Failed` ends it."""
-
-    request_id: str
-    value: Any
-    stats: Mapping[str, float] = field(default_factory=dict)
-    version: Version | None = None
-    """SEARCHING: of the collection, read in the search's own snapshot; None from a store that cannot tell."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    request_id: str
-    error: EngineError
-
-
-Result = Piece | Done | Failed
+__all__ = ["Done", "Engine", "EngineLoad", "Failed", "Piece", "Request", "Result"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,13 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from teola_plugin.engines.base import Done, Engine, Failed, Piece, Request, Result
-from teola_plugin.engines.payloads import Generation, Warmed
+from teola_plugin.engines.base import Engine
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.graph.kinds import ENGINE_KINDS
+from teola_plugin.requests.payloads import Generation, Warmed
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Piece, Result
 
 _T = TypeVar("_T")
 _ids = itertools.count(1)

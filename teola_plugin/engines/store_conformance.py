@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.engines.base import Done, Engine, Request
+from teola_plugin.engines.base import Engine
 from teola_plugin.engines.conformance import EngineConformance, collect, ends
-from teola_plugin.engines.payloads import IngestRow, SearchVector, Version
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
 
 _K = PrimitiveKind
 

@@ -10,18 +10,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from teola_plugin.engines.base import Request
-from teola_plugin.engines.payloads import IngestRow, SearchVector, Version
 from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout
 from teola_plugin.graph import PrimitiveKind, Query, Terms
-from teola_plugin.runtime.engine_port import Port
-from teola_plugin.runtime.graph_driver import GraphDriver
+from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
+from teola_plugin.requests.request import Request
+from teola_plugin.runtime.driver.graph_driver import GraphDriver
+from teola_plugin.runtime.driver.tickets import call_ticket
 from teola_plugin.runtime.handles import PieceLog
-from teola_plugin.runtime.identities import Identity, Party
+from teola_plugin.runtime.ports.engine_port import Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
-from teola_plugin.runtime.tickets import call_ticket
-from teola_plugin.runtime.works import PendingCall, Work, request_id
+from teola_plugin.runtime.works.identities import Identity, Party
+from teola_plugin.runtime.works.work import PendingCall, Work, request_id
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines.payloads import EmbedText, Generate, Generation, Message, Prompt, Sampling
 from teola_plugin.errors import EngineError, QueryCancelled, QueryTimeout, TeolaError
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Message, Prompt, Sampling
 
 if TYPE_CHECKING:
     from teola_plugin.pool import EnginePool
@@ -85,7 +85,7 @@ class RuntimeConformance:
             assert order == sorted(order) and order[0]
 
     def test_values_go_from_engine_to_engine(self) -> None:
-        from teola_plugin.engines.payloads import Chunk
+        from teola_plugin.requests.payloads import Chunk
 
         texts = ["a cat sits on a mat", "stocks fell today"]
         chunks = [Chunk(f"c{i}", text) for i, text in enumerate(texts)]

@@ -7,7 +7,7 @@ import copy
 from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTimeout, RequestTooLarge, TeolaError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.works import Work
+from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.events import End
 
 

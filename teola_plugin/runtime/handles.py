@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from teola_plugin.engines.base import Piece
 from teola_plugin.errors import QueryCancelled, TeolaError
+from teola_plugin.requests.results import Piece
 
 
 class PieceLog:

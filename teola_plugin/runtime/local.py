@@ -13,21 +13,21 @@ from typing import Any
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.cache_news import ask_for_news
 from teola_plugin.engines.calibration import calibrate
-from teola_plugin.engines.payloads import Version
 from teola_plugin.errors import EngineUnavailable, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
+from teola_plugin.requests.payloads import Version
 from teola_plugin.runtime.bounded import at_most
 from teola_plugin.runtime.calls import Call, PlainCalls
 from teola_plugin.runtime.context import current_terms
-from teola_plugin.runtime.engine_port import EnginePort, Port, PortListener
-from teola_plugin.runtime.graph_driver import GraphDriver
+from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
+from teola_plugin.runtime.ports.engine_port import EnginePort, Port, PortListener
+from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
-from teola_plugin.runtime.requests import Calls
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.events import CancelQuery, Close
 

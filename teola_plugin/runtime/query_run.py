@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
-from teola_plugin.runtime.generation_group import GenerationGroup
-from teola_plugin.runtime.growing_prefix import Growing
+from teola_plugin.runtime.driver.generation_group import GenerationGroup
+from teola_plugin.runtime.driver.growing_prefix import Growing
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.query_store import QueryStore
-from teola_plugin.runtime.works import Work
+from teola_plugin.runtime.works.work import Work
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.local import LocalRuntime

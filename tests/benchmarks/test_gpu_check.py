@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import gpu_check, llm_checks
-from teola_plugin.engines.payloads import Generation, Prompt
+from benchmarks import gpu_check
+from benchmarks.llm import checks as llm_checks
+from teola_plugin.requests.payloads import Generation, Prompt
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm

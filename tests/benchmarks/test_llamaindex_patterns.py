@@ -7,8 +7,8 @@ import asyncio
 
 import pytest
 
-from benchmarks.llamaindex_engines import PATTERNS
-from benchmarks.llamaindex_kits import Sizes, pool_kit
+from benchmarks.llamaindex.engines import PATTERNS
+from benchmarks.llamaindex.kits import Sizes, pool_kit
 from benchmarks.llamaindex_patterns import CROWDS, crowd_rows, measure, measure_crowd
 from teola_plugin.engines import profiles
 

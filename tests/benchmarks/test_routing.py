@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.placement.baselines import LeastLoaded, RayServe, RoundRobin, VllmRouter
+from benchmarks.placement.simulator import BLOCK, Cache, Job, prefill_seconds, simulate, step_seconds
+from benchmarks.placement.workloads import Workload, percent_common
 from benchmarks.routing import LIMITED, NO_LIMIT, WAYS, Way, case, decisions, e2, latencies, scheduled
-from benchmarks.routing_baselines import LeastLoaded, RayServe, RoundRobin, VllmRouter
-from benchmarks.routing_simulator import BLOCK, Cache, Job, prefill_seconds, simulate, step_seconds
-from benchmarks.routing_workloads import Workload, percent_common
 from teola_plugin.scheduling import EngineScheduler, block_hashes
 from teola_plugin.scheduling.placement import Asked
 

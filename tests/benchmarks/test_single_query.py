@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from langchain_core.runnables import Runnable
 
-from benchmarks import apps, bound
+from benchmarks.rag import apps, bound
 from benchmarks.single_query import APPS
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines import profiles

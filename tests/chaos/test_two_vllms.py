@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import ray
 
-from teola_plugin.cluster import deploy
-from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
+from teola_plugin.cluster.deployment import deploy
+from teola_plugin.cluster.deployment.config import PoolConfig
 from teola_plugin.cluster.names import actor_name
-from teola_plugin.engines.bundled import llm_folder
+from teola_plugin.engines.bundled.files import llm_folder
 from teola_plugin.pool import EnginePool
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ from langchain_core.runnables import RunnableLambda
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
-from teola_plugin.engines.embedding import packaged_minilm
+from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 address, app, questions, model = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
 if address:
     pool = EnginePool.connect(address, pool="vllms")

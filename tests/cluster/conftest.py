@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.cluster import deploy
-from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.cluster.deployment import deploy
+from teola_plugin.cluster.deployment.config import PoolConfig
 from teola_plugin.pool import EnginePool
 
 ENGINES: dict[str, Any] = {
@@ -17,7 +17,7 @@ ENGINES: dict[str, Any] = {
     "reranker": {"kind": "fake"},
     "store": {"kind": "fake"},
     "slow": {"kind": "fake", "options": {"like": "embedder", "seconds": 0.25}},
-    "wide": {"factory": "teola_plugin.engines.fake:FakeEmbedder", "options": {"dimension": 96}},
+    "wide": {"factory": "teola_plugin.engines.fake.engines:FakeEmbedder", "options": {"dimension": 96}},
 }
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from teola_plugin.cluster import cache_reports
-from teola_plugin.cluster.cache_reports import CacheReports, without_reports
+from teola_plugin.cluster.host import cache_reports
+from teola_plugin.cluster.host.cache_reports import CacheReports, without_reports
 from teola_plugin.cluster.wire import pack, unpack
-from teola_plugin.engines.base import Done
 from teola_plugin.engines.cache_news import CacheNews, Emptied, Forgot, Holds
+from teola_plugin.requests.results import Done
 
 
 def test_a_parcel_takes_along_what_there_is_to_tell() -> None:

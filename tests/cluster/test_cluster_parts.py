@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.cluster import clients
 from teola_plugin.cluster.chunked import by_time
-from teola_plugin.cluster.clients import Client
-from teola_plugin.cluster.config import Autoscale
-from teola_plugin.cluster.followers import Followers, follower_order
+from teola_plugin.cluster.deployment.config import Autoscale
+from teola_plugin.cluster.host import clients
+from teola_plugin.cluster.host.clients import Client
+from teola_plugin.cluster.host.followers import Followers, follower_order
+from teola_plugin.cluster.host.outbox import Outbox
+from teola_plugin.cluster.host.scaling import QueueDepth
 from teola_plugin.cluster.kept import Held, Kept, keep, kept_in
-from teola_plugin.cluster.outbox import Outbox
-from teola_plugin.cluster.scaling import QueueDepth
 from teola_plugin.cluster.wire import Began, Ended, Queue, Said, pack, pack_orders, unpack, unpack_orders
-from teola_plugin.engines.base import Done, Piece, Request, Result
-from teola_plugin.engines.payloads import Chunk, EmbedText, IngestRow, SearchVector
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import Primitive, PrimitiveKind, Ref, named
-from teola_plugin.runtime.prescheduling import Follow
+from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow, SearchVector
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Piece, Result
+from teola_plugin.runtime.driver.prescheduling import Follow
 from teola_plugin.scheduling.events import Enqueue
 
 K = PrimitiveKind

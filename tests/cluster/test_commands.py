@@ -24,7 +24,7 @@ SESSION = """
 import contextlib, io, json, sys
 from teola_plugin import EnginePool
 from teola_plugin.cli.main import main
-from teola_plugin.engines.payloads import EmbedText
+from teola_plugin.requests.payloads import EmbedText
 from teola_plugin.graph import PrimitiveKind
 
 def teola(*words):

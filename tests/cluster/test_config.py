@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.cluster.config import Autoscale, PoolConfig
 from teola_plugin.cluster.connection import checked
-from teola_plugin.cluster.engine_factory import build_engine
+from teola_plugin.cluster.deployment.config import Autoscale, PoolConfig
+from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.names import engine_spec
 from teola_plugin.errors import ConfigError
 
@@ -81,10 +81,10 @@ def test_ray_client_is_refused_with_the_remedy() -> None:
 
 
 def test_a_factory_of_ones_own() -> None:
-    text = "engines:\n  mine:\n    factory: teola_plugin.engines.fake:FakeReranker\n"
+    text = "engines:\n  mine:\n    factory: teola_plugin.engines.fake.engines:FakeReranker\n"
     config = PoolConfig.parse(text)
     assert build_engine(engine_spec("mine", config.engines["mine"]), 0).name == "mine"
-    for wrong in ("teola_plugin.engines.fake:Nothing", "no.such.module:x"):
+    for wrong in ("teola_plugin.engines.fake.engines:Nothing", "no.such.module:x"):
         spec = {**engine_spec("mine", config.engines["mine"]), "factory": wrong}
         with pytest.raises(ConfigError, match="importable"):
             build_engine(spec, 0)

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import ray
 
-from teola_plugin.cluster import deploy
-from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
+from teola_plugin.cluster.deployment import deploy
+from teola_plugin.cluster.deployment.config import PoolConfig
 from teola_plugin.cluster.names import actor_name
-from teola_plugin.engines.payloads import EmbedText, Generate, Message, Prompt, Sampling
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import EmbedText, Generate, Message, Prompt, Sampling
 from teola_plugin.runtime.handles import CallHandle
 
 K = PrimitiveKind
@@ -32,12 +32,12 @@ SILENCE = 1.5
 """Seconds after which this host takes a client for dead."""
 ENGINES: dict[str, Any] = {
     "llm": {"kind": "fake", "options": {"machine": "rtx3090"}},
-    "wide": {"factory": "teola_plugin.engines.fake:FakeEmbedder", "options": {"dimension": 1024}},
+    "wide": {"factory": "teola_plugin.engines.fake.engines:FakeEmbedder", "options": {"dimension": 1024}},
     "routed": {"kind": "fake", "instances": 2, "options": {"like": "llm", "machine": "rtx3090"}},
 }
 BUSY = """
 import sys
-from teola_plugin.engines.payloads import EmbedText, Generate, Message, Prompt, Sampling
+from teola_plugin.requests.payloads import EmbedText, Generate, Message, Prompt, Sampling
 from teola_plugin.graph import PrimitiveKind as K
 from teola_plugin.pool import EnginePool
 with EnginePool.connect(sys.argv[1], pool=sys.argv[2]) as pool:

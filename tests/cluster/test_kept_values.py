@@ -20,10 +20,10 @@ from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
-from teola_plugin.engines.payloads import Chunk, EmbedText, IngestRow
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.kept_values import KeptValue
+from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow
+from teola_plugin.runtime.works.kept_values import KeptValue
 
 K = PrimitiveKind
 TEXTS = [f"text {i} of {i % 7} and {i % 11}" for i in range(384)]

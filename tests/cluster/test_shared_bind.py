@@ -19,12 +19,12 @@ from support.own_leaves import Chat, Ledger
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.binding.huggingface import embeddings_on
-from teola_plugin.cluster import deploy
-from teola_plugin.cluster.config import PoolConfig
-from teola_plugin.cluster.shared_engine import SharedEngine, settings_of
+from teola_plugin.cluster.client.shared_engine import SharedEngine, settings_of
+from teola_plugin.cluster.deployment import deploy
+from teola_plugin.cluster.deployment.config import PoolConfig
 from teola_plugin.cluster.wire import EngineFacts
-from teola_plugin.engines.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.engines.fake import embed_words, fake_engines
+from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
@@ -157,7 +157,7 @@ def test_hugging_face_embeddings_are_compared_with_the_model_over_there() -> Non
 async def test_llamaindex_compares_the_loaded_model() -> None:
     from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 
-    from teola_plugin.adapters.llamaindex.bind import bound
+    from teola_plugin.adapters.llamaindex.binding.bind import bound
 
     own = HuggingFaceEmbedding(model_name=packaged_minilm())
     engine = EmbeddingEngine(normalize=True)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from support.ports import Heard, entry, event
 
-from teola_plugin.cluster.shared_engine import SharedEngine
-from teola_plugin.cluster.shared_port import SharedPort
+from teola_plugin.cluster.client.shared_engine import SharedEngine
+from teola_plugin.cluster.client.shared_port import SharedPort
 from teola_plugin.cluster.wire import Cancelled, Ended, EngineFacts, Hello, Said
-from teola_plugin.engines.base import Piece
-from teola_plugin.engines.payloads import Generation
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import LLM_KINDS, EngineProfile
+from teola_plugin.requests.payloads import Generation
+from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.handles import PieceLog
 
 FACTS = EngineFacts("llm", LLM_KINDS, EngineProfile(), {}, ("0",))

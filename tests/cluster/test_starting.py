@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.cluster.starting import brought_up, dropped
+from teola_plugin.cluster.host.starting import brought_up, dropped
 from teola_plugin.errors import EngineUnavailable
 
 

@@ -12,14 +12,15 @@ import pytest
 from support.hosts import Cluster, Host, result
 
 from teola_plugin.cluster.wire import News, Parcel, Queue
-from teola_plugin.engines.base import Done, Request, Result
 from teola_plugin.engines.fake import FakeEmbedder, FakeStore
-from teola_plugin.engines.fake_base import Faults
-from teola_plugin.engines.payloads import EmbedText, SearchVector, Version
+from teola_plugin.engines.fake.base import Faults
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Primitive, PrimitiveKind, Ref, named
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.prescheduling import Follow
+from teola_plugin.requests.payloads import EmbedText, SearchVector, Version
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Result
+from teola_plugin.runtime.driver.prescheduling import Follow
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 
@@ -208,7 +209,7 @@ async def test_the_version_of_a_search_comes_back(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_version_of_a_collection_can_be_asked_for(shared: EnginePool) -> None:
-    from teola_plugin.engines.payloads import Chunk, IngestRow
+    from teola_plugin.requests.payloads import Chunk, IngestRow
 
     before = shared.admin("store", "version", "versioned").result(30)
     shared.call(K.INGESTION, "store", [IngestRow("versioned", Chunk("a", "x"), [1.0])]).result(30)

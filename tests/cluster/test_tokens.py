@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.cluster import token
 from teola_plugin.cluster.connection import host_and_port
-from teola_plugin.cluster.head import prepare, start_head
-from teola_plugin.cluster.records import Record, token_of
+from teola_plugin.cluster.deployment import token
+from teola_plugin.cluster.deployment.head import prepare, start_head
+from teola_plugin.cluster.deployment.records import Record, token_of
 from teola_plugin.errors import ConfigError, EngineUnavailable
 
 READ: list[str] = []

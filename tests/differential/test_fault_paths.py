@@ -21,12 +21,12 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
 from teola_plugin import EngineError, QueryTimeout, RequestTooLarge, accelerate
-from teola_plugin.engines.base import Request
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults
-from teola_plugin.engines.payloads import Prompt, Sampling
 from teola_plugin.graph import Curve, EngineProfile, Graph, GraphEdit, PrimitiveKind
 from teola_plugin.passes import DEFAULT_PASSES, PassContext
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Prompt, Sampling
+from teola_plugin.requests.request import Request
 
 K = PrimitiveKind
 

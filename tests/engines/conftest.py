@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.engines.pgvector import PgVectorEngine
 
 _numbers = itertools.count(1)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.ports import Heard, entry, event, port
 
-from teola_plugin.engines.base import Request
 from teola_plugin.engines.fake import fake_engines
-from teola_plugin.engines.payloads import EmbedText, Generate, Message, Prompt, Sampling, ScorePair, SearchVector
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import EmbedText, Generate, Message, Prompt, Sampling, ScorePair, SearchVector
+from teola_plugin.requests.request import Request
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm
@@ -102,8 +102,7 @@ def test_vectors_of_a_wrong_type_in_a_graph_end_their_query_only(passes: tuple[s
 @pytest.mark.models
 @pytest.mark.parametrize("kind", [K.EMBEDDING, K.RERANKING], ids=lambda kind: kind.value)
 def test_on_the_real(kind: K) -> None:
-    from teola_plugin.engines.embedding import EmbeddingEngine
-    from teola_plugin.engines.reranking import RerankingEngine
+    from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
 
     embeds = kind is K.EMBEDDING
     engine: Any = EmbeddingEngine(cores="0") if embeds else RerankingEngine(cores="0")
@@ -170,7 +169,7 @@ class _Unreadable(str):
 
 async def test_at_an_instance_of_a_shared_pool() -> None:
     """Its host only estimates sizes: what is wrong with a payload is found where the engine is."""
-    from teola_plugin.cluster.instance_host import InstanceHost
+    from teola_plugin.cluster.host.instance_host import InstanceHost
     from teola_plugin.cluster.wire import pack, unpack
 
     host = InstanceHost({"name": "llm", "kind": "fake", "options": {}}, "0")

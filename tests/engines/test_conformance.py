@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from teola_plugin.engines import profiles
-from teola_plugin.engines.base import Done, Engine, EngineLoad, Failed, Request, Result
+from teola_plugin.engines.base import Engine, EngineLoad
 from teola_plugin.engines.conformance import EngineConformance
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
-from teola_plugin.engines.payloads import (
+from teola_plugin.engines.store_conformance import StoreConformance
+from teola_plugin.errors import EngineError
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import (
     Chunk,
     EmbedText,
     Generate,
@@ -24,9 +27,8 @@ from teola_plugin.engines.payloads import (
     Version,
     Warmup,
 )
-from teola_plugin.engines.store_conformance import StoreConformance
-from teola_plugin.errors import EngineError
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Result
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind
@@ -72,7 +74,7 @@ class TestFakeStore(Conformance, StoreConformance):
 @pytest.mark.postgres
 class TestPgVector(Conformance):
     async def make(self) -> Engine:
-        from teola_plugin.engines.vector_pgvector import PgVectorEngine
+        from teola_plugin.engines.pgvector import PgVectorEngine
 
         return PgVectorEngine("store")
 
@@ -86,7 +88,7 @@ class TestPgVectorOfADsn(Conformance, StoreConformance):
         self.dsn = postgres_dsn
 
     async def make(self) -> Engine:
-        from teola_plugin.engines.vector_pgvector import PgVectorEngine
+        from teola_plugin.engines.pgvector import PgVectorEngine
 
         return PgVectorEngine("store", dsn=self.dsn, dimension=3, pool_size=2)
 
@@ -101,7 +103,7 @@ class TestPgVectorOfADsn(Conformance, StoreConformance):
 @pytest.mark.models
 class TestEmbedding(Conformance):
     async def make(self) -> Engine:
-        from teola_plugin.engines.embedding import EmbeddingEngine
+        from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 
         return EmbeddingEngine("embedder")
 
@@ -109,7 +111,7 @@ class TestEmbedding(Conformance):
 @pytest.mark.models
 class TestReranking(Conformance):
     async def make(self) -> Engine:
-        from teola_plugin.engines.reranking import RerankingEngine
+        from teola_plugin.engines.sentence_transformers import RerankingEngine
 
         return RerankingEngine("reranker")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.engines import postgres_install
-from teola_plugin.engines.embedded_postgres import EmbeddedPostgres
-from teola_plugin.engines.postgres_install import find_install, reachable, readable_install, server_user
+from teola_plugin.engines.postgres import install as postgres_install
+from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
+from teola_plugin.engines.postgres.install import find_install, reachable, readable_install, server_user
 from teola_plugin.errors import EngineUnavailable
 
 psycopg = pytest.importorskip("psycopg")
@@ -177,7 +177,7 @@ def test_runs_on_the_given_cores() -> None:
 PARENT = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started without
-from teola_plugin.engines.embedded_postgres import EmbeddedPostgres
+from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
 server = EmbeddedPostgres(sys.argv[1] or None, fsync=False)
 server.start()
 {then}
@@ -275,7 +275,7 @@ def test_programs_and_data_that_the_user_cannot_reach(tmp_path: Path, monkeypatc
     assert not reachable(hidden / "bin", server_user(None))
     with pytest.raises(EngineUnavailable, match="may not enter"):
         EmbeddedPostgres(tmp_path / "data").start()
-    monkeypatch.setattr("teola_plugin.engines.embedded_postgres.find_install", lambda version: hidden)
+    monkeypatch.setattr("teola_plugin.engines.postgres.embedded.find_install", lambda version: hidden)
     server = EmbeddedPostgres()
     server.start()
     try:

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.engines.base import Done, Failed, Request
 from teola_plugin.engines.conformance import EngineConformance
-from teola_plugin.engines.embedding import EmbeddingEngine, packaged_minilm
-from teola_plugin.engines.payloads import EmbedText, ScorePair
-from teola_plugin.engines.static import text_size
-from teola_plugin.engines.torch_worker import TorchWorker, parse_cores
+from teola_plugin.engines.cores import parse_cores
+from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
+from teola_plugin.engines.sentence_transformers.static import text_size
+from teola_plugin.engines.sentence_transformers.torch_worker import TorchWorker
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import EmbedText, ScorePair
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed
 
 pytestmark = pytest.mark.models
 np = pytest.importorskip("numpy")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from teola_plugin.engines import profiles
-from teola_plugin.engines.base import Done, Engine, Failed, Piece, Request, Result
+from teola_plugin.engines.base import Engine
 from teola_plugin.engines.fake import (
     FakeEmbedder,
     FakeEngine,
@@ -24,7 +24,9 @@ from teola_plugin.engines.fake import (
     fake_engines,
     split_tokens,
 )
-from teola_plugin.engines.payloads import (
+from teola_plugin.errors import EngineUnavailable, RequestTooLarge
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import (
     UNKNOWN,
     Chunk,
     EmbedText,
@@ -39,8 +41,8 @@ from teola_plugin.engines.payloads import (
     Warmed,
     Warmup,
 )
-from teola_plugin.errors import EngineUnavailable, RequestTooLarge
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Piece, Result
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind

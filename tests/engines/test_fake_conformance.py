@@ -9,7 +9,9 @@ from teola_plugin.engines import profiles
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.conformance import EngineConformance
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, embed_words
-from teola_plugin.engines.payloads import (
+from teola_plugin.engines.store_conformance import StoreConformance
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import (
     Chunk,
     EmbedText,
     Generate,
@@ -21,8 +23,6 @@ from teola_plugin.engines.payloads import (
     SearchVector,
     Warmup,
 )
-from teola_plugin.engines.store_conformance import StoreConformance
-from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind

@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 from teola_plugin.engines import profiles
-from teola_plugin.engines.base import Done, Request
 from teola_plugin.engines.conformance import collect, ends
 from teola_plugin.engines.fake import FakeStore, Faults
-from teola_plugin.engines.payloads import Chunk, IngestRow, SearchVector, Version
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Chunk, IngestRow, SearchVector, Version
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind

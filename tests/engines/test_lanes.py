@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.engines.lanes import Lanes, twin
+from teola_plugin.engines.sentence_transformers.lanes import Lanes, twin
 
 
 @pytest.fixture

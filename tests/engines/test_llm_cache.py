@@ -10,19 +10,20 @@ import pytest
 import transformers
 from support.placement import anywhere, ask, e2
 
-from teola_plugin.engines import tiny_llama
-from teola_plugin.engines.base import Done, Request
+from teola_plugin.engines.bundled.files import llama as tiny_llama
 from teola_plugin.engines.cache_news import CacheNews, Emptied, Forgot, Holds, ask_for_news
 from teola_plugin.engines.fake import fake_engines
-from teola_plugin.engines.llm_cache import HeldPrefixes
-from teola_plugin.engines.llm_tokens import PromptTokens
-from teola_plugin.engines.llm_vllm import VllmEngine
-from teola_plugin.engines.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Sampling
 from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.engines.vllm import VllmEngine
+from teola_plugin.engines.vllm.cache import HeldPrefixes
+from teola_plugin.engines.vllm.tokens import PromptTokens
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Sampling
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
 from teola_plugin.runtime.cache_events import cache_events
-from teola_plugin.runtime.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.ports.engine_port import EnginePort, PortListener
 from teola_plugin.scheduling import E2
 from teola_plugin.scheduling.placement import Why
 

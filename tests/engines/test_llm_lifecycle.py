@@ -11,17 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.engines import llm_args, llm_cores, tiny_llama
-from teola_plugin.engines.base import Engine, Failed, Request
-from teola_plugin.engines.llm_process import group_members
-from teola_plugin.engines.llm_vllm import VllmEngine
-from teola_plugin.engines.payloads import Generate, Prompt
+from teola_plugin.engines.base import Engine
+from teola_plugin.engines.bundled.files import llama as tiny_llama
+from teola_plugin.engines.vllm import VllmEngine
+from teola_plugin.engines.vllm import args as llm_args
+from teola_plugin.engines.vllm import cores as llm_cores
+from teola_plugin.engines.vllm.process import group_members
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Generate, Prompt
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Failed
 
 SCRIPT = """
 import asyncio, sys
-from teola_plugin.engines.llm_vllm import VllmEngine
+from teola_plugin.engines.vllm import VllmEngine
 async def main():
     engine = VllmEngine("orphan", sys.argv[1], cores="0", engine_args={"kv_cache_memory_bytes": 64 << 20})
     start = asyncio.create_task(engine.start())
@@ -72,7 +76,7 @@ def test_known_versions_pass(version: str) -> None:
 async def test_without_vllm_the_hint_is_the_command(tmp_path: Path) -> None:
     """In a Python that sees this package only."""
     code = "from teola_plugin.engines import llm_args; llm_args.check_installed('llm')"
-    package = Path(llm_args.__file__).parents[2]
+    package = Path(llm_args.__file__).parents[3]
     ran = subprocess.run(
         [sys.executable, "-S", "-c", code],
         env={"PYTHONPATH": str(package)},

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from teola_plugin.engines import llm_scheduler, tiny_llama
-from teola_plugin.engines.base import Done, Request
-from teola_plugin.engines.llm_scheduler import KEY, PATIENCE, TopologyOrder
-from teola_plugin.engines.llm_vllm import VllmEngine
-from teola_plugin.engines.payloads import Generate, Generation, Prompt, Sampling
+from teola_plugin.engines.bundled.files import llama as tiny_llama
+from teola_plugin.engines.vllm import VllmEngine
+from teola_plugin.engines.vllm import scheduler as llm_scheduler
+from teola_plugin.engines.vllm.scheduler import KEY, PATIENCE, TopologyOrder
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Generate, Generation, Prompt, Sampling
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm
@@ -85,7 +87,7 @@ def test_an_untested_vllm_is_refused_only_if_its_scheduler_is_replaced(version: 
 
 
 async def test_an_unknown_scheduler_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("teola_plugin.engines.llm_args.check_installed", lambda engine: "0.32.0")
+    monkeypatch.setattr("teola_plugin.engines.vllm.args.check_installed", lambda engine: "0.32.0")
     with pytest.raises(ConfigError, match="there is no scheduler 'fifo'"):
         await VllmEngine("llm", "no model", scheduler="fifo").start()
 

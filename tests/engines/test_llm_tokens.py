@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.engines import tiny_llama
-from teola_plugin.engines.llm_tokens import PromptTokens
-from teola_plugin.engines.payloads import UNKNOWN, Message, Prompt
+from teola_plugin.engines.bundled.files import llama as tiny_llama
+from teola_plugin.engines.vllm.tokens import PromptTokens
+from teola_plugin.requests.payloads import UNKNOWN, Message, Prompt
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from teola_plugin.engines.base import Done, Failed, Piece, Request, Result
-from teola_plugin.engines.llm_process import group_members
-from teola_plugin.engines.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Sampling, Warmed, Warmup
+from teola_plugin.engines.vllm.process import group_members
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import PrimitiveKind as K
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Sampling, Warmed, Warmup
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Piece, Result
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from support.api_server import MODEL, ApiServer
 
-from teola_plugin.engines import openai_wire as wire
-from teola_plugin.engines.base import Done, Failed, Piece, Request
-from teola_plugin.engines.bundled import llm_folder
+from teola_plugin.engines.bundled.files import llm_folder
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.engines.conformance import EngineConformance, collect, ends
-from teola_plugin.engines.openai_api import OpenAIServer
-from teola_plugin.engines.openai_http import refusal_in
-from teola_plugin.engines.payloads import UNKNOWN, Generate, Message, Prompt, Sampling, Warmup
+from teola_plugin.engines.openai import OpenAIServer, wire
+from teola_plugin.engines.openai.http import refusal_in
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Message, Prompt, Sampling, Warmup
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Piece
 
 K = PrimitiveKind
 LONG = "A generator is a function that yields. " * 20

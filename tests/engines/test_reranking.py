@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.engines import tiny_reranker
-from teola_plugin.engines.base import Done, Failed, Request
+from teola_plugin.engines.bundled.files import reranker as tiny_reranker
 from teola_plugin.engines.conformance import EngineConformance
-from teola_plugin.engines.payloads import ScorePair
-from teola_plugin.engines.reranking import RerankingEngine
+from teola_plugin.engines.sentence_transformers import RerankingEngine
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import ScorePair
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed
 
 pytestmark = pytest.mark.models
 

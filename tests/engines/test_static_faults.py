@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.engines import torch_worker
-from teola_plugin.engines.base import Done, Failed, Request
-from teola_plugin.engines.payloads import EmbedText
-from teola_plugin.engines.static import StaticEngine
+from teola_plugin.engines.sentence_transformers import torch_worker
+from teola_plugin.engines.sentence_transformers.static import StaticEngine
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import EmbedText
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed
 
 K = PrimitiveKind
 

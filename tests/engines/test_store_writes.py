@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from teola_plugin.engines import profiles
-from teola_plugin.engines.base import Done, Engine, Failed, Request
+from teola_plugin.engines.base import Engine
 from teola_plugin.engines.conformance import collect, ends
 from teola_plugin.engines.fake import FakeStore
-from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector
-from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed
 
 K = PrimitiveKind
 _numbers = itertools.count(1)

@@ -15,12 +15,13 @@ import numpy as np
 import psycopg
 import pytest
 
-from teola_plugin.engines.base import Done, Request
 from teola_plugin.engines.conformance import collect, ends
-from teola_plugin.engines.payloads import Chunk, Hit, IngestRow, SearchVector, Version
-from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector, Version
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
 
 K = PrimitiveKind
 pytestmark = pytest.mark.postgres

@@ -19,7 +19,7 @@ from generated.worlds import COLLECTIONS
 from support.books import row
 
 from teola_plugin.engines.fake import embed_words
-from teola_plugin.engines.payloads import Chunk
+from teola_plugin.requests.payloads import Chunk
 
 
 class Another:

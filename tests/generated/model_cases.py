@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.engines.fake import embed_words
-from teola_plugin.engines.payloads import Chunk, EmbedText, Generate, IngestRow, Message, Prompt, Sampling, SearchVector
 from teola_plugin.graph import Effect, Graph, Primitive, PrimitiveKind, Ref, named
+from teola_plugin.requests.payloads import (
+    Chunk,
+    EmbedText,
+    Generate,
+    IngestRow,
+    Message,
+    Prompt,
+    Sampling,
+    SearchVector,
+)
 
 K = PrimitiveKind
 COLLECTION = "notes"

@@ -13,12 +13,13 @@ from generated.model_cases import COLLECTION, IDS, K_ALL, WORDS, Case, Op, a_cas
 from generated.model_store import HistoricStore, History, nearest
 from generated.worlds import Latency, ingested
 
-from teola_plugin.engines.base import Done, Request, Result
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, Faults, embed_words
-from teola_plugin.engines.payloads import Generate, IngestRow, Prompt, Sampling
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Query
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generate, IngestRow, Prompt, Sampling
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Result
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.virtual_time import run_virtual
 

@@ -11,9 +11,9 @@ from generated.model_cases import COLLECTION, IDS, K_ALL, WORDS, Case, Op, a_cas
 from generated.model_store import State, alike, nearest, stored
 
 from teola_plugin.engines.fake import embed_words
-from teola_plugin.engines.payloads import Chunk
 from teola_plugin.graph import Query
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Chunk
 from teola_plugin.runtime.query_run import QueryRun
 
 Outside = Callable[..., Any]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import Any
 
-from teola_plugin.engines.base import Request
 from teola_plugin.engines.fake import FakeStore
-from teola_plugin.engines.payloads import Chunk, Hit, IngestRow
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow
+from teola_plugin.requests.request import Request
 
 Row = tuple[Chunk, tuple[float, ...]]
 State = Mapping[str, Row]

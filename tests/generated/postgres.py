@@ -8,7 +8,7 @@ from generated.words import writers
 from generated.worlds import COLLECTIONS, Latency, World, fakes, ingested
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.engines.pgvector import PgVectorEngine
 
 
 def stage(dsn: str) -> Stage:

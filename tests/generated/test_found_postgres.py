@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from teola_plugin.engines.base import Done, Request
-from teola_plugin.engines.payloads import Chunk, IngestRow, SearchVector
-from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Chunk, IngestRow, SearchVector
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
 
 pytestmark = pytest.mark.postgres
 

@@ -15,12 +15,13 @@ from generated.words import base, run_text
 from generated.worlds import Latency, fakes, ingested, world_of
 
 from teola_plugin import accelerate
-from teola_plugin.engines.base import Done, Failed, Request, Result
 from teola_plugin.engines.fake import FakeLLM, Faults
-from teola_plugin.engines.payloads import Prompt, Sampling
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Prompt, Sampling
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Result
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind

@@ -16,7 +16,7 @@ from generated.model_steps import Steps
 from generated.worlds import Latency, fakes
 from support.books import row
 
-from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.pool import EnginePool
 
 

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 from support.books import POISON, Books, watch
 
-from teola_plugin.engines.base import Done, Engine, Request
+from teola_plugin.engines.base import Engine
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults, embed_words
-from teola_plugin.engines.payloads import Chunk, IngestRow
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Chunk, IngestRow
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
 
 K = PrimitiveKind
 COLLECTIONS = ("notes", "uploads")

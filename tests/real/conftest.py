@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from teola_plugin.engines.embedding import EmbeddingEngine
-from teola_plugin.engines.reranking import RerankingEngine
-from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.engines.pgvector import PgVectorEngine
+from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import LoopThread

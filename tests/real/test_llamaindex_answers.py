@@ -28,10 +28,10 @@ from support.api_server import MODEL, ApiServer
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM, TeolaRerank, TeolaVectorStore
-from teola_plugin.engines.bundled import reranker_folder
-from teola_plugin.engines.embedding import EmbeddingEngine, packaged_minilm
-from teola_plugin.engines.openai_api import OpenAIServer
-from teola_plugin.engines.reranking import RerankingEngine
+from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.openai import OpenAIServer
+from teola_plugin.engines.sentence_transformers import RerankingEngine
+from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.llamaindex.known import inside
 

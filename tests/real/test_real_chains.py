@@ -21,11 +21,11 @@ from teola_plugin.cli.demo import chain as demo
 from teola_plugin.cli.demo import steps
 from teola_plugin.cli.demo.measure import cached_by_warmups
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.payloads import Generate, Message, Prompt, Sampling
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.observe import html_page
 from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generate, Message, Prompt, Sampling
 from teola_plugin.scheduling import EngineScheduler
 from teola_plugin.scheduling.events import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
 
@@ -129,7 +129,8 @@ async def _first_pieces(engine: Any, priorities: dict[str, int]) -> list[str]:
 
     Each prompt fills most of one of vLLM's steps, so that they cannot all be prefilled together.
     """
-    from teola_plugin.engines.base import Piece, Request
+    from teola_plugin.requests.request import Request
+    from teola_plugin.requests.results import Piece
 
     seen: list[str] = []
     filler = "what a lambda is and how it is called " * 130
@@ -151,7 +152,7 @@ async def _first_pieces(engine: Any, priorities: dict[str, int]) -> list[str]:
 
 async def one_blocker(engine: Any, filler: str) -> None:
     """Keeps vLLM busy for a step, so that the four are queued together behind it."""
-    from teola_plugin.engines.base import Request
+    from teola_plugin.requests.request import Request
 
     asked = Generate(Prompt((Message("user", filler * 2),)), Sampling(max_tokens=2))
     async for _ in engine.execute(

@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from teola_plugin.engines.payloads import UNKNOWN, Chunk, Generate, Message, Prompt, Sampling
 from teola_plugin.graph import Component, Effect, PromptPart, Ref, Role, WorkflowTemplate, named
+from teola_plugin.requests.payloads import UNKNOWN, Chunk, Generate, Message, Prompt, Sampling
 
 QUESTION = Ref("$input", ("question",))
 LIST = '{"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 3}'

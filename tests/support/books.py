@@ -10,10 +10,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from teola_plugin.engines.base import Engine, Request, Result
-from teola_plugin.engines.payloads import Chunk, EmbedText, Generate, IngestRow, ScorePair, SearchVector, Warmup
+from teola_plugin.engines.base import Engine
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, IngestRow, ScorePair, SearchVector, Warmup
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Result
 
 POISON = "poison"
 """A request that holds it fails: a fault that depends on nothing but the content."""

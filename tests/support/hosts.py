@@ -15,16 +15,18 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.cluster import engine_host, link
-from teola_plugin.cluster.config import EngineConfig
-from teola_plugin.cluster.engine_host import EngineHost
+from teola_plugin.cluster.client.client import link
+from teola_plugin.cluster.client.shared_engine import SharedEngine
+from teola_plugin.cluster.client.shared_port import SharedPort
+from teola_plugin.cluster.deployment.config import EngineConfig
+from teola_plugin.cluster.host import engine_host
+from teola_plugin.cluster.host.engine_host import EngineHost
 from teola_plugin.cluster.names import actor_name
-from teola_plugin.cluster.shared_engine import SharedEngine
-from teola_plugin.cluster.shared_port import SharedPort
 from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
-from teola_plugin.engines.base import Engine, Request
-from teola_plugin.runtime.engine_port import PortListener
-from teola_plugin.runtime.works import Work
+from teola_plugin.engines.base import Engine
+from teola_plugin.requests.request import Request
+from teola_plugin.runtime.ports.engine_port import PortListener
+from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.events import Enqueue
 
 

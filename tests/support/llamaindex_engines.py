@@ -25,8 +25,8 @@ from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool
 
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM, TeolaRerank, TeolaVectorStore
-from teola_plugin.engines.payloads import Generate
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generate
 
 WORDS = "oat ivy boat sail mill barn rope tide corn dock herd mast seed wave plow keel"
 MODES = ("compact", "refine", "tree_summarize", "accumulate", "compact_accumulate", "simple_summarize", "generation")

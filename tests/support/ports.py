@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any
 
-from teola_plugin.engines.base import Done, Engine, EngineLoad, Piece, Request, Result
-from teola_plugin.engines.payloads import Generate, Generation, Prompt
+from teola_plugin.engines.base import Engine, EngineLoad
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
-from teola_plugin.runtime.engine_port import EnginePort, PortListener
+from teola_plugin.requests.payloads import Generate, Generation, Prompt
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Piece, Result
+from teola_plugin.runtime.ports.engine_port import EnginePort, PortListener
 from teola_plugin.runtime.virtual_time import run_virtual
-from teola_plugin.runtime.works import Work
+from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.events import Enqueue
 
 Script = Callable[[Sequence[Request]], AsyncIterator[Result]]

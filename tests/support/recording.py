@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.engines.base import Engine, Request, Result
+from teola_plugin.engines.base import Engine
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Result
 from teola_plugin.scheduling.events import Enqueue
 
 

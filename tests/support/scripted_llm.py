@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from teola_plugin.engines.base import Done, EngineLoad, Piece, Request, Result
-from teola_plugin.engines.payloads import Generate, Generation
+from teola_plugin.engines.base import EngineLoad
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.requests.payloads import Generate, Generation
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Piece, Result
 
 
 class ScriptedLLM:

@@ -17,8 +17,8 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
 from llama_index.core.schema import NodeWithScore
 
-from teola_plugin.engines.payloads import UNKNOWN, Generate, Generation
 from teola_plugin.graph import PromptPart
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Run = Callable[[Any, Mapping[str, Any]], Any]

@@ -9,11 +9,11 @@ from typing import Any
 
 from teola_plugin.adapters.langchain.active import place_of
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
-from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.lcel_classes import changed
+from teola_plugin.requests.payloads import ScorePair
+from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RerankingLeaf
 
 _EMBEDDINGS = ("langchain_huggingface.embeddings.huggingface", "langchain_community.embeddings.huggingface")

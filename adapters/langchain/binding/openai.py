@@ -17,13 +17,13 @@ from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
-from teola_plugin.adapters.openai_told import Captured, atold_in, capturing, told, told_in
-from teola_plugin.adapters.openai_transport import AsyncCarrier, Carrier
-from teola_plugin.engines.openai_carried import without_credentials
-from teola_plugin.engines.openai_wire import WireGeneration, joinable
-from teola_plugin.engines.payloads import Generate, Generation
+from teola_plugin.adapters.openai.told import Captured, atold_in, capturing, told, told_in
+from teola_plugin.adapters.openai.transport import AsyncCarrier, Carrier
+from teola_plugin.engines.openai.carried import without_credentials
+from teola_plugin.engines.openai.wire import WireGeneration, joinable
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.tracer.leaf import GenerationLeaf
 
 _FOR_TRACES = ("ls_structured_output_format", "structured_output_format")

@@ -20,9 +20,9 @@ from teola_plugin.adapters.langchain.active import Called, place_of
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.errors import RegistrationError
-from teola_plugin.tracer.lcel_classes import changed
+from teola_plugin.tracer.langchain.classes import changed
+from teola_plugin.tracer.langchain.stores import resource
 from teola_plugin.tracer.leaf import StoreLeaf
-from teola_plugin.tracer.stores import resource
 
 _SEARCHES = {
     "similarity": "similarity_search_by_vector",

@@ -26,10 +26,10 @@ from langchain_core.runnables.retry import RunnableRetry
 
 from teola_plugin.adapters.langchain.own_models.composites import parts as structural_parts
 from teola_plugin.adapters.langchain.own_models.composites import with_parts as with_structural_parts
-from teola_plugin.tracer.equivalents import equivalent
-from teola_plugin.tracer.lcel_classes import changed, is_pool_backed
-from teola_plugin.tracer.pure import understood
-from teola_plugin.tracer.stores import written
+from teola_plugin.tracer.langchain.classes import changed, is_pool_backed
+from teola_plugin.tracer.langchain.equivalents import equivalent
+from teola_plugin.tracer.langchain.stores import written
+from teola_plugin.tracer.purity.callables import understood
 
 Node = Runnable[Any, Any]
 

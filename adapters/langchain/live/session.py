@@ -15,7 +15,7 @@ from teola_plugin.adapters.ahead import ending
 from teola_plugin.adapters.langchain.own_models.in_place import InPlace
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
-from teola_plugin.tracer.paths import NodePath, PathTracker
+from teola_plugin.tracer.langchain.paths import NodePath, PathTracker
 
 
 class SessionHandler(BaseCallbackHandler):

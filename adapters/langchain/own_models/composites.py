@@ -14,7 +14,7 @@ from langchain_core.runnables import (
 )
 from langchain_core.runnables.base import RunnableEach
 
-from teola_plugin.tracer.equivalents import asked_per_query
+from teola_plugin.tracer.langchain.equivalents import asked_per_query
 
 Node = Runnable[Any, Any]
 

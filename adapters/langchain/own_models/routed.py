@@ -36,7 +36,7 @@ from teola_plugin.graph import Effect, WorkflowTemplate
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import Traced
-from teola_plugin.tracer.lcel import trace
+from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.leaf import WrappedLeaf
 
 

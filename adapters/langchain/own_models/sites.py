@@ -20,8 +20,8 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from teola_plugin.adapters.langchain.own_models.composites import Node, parts
 from teola_plugin.adapters.langchain.own_models.gates import Gate, gate_of
 from teola_plugin.adapters.langchain.own_models.leaf_calls import Site
-from teola_plugin.tracer.equivalents import asked_per_query
-from teola_plugin.tracer.lcel_classes import is_pool_backed
+from teola_plugin.tracer.langchain.classes import is_pool_backed
+from teola_plugin.tracer.langchain.equivalents import asked_per_query
 
 _STATEFUL = (FakeListChatModel, FakeMessagesListChatModel, GenericFakeChatModel, FakeListLLM)
 """Fakes of the framework that answer by the order of their calls."""

@@ -11,12 +11,14 @@ from typing import Any
 
 from teola_plugin.adapters.ahead import freed, takes_time
 from teola_plugin.adapters.langchain.own_models.places import open_places
-from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
+from teola_plugin.engines.base import EngineLoad
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import STREAM_ITEMS, Batching, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Result
 from teola_plugin.runtime.local import LocalRuntime
 
 WRAPPED = "wrapped"

@@ -16,9 +16,8 @@ from langchain_core.vectorstores import InMemoryVectorStore
 
 from teola_plugin.cli.demo.server import SERVED
 from teola_plugin.cli.demo.steps import EXPAND, LIST_OF_QUESTIONS, answer_with, make_splitter, nothing_to_gain, texts
-from teola_plugin.engines.embedding import EmbeddingEngine
-from teola_plugin.engines.openai_api import OpenAIServer
-from teola_plugin.engines.reranking import RerankingEngine
+from teola_plugin.engines.openai import OpenAIServer
+from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
 from teola_plugin.pool import EnginePool
 
 KEY: Any = "none"

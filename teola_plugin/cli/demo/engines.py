@@ -35,11 +35,10 @@ def make_pool(models: Models) -> EnginePool:
 
     On a machine without CUDA the LLM is pinned to one core and the others to another: two devices.
     """
-    from teola_plugin.engines import bundled
-    from teola_plugin.engines.embedding import EmbeddingEngine
-    from teola_plugin.engines.llm_vllm import VllmEngine
-    from teola_plugin.engines.reranking import RerankingEngine
-    from teola_plugin.engines.vector_pgvector import PgVectorEngine
+    from teola_plugin.engines.bundled import files as bundled
+    from teola_plugin.engines.pgvector import PgVectorEngine
+    from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
+    from teola_plugin.engines.vllm import VllmEngine
 
     llm_cores, other_cores = device_cores()
     engines: list[Engine] = [

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from teola_plugin.engines import llm_cores
+from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.model_cache import cache_folder
-from teola_plugin.engines.torch_worker import parse_cores
+from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.errors import EngineUnavailable
 
 SERVED = "demo"

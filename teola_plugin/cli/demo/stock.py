@@ -18,7 +18,7 @@ from teola_plugin.cli.demo.app import App, make_app, make_pool
 from teola_plugin.cli.demo.engines import Models, device_cores
 from teola_plugin.cli.demo.measure import Case, run_case
 from teola_plugin.cli.demo.server import api_server
-from teola_plugin.engines.quiet import no_loading_bars
+from teola_plugin.engines.sentence_transformers.quiet import no_loading_bars
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.pool import EnginePool
 
@@ -31,8 +31,8 @@ def running(models: Models) -> Iterator[tuple[EnginePool, App]]:
 
     Raises `EngineUnavailable` with the line that installs what is missing.
     """
-    from teola_plugin.engines import bundled
-    from teola_plugin.engines.embedding import packaged_minilm
+    from teola_plugin.engines.bundled import files as bundled
+    from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 
     _check_packages()
     llm_cores, others = device_cores()

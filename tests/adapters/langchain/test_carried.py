@@ -15,7 +15,7 @@ from support.openai_stub import MODEL, Stub, openai_stub
 from support.recording import arrivals
 
 from teola_plugin import accelerate
-from teola_plugin.engines.openai_api import OpenAIServer
+from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.errors import (
     EngineOverloaded,
     EngineUnavailable,

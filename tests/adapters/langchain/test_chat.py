@@ -18,9 +18,9 @@ from pydantic import BaseModel, Field
 
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.llm import TeolaLLM
-from teola_plugin.engines.payloads import UNKNOWN, Generate, Message, Prompt, Sampling
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import Query
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Message, Prompt, Sampling
 from teola_plugin.runtime.context import current_run
 
 ARRAY = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
@@ -215,7 +215,7 @@ def test_the_leaf_builds_the_payload_that_is_sent(pool, llm, kwargs, asking):
 
 
 def llm_answer(llm: Any) -> Any:
-    from teola_plugin.engines.payloads import Generation
+    from teola_plugin.requests.payloads import Generation
 
     text = llm.answer(llm.asked[-1])
     return Generation(text, "stop", 7, len(text.split(" ")), 3)

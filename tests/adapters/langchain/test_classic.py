@@ -28,12 +28,14 @@ from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.engines.base import Done, EngineLoad, Failed, Request, Result
+from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
-from teola_plugin.engines.payloads import Generation
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generation
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Result
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -12,7 +12,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel
 from support.own_code import own
 
-from benchmarks.kits import pool_kit, scaled
+from benchmarks.langchain.kits import pool_kit, scaled
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.observe.spans import Span

@@ -24,9 +24,9 @@ from teola_plugin.adapters.langchain.rows import to_documents
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.adapters.plain_data import snapshot
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
-from teola_plugin.engines.openai_api import OpenAIServer
-from teola_plugin.engines.payloads import UNKNOWN, Chunk, Generate
+from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import UNKNOWN, Chunk, Generate
 
 _names = (f"owned{i}" for i in itertools.count())
 ODD = f"an icon {UNKNOWN} of a font"

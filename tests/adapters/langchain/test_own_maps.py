@@ -15,7 +15,7 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from support.own_leaves import Chat, Ledger, Notes, SyncChat, Text
 
-from benchmarks.kits import scaled
+from benchmarks.langchain.kits import scaled
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.engines import profiles

@@ -21,8 +21,8 @@ from langchain_core.runnables import (
 )
 from langchain_core.runnables.base import RunnableEach
 
-from benchmarks import apps
-from benchmarks.kits import scaled
+from benchmarks.langchain.kits import scaled
+from benchmarks.rag import apps
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.live.parts import with_parts
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable

@@ -28,8 +28,8 @@ QUERIES = ["a sleeping pet", "what to drink", "non-English text", "the mail arri
 
 @pytest.fixture(scope="module")
 def pool():
-    from teola_plugin.engines.embedding import EmbeddingEngine
-    from teola_plugin.engines.vector_pgvector import PgVectorEngine
+    from teola_plugin.engines.pgvector import PgVectorEngine
+    from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 
     with EnginePool.local(embedder=EmbeddingEngine("embedder"), store=PgVectorEngine("store")) as pool:
         yield pool

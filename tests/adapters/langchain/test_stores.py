@@ -19,8 +19,8 @@ from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.binding import stores as bind_stores
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, embed_words
-from teola_plugin.engines.payloads import EmbedText
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import EmbedText
 
 Chain = Runnable[Any, Any]
 WORDS = ("lambda", "class", "import", "with", "raise")

@@ -15,7 +15,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.own_models.in_place import InPlace
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.lcel_classes import emits_own_run
+from teola_plugin.tracer.langchain.classes import emits_own_run
 
 
 class Heard(BaseCallbackHandler):

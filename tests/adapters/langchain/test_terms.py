@@ -25,7 +25,7 @@ from teola_plugin.adapters.langchain.llm import TeolaLLM
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
-from teola_plugin.engines.fake_base import Faults
+from teola_plugin.engines.fake.base import Faults
 from teola_plugin.errors import QueryTimeout, RegistrationError
 from teola_plugin.pool import EnginePool
 

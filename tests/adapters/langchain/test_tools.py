@@ -150,10 +150,11 @@ def feed(animal: Literal["lamb", "cow"], often: bool) -> str:
 def test_a_real_engine_writes_the_call_that_is_demanded(session_llm: Any) -> None:
     """The model is random; what it may write is not."""
     from teola_plugin.adapters.langchain.tools import described, taken
-    from teola_plugin.engines.base import Done, Request
-    from teola_plugin.engines.payloads import Generate, Prompt, Sampling
-    from teola_plugin.engines.payloads import Message as Said
     from teola_plugin.graph import PrimitiveKind
+    from teola_plugin.requests.payloads import Generate, Prompt, Sampling
+    from teola_plugin.requests.payloads import Message as Said
+    from teola_plugin.requests.request import Request
+    from teola_plugin.requests.results import Done
 
     _, tools = taken(described([feed, Fact], "feed"))
     assert tools is not None
@@ -172,9 +173,9 @@ def test_a_real_engine_writes_the_call_that_is_demanded(session_llm: Any) -> Non
 
 
 def test_a_chat_template_is_given_the_tools() -> None:
-    from teola_plugin.engines.llm_tokens import PromptTokens
-    from teola_plugin.engines.payloads import Message as Said
-    from teola_plugin.engines.payloads import Prompt
+    from teola_plugin.engines.vllm.tokens import PromptTokens
+    from teola_plugin.requests.payloads import Message as Said
+    from teola_plugin.requests.payloads import Prompt
 
     class Tokenizer:
         chat_template = "yes"

@@ -12,9 +12,9 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests, Vector
 
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
-from teola_plugin.engines.payloads import Hit
 from teola_plugin.errors import RegistrationError, TeolaError
 from teola_plugin.graph import Query
+from teola_plugin.requests.payloads import Hit
 
 _names = (f"collection{i}" for i in itertools.count())
 DOCUMENTS = [

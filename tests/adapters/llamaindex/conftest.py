@@ -12,7 +12,7 @@ from support.scripted_llm import ScriptedLLM
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.client_code import ClientCode
+from teola_plugin.runtime.driver.client_code import ClientCode
 
 _names = (f"collection{i}" for i in itertools.count())
 

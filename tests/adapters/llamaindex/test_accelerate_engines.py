@@ -24,10 +24,10 @@ from support.scripted_llm import ScriptedLLM
 
 from teola_plugin import accelerate
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
-from teola_plugin.engines.fake_base import Faults
-from teola_plugin.engines.payloads import Generate
+from teola_plugin.engines.fake.base import Faults
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generate
 
 pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "at_once")
 ASKED = "what is there"

@@ -21,9 +21,9 @@ from support.openai_stub import MODEL, Stub, openai_stub
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM
-from teola_plugin.adapters.llamaindex.bind import bound
-from teola_plugin.engines.openai_api import OpenAIServer
-from teola_plugin.engines.openai_wire import WirePrompt
+from teola_plugin.adapters.llamaindex.binding.bind import bound
+from teola_plugin.engines.openai import OpenAIServer
+from teola_plugin.engines.openai.wire import WirePrompt
 from teola_plugin.errors import QueryTimeout, RegistrationError
 from teola_plugin.graph import PrimitiveKind, Terms
 from teola_plugin.pool import EnginePool

@@ -18,9 +18,9 @@ from llama_index.core.storage.kvstore import SimpleKVStore
 
 from teola_plugin.adapters.llamaindex import TeolaEmbedding
 from teola_plugin.engines.fake import FakeEmbedder, embed_words
-from teola_plugin.engines.payloads import EmbedText
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import EmbedText
 
 TEXTS = [f"text number {i}" for i in range(25)]
 

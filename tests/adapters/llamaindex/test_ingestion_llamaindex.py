@@ -27,9 +27,9 @@ from teola_plugin.adapters.llamaindex.ingestion import (
     accelerated_ingestion,
 )
 from teola_plugin.engines.fake import FakeEmbedder, FakeStore, fake_engines
-from teola_plugin.engines.payloads import IngestRow
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import IngestRow
 
 _WORDS = ["cat", "dog", "tea", "mat", "sun", "moon", "star", "rain", "snow", "wind"]
 _RANDOM = random.Random(0)

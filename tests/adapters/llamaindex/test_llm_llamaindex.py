@@ -20,8 +20,8 @@ from llama_index.core.types import BaseOutputParser
 from pydantic import BaseModel
 
 from teola_plugin.adapters.llamaindex import TeolaLLM
-from teola_plugin.engines.payloads import Generation, Message, Prompt, Sampling
 from teola_plugin.errors import RegistrationError
+from teola_plugin.requests.payloads import Generation, Message, Prompt, Sampling
 
 QUESTION = [ChatMessage(role="system", content="be brief"), ChatMessage("why?")]
 

@@ -13,8 +13,8 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 
 from teola_plugin.adapters.llamaindex import TeolaRerank
 from teola_plugin.engines.fake import FakeReranker
-from teola_plugin.engines.payloads import ScorePair
 from teola_plugin.errors import RegistrationError
+from teola_plugin.requests.payloads import ScorePair
 
 TEXTS = ["green tea", "the cat sleeps", "the dog barks", "the cat sleeps", "tea for the cat"]
 QUERY = QueryBundle("the cat drinks tea")

@@ -18,10 +18,10 @@ from support.recording import Arrival, arrivals
 
 from teola_plugin import accelerate
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
-from teola_plugin.engines.fake_base import Faults
-from teola_plugin.engines.payloads import Generate
+from teola_plugin.engines.fake.base import Faults
 from teola_plugin.errors import QueryTimeout, RegistrationError
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generate
 
 pytestmark = pytest.mark.usefixtures("loop_of_the_thread")
 ASKED = "what is there"

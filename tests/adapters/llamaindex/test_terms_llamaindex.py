@@ -15,12 +15,13 @@ from support.llamaindex_engines import ENGINES, Library, library, reply, setting
 from support.scripted_llm import ScriptedLLM
 
 from teola_plugin import accelerate
-from teola_plugin.engines.base import Request, Result
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
-from teola_plugin.engines.fake_base import Faults
-from teola_plugin.engines.payloads import Generate
+from teola_plugin.engines.fake.base import Faults
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generate
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Result
 
 pytestmark = pytest.mark.usefixtures("loop_of_the_thread")
 ASKED = "what is there"

@@ -24,10 +24,10 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore as LangChainStore
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaVectorStore
 from teola_plugin.engines.fake import embed_words
-from teola_plugin.engines.payloads import SearchVector
-from teola_plugin.engines.vector_pgvector import PgVectorEngine
+from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import SearchVector
 
 WORDS = ["cat", "dog", "tea", "mat", "sun", "moon", "star", "rain", "snow", "wind"]
 

@@ -21,17 +21,17 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
-from benchmarks.kits import Keywords, Kit, answer
+from benchmarks.langchain.kits import Keywords, Kit, answer
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.engines.base import Request
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults, bag_of_words, embed_words
-from teola_plugin.engines.fake_base import NO_FAULTS
-from teola_plugin.engines.fake_llm import _json_value
-from teola_plugin.engines.payloads import EmbedText, Prompt, Sampling
+from teola_plugin.engines.fake.base import NO_FAULTS
+from teola_plugin.engines.fake.llm import _json_value
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import EmbedText, Prompt, Sampling
+from teola_plugin.requests.request import Request
 
 WORDS = ("lambda", "class", "import", "with", "raise", "yield")
 TEXTS = [f"passage {i} about {word} and naïve café. It says {word} again, and {word}." for i, word in enumerate(WORDS)]

@@ -32,7 +32,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from pydantic import BaseModel, Field
 
-from benchmarks.cookbook import joined
+from benchmarks.langchain.cookbook import joined
 
 Chain = Runnable[Any, Any]
 

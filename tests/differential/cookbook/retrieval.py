@@ -43,7 +43,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel,
 from langchain_core.stores import InMemoryStore
 from langchain_text_splitters import CharacterTextSplitter
 
-from benchmarks.cookbook import joined, reciprocal_rank_fusion
+from benchmarks.langchain.cookbook import joined, reciprocal_rank_fusion
 
 Chain = Runnable[Any, Any]
 ASKED = "what does import say about naïve?"

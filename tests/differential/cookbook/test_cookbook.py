@@ -19,8 +19,8 @@ from differential.recording import plain
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.base import RunnableBindingBase
 
-from benchmarks import cookbook
-from benchmarks.apps import document
+from benchmarks.langchain import cookbook
+from benchmarks.rag.apps import document
 from teola_plugin import accelerate
 
 Chain = Runnable[Any, Any]

@@ -15,7 +15,7 @@ from llama_index.core.base.response.schema import AsyncStreamingResponse, Stream
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from support.books import rows
 
-from benchmarks.llamaindex_kits import Kit
+from benchmarks.llamaindex.kits import Kit
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.selectors import LLMMultiSelector
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 
-from benchmarks import llamaindex_engines as documented
-from benchmarks.llamaindex_engines import indexes, tools
-from benchmarks.llamaindex_kits import Kit, Sizes, corpus
+from benchmarks.llamaindex import engines as documented
+from benchmarks.llamaindex.engines import indexes, tools
+from benchmarks.llamaindex.kits import Kit, Sizes, corpus
 
 Make = Any
 

@@ -30,8 +30,8 @@ from llama_index.core.vector_stores import SimpleVectorStore, VectorStoreQueryRe
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from pydantic import PrivateAttr
 
-from benchmarks.llamaindex_engines import advanced_rag, indexes
-from benchmarks.llamaindex_kits import Kit, Sizes, corpus
+from benchmarks.llamaindex.engines import advanced_rag, indexes
+from benchmarks.llamaindex.kits import Kit, Sizes, corpus
 
 Make = Any
 

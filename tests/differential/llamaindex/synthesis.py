@@ -10,8 +10,8 @@ from llama_index.core.response_synthesizers import ResponseMode, get_response_sy
 from llama_index.core.vector_stores import MetadataFilters
 from pydantic import BaseModel
 
-from benchmarks.llamaindex_engines import synthesizer
-from benchmarks.llamaindex_kits import Kit
+from benchmarks.llamaindex.engines import synthesizer
+from benchmarks.llamaindex.kits import Kit
 
 Make = Any
 MODES = tuple(ResponseMode)

@@ -18,9 +18,9 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.rate_limiter import BaseRateLimiter
 from llama_index.core.storage.kvstore import SimpleKVStore
 
-from benchmarks.kits import scaled
-from benchmarks.llamaindex_engines import advanced_rag, compact, fusion
-from benchmarks.llamaindex_kits import Kit, Sizes, bound_kit, own_kit, pool_kit
+from benchmarks.langchain.kits import scaled
+from benchmarks.llamaindex.engines import advanced_rag, compact, fusion
+from benchmarks.llamaindex.kits import Kit, Sizes, bound_kit, own_kit, pool_kit
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.errors import RegistrationError, TraceError

@@ -23,8 +23,8 @@ from llama_index.core.base.response.schema import Response
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import QueryBundle
 
-from benchmarks.llamaindex_engines import ASKED
-from benchmarks.llamaindex_kits import Kit, Sizes, bound_kit, own_kit, pool_kit
+from benchmarks.llamaindex.engines import ASKED
+from benchmarks.llamaindex.kits import Kit, Sizes, bound_kit, own_kit, pool_kit
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.errors import RegistrationError

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.engines.base import Request
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeStore, Faults
-from teola_plugin.engines.payloads import Chunk, EmbedText, Generate, IngestRow, Prompt, SearchVector
 from teola_plugin.errors import EngineError, QueryError
 from teola_plugin.graph import Effect, Graph, Primitive, PrimitiveKind, PromptPart, Query, Ref, Terms, named
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, IngestRow, Prompt, SearchVector
+from teola_plugin.requests.request import Request
 from teola_plugin.runtime.context import current_terms
-from teola_plugin.runtime.graph_driver import GraphDriver
+from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.events import Collect
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from teola_plugin.runtime.client_code import ClientCode
+from teola_plugin.runtime.driver.client_code import ClientCode
 
 
 class Scene:

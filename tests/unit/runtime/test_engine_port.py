@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from support.ports import Heard, Scripted, answers, ask, driven, entry, event, hangs, port, raises, says
 
-from teola_plugin.engines.base import Done, Failed, Piece, Request, Result
-from teola_plugin.engines.payloads import EmbedText, Generate, Generation, Message, Prompt, Sampling
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile
-from teola_plugin.runtime.engine_port import EnginePort, PortListener
+from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Message, Prompt, Sampling
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Piece, Result
 from teola_plugin.runtime.failures import located, own
 from teola_plugin.runtime.handles import PieceLog
-from teola_plugin.runtime.watchdog import Patience
-from teola_plugin.runtime.works import Work
+from teola_plugin.runtime.ports.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.ports.watchdog import Patience
+from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.events import DepthChanged
 from teola_plugin.scheduling.objectives import Objective
 

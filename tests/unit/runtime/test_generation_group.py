@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from teola_plugin.graph import STREAM_ITEMS, Primitive, PrimitiveKind
-from teola_plugin.runtime.generation_group import Began, Decoded, GenerationGroup, Grown, NotNeeded, Prefilled
+from teola_plugin.runtime.driver.generation_group import Began, Decoded, GenerationGroup, Grown, NotNeeded, Prefilled
 
 K = PrimitiveKind
 LEAD = Primitive("lead", K.PREFILLING, "llm")

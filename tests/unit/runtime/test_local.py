@@ -12,7 +12,6 @@ from support.apps import advanced_rag
 from support.recording import record
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, Faults, fake_engines
-from teola_plugin.engines.payloads import UNKNOWN, EmbedText, Generate, Message, Prompt, Sampling
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.errors import (
     EngineError,
@@ -38,6 +37,7 @@ from teola_plugin.graph import (
 )
 from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import UNKNOWN, EmbedText, Generate, Message, Prompt, Sampling
 
 K = PrimitiveKind
 EMBED = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input")))], Ref("e"))

@@ -10,15 +10,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from teola_plugin.engines.base import Request
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, Faults, fake_engines
-from teola_plugin.engines.payloads import EmbedText, Generate, Prompt
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Curve, EngineProfile, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime import loop_thread, watchdog
+from teola_plugin.requests.payloads import EmbedText, Generate, Prompt
+from teola_plugin.requests.request import Request
+from teola_plugin.runtime import loop_thread
 from teola_plugin.runtime.loop_thread import LoopThread
-from teola_plugin.runtime.watchdog import Patience
+from teola_plugin.runtime.ports import watchdog
+from teola_plugin.runtime.ports.watchdog import Patience
 
 K = PrimitiveKind
 EMBED = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input")))], Ref("e"))

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from support.ports import Heard, Scripted, answers, ask, driven, event, hangs, port
 
-from teola_plugin.engines.base import Done, Failed, Piece, Request, Result
-from teola_plugin.engines.payloads import Generation
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile
-from teola_plugin.runtime.watchdog import Patience, Watchdog
+from teola_plugin.requests.payloads import Generation
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Piece, Result
+from teola_plugin.runtime.ports.watchdog import Patience, Watchdog
 
 ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)
 

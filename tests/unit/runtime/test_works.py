@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.engines.base import Request
-from teola_plugin.engines.payloads import (
+from teola_plugin.graph import PrimitiveKind, Terms
+from teola_plugin.requests.payloads import (
     Chunk,
     EmbedText,
     Generate,
@@ -18,10 +18,10 @@ from teola_plugin.engines.payloads import (
     Version,
     Warmup,
 )
-from teola_plugin.graph import PrimitiveKind, Terms
-from teola_plugin.runtime.identities import Fingerprint, Identity, Party, Rule, identity, rule_of
-from teola_plugin.runtime.work_table import WorkTable
-from teola_plugin.runtime.works import Work, more_urgent
+from teola_plugin.requests.request import Request
+from teola_plugin.runtime.works.identities import Fingerprint, Identity, Party, Rule, identity, rule_of
+from teola_plugin.runtime.works.table import WorkTable
+from teola_plugin.runtime.works.work import Work, more_urgent
 
 ENGINE = Fingerprint("engine")
 EARLY, PLAIN = Party.EARLY, Party.PLAIN

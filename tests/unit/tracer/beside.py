@@ -7,9 +7,9 @@ from typing import Any
 
 from pool_leaves import answer, score
 
-from teola_plugin.engines.payloads import Generation, Hit
 from teola_plugin.graph import Component, Role, WorkflowTemplate, read_path
-from teola_plugin.tracer.lcel import Traced
+from teola_plugin.requests.payloads import Generation, Hit
+from teola_plugin.tracer.langchain.trace import Traced
 
 
 def run_beside(traced: Traced, value: Any, opaque: Mapping[str, Any] | None = None) -> Any:

@@ -14,7 +14,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from teola_plugin.engines.payloads import Chunk, Generate, Generation, Hit, Message, Prompt, Sampling
+from teola_plugin.requests.payloads import Chunk, Generate, Generation, Hit, Message, Prompt, Sampling
 from teola_plugin.tracer.leaf import EmbeddingLeaf, GenerationLeaf, IndexingLeaf, RerankingLeaf, RetrievalLeaf
 
 ROLES = {"human": "user", "ai": "assistant"}

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teola_plugin.tracer.bounded import bound
-from teola_plugin.tracer.purity import purity, size
+from teola_plugin.tracer.purity.bounded import bound
+from teola_plugin.tracer.purity.purity import purity, size
 
 SEPARATOR = "\n"
 

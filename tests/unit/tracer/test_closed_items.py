@@ -18,8 +18,8 @@ from langchain_core.output_parsers import (
     NumberedListOutputParser,
 )
 
-from teola_plugin.engines.items import ItemStream
 from teola_plugin.errors import RegistrationError
+from teola_plugin.requests.items import ItemStream
 
 PARSERS: dict[str, BaseOutputParser[Any]] = {
     "lines": LineListOutputParser(),

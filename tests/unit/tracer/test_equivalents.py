@@ -14,8 +14,8 @@ from pool_leaves import PoolChat, PoolRetriever
 
 from teola_plugin.graph import Role, build_pgraph
 from teola_plugin.passes import PassContext, default_pipeline
-from teola_plugin.tracer.equivalents import equivalent
-from teola_plugin.tracer.lcel import trace
+from teola_plugin.tracer.langchain.equivalents import equivalent
+from teola_plugin.tracer.langchain.trace import trace
 
 
 class Search(BaseRetriever):

@@ -36,7 +36,7 @@ from teola_plugin.errors import TraceError
 from teola_plugin.graph import Ref, Role, build_pgraph
 from teola_plugin.graph.text import format_graph
 from teola_plugin.passes import PassContext, default_pipeline
-from teola_plugin.tracer.lcel import Traced, trace
+from teola_plugin.tracer.langchain.trace import Traced, trace
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tracer"
 MODEL = PoolChat()

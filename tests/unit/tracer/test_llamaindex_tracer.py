@@ -19,10 +19,10 @@ from pydantic import BaseModel
 from support.llamaindex_engines import ENGINES, Library, library, own_loop, settings
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
-from teola_plugin.engines.payloads import UNKNOWN, Generation
 from teola_plugin.graph import Role, build_pgraph
 from teola_plugin.graph.text import format_graph
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import UNKNOWN, Generation
 from teola_plugin.tracer.llamaindex.known import changed, level
 from teola_plugin.tracer.llamaindex.retrievers import settled
 from teola_plugin.tracer.llamaindex.stand_ins import answered, asked, own_template, parts

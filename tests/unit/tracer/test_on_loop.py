@@ -15,7 +15,7 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.graph import runs_on_loop
-from teola_plugin.tracer.lcel import trace
+from teola_plugin.tracer.langchain.trace import trace
 
 
 def test_only_our_own_small_functions_may_run_on_the_loop() -> None:

@@ -16,9 +16,9 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 
-from teola_plugin.engines.payloads import UNKNOWN
 from teola_plugin.graph import INPUT, Ref
-from teola_plugin.tracer.prompts import bind, understand
+from teola_plugin.requests.payloads import UNKNOWN
+from teola_plugin.tracer.langchain.prompts import bind, understand
 from teola_plugin.tracer.symbols import BASE, NotUnderstood, Prompted, Record
 
 CHAT = ChatPromptTemplate.from_messages(

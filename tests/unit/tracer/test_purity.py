@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 
-from teola_plugin.tracer.purity import Purity, known_purity, on_plain, plain, purity
+from teola_plugin.tracer.purity.purity import Purity, known_purity, on_plain, plain, purity
 
 SEPARATOR, SHARED = "\n", [1]
 

@@ -29,8 +29,8 @@ from langchain_core.tools import tool
 from support.own_code import own
 
 from teola_plugin.graph import Role
-from teola_plugin.tracer.lcel import Traced, trace
-from teola_plugin.tracer.paths import NodePath, PathTracker, model_value
+from teola_plugin.tracer.langchain.paths import NodePath, PathTracker, model_value
+from teola_plugin.tracer.langchain.trace import Traced, trace
 
 
 class Recorder(BaseCallbackHandler):

@@ -1,0 +1,264 @@
+"""The transport of a client of the `openai` package: chat completions are carried by an engine of the pool.
+
+A request goes past the engine, by the client that the object came with, only where the engine never took it: requests
+of other kinds, to other addresses, or with means of their own (hooks, logins); requests that are too large for it; and
+where something here fails before anything is sent. What became of a request that was taken is told to the client as
+its server and its connection would have told it. What the pool itself says (`QueryTimeout`, `QueryCancelled`,
+`EngineOverloaded`, `EngineUnavailable`) reaches the caller of the object as it is: see `openai_told`.
+
+That package uses `httpx`, or `httpx2` from its version 3 on; whichever it is, it is found through the client's class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from teola_plugin.adapters.openai.relay import DONE, Relay
+from teola_plugin.adapters.openai.told import caught, said
+from teola_plugin.engines.openai import wire
+from teola_plugin.engines.openai.carried import Carried, without_credentials
+from teola_plugin.engines.openai.http import broken_in, refusal_in, unsent
+from teola_plugin.errors import (
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    QueryError,
+    RequestTooLarge,
+    TeolaError,
+)
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generate
+from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.handles import CallHandle
+
+log = logging.getLogger("teola_plugin")
+_OF_THE_POOL = (QueryError, EngineUnavailable, EngineOverloaded)
+
+
+class _Taken(NamedTuple):
+    """A request that the engine has."""
+
+    handle: CallHandle
+    asked: Generate
+    body: dict[str, Any]
+
+    @property
+    def streamed(self) -> bool:
+        return bool(self.body.get("stream"))
+
+
+class _Carries:
+    """What both kinds of transport have in common. `inner` is the client that the object came with."""
+
+    def __init__(self, inner: Any, pool: EnginePool, engine: str, http: Any) -> None:
+        self._inner, self._pool, self._engine, self._http = inner, pool, engine, http
+
+    def _take(self, request: Any) -> _Taken | None:
+        """None for a request that goes past the engine. Whatever fails here, nothing was sent."""
+        try:
+            found = self._asked(request)
+            if found is None:
+                return None
+            asked, body = found
+            caught(asked)
+            run = current_run.get()  # the adapters see to it that it is set, or the terms
+            stream = bool(body.get("stream"))
+            handle = self._pool.call(PrimitiveKind.PREFILLING, self._engine, [asked], stream=stream, run=run)
+        except Exception as error:
+            bug = None if isinstance(error, TeolaError) else error
+            log.warning("a request goes past engine %s: %s", self._engine, type(error).__name__, exc_info=bug)
+            return None
+        return _Taken(handle, asked, body)
+
+    def _asked(self, request: Any) -> tuple[Generate, dict[str, Any]] | None:
+        """The generation that a request asks for, and its body; None for any other request."""
+        server: Any = self._pool.engine(self._engine)
+        if request.method != "POST" or not self._reaches(request.url, server):
+            return None
+        if self._inner.auth is not None or any(self._inner.event_hooks.values()):
+            return None
+        body = json.loads(request.content)
+        carried = Carried.of(str(request.url), request.url.params.multi_items(), request.headers.multi_items())
+        exact = not (server.joins and wire.joinable(body))
+        prompt = wire.WirePrompt.of(body, exact=exact, carried=carried)
+        return Generate(prompt, prompt.sampling), body
+
+    def _reaches(self, url: Any, server: Any) -> bool:
+        """Whether a request for this address asks the engine's server for a chat completion."""
+        known = str(self._http.URL(f"{server.base_url}/chat/completions"))
+        return without_credentials(str(url)) == without_credentials(known)
+
+    def _whole(self, value: Any) -> Any:
+        headers = {"content-type": "application/json"}
+        return self._http.Response(200, headers=headers, content=value.response.encode())
+
+    def _answer(self, error: TeolaError, request: Any) -> Any:
+        """What the client gets for a request that was taken and failed: the server's own answer, if it gave one. Its
+        meaning, and whether to try again, is the object's to say."""
+        refusal = refusal_in(error) if isinstance(error, EngineError) else None
+        if refusal is not None:
+            kept = {k: v for k, v in refusal.headers.items() if k.lower() not in ("content-length", "content-encoding")}
+            return self._http.Response(refusal.status, headers=kept, content=refusal.content.encode())
+        if not _broken(error):
+            said(error)
+        raise self._as_the_connection(error, request) from error
+
+    def _as_the_connection(self, error: TeolaError, request: Any) -> Any:
+        """The exception by which the client would have learnt of it from its own connection."""
+        kind: Any = getattr(self._http, _broken(error) or "ReadError", None)
+        known = isinstance(kind, type) and issubclass(kind, self._http.TransportError)
+        return (kind if known else self._http.ReadError)(str(error), request=request)
+
+    @contextlib.contextmanager
+    def _streaming(self, handle: CallHandle, request: Any) -> Iterator[None]:
+        """Whoever leaves a stream early no longer wants it; a stream that fails does so as the client's own would."""
+        try:
+            yield
+        except _OF_THE_POOL:
+            raise
+        except TeolaError as error:
+            raise self._as_the_connection(error, request) from error
+        except BaseException:
+            handle.cancel()
+            raise
+
+    def _streamed(self, stream: Any) -> Any:
+        return self._http.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
+
+
+def _broken(error: TeolaError) -> str:
+    return broken_in(error) if isinstance(error, EngineError) else ""
+
+
+def _never_sent(error: TeolaError) -> bool:
+    """Whether the engine said beforehand that it does not carry the request."""
+    return unsent(error) or (isinstance(error, RequestTooLarge) and refusal_in(error) is None)
+
+
+def _seconds(request: Any) -> float | None:
+    return (request.extensions.get("timeout") or {}).get("read")  # type: ignore[no-any-return]
+
+
+def _like(inner: Any) -> dict[str, Any]:
+    """What a client makes its requests of; logins and hooks are applied by `inner` itself, when it sends."""
+    names = ("base_url", "timeout", "headers", "params", "cookies", "follow_redirects")
+    return {name: getattr(inner, name) for name in names}
+
+
+class Carrier(_Carries):
+    @classmethod
+    def client(cls, inner: Any, pool: EnginePool, engine: str) -> Any:
+        """A client as `inner` is one, whose chat completions the engine carries."""
+        http = _http_of(inner, "Client")
+        return http.Client(transport=cls(inner, pool, engine, http), **_like(inner))
+
+    def handle_request(self, request: Any) -> Any:
+        taken = self._take(request)
+        if taken is None:
+            return self._inner.send(request, stream=True)
+        try:
+            if taken.streamed:
+                return self._stream(taken, request)
+            [value] = taken.handle.result(_seconds(request))
+        except TimeoutError as error:
+            raise self._http.ReadTimeout(str(error), request=request) from error
+        except TeolaError as error:
+            return self._inner.send(request, stream=True) if _never_sent(error) else self._answer(error, request)
+        return self._whole(value)
+
+    def _stream(self, taken: _Taken, request: Any) -> Any:
+        """Waits for the first chunk, so that a refusal is one."""
+        handle, relay = taken.handle, Relay(taken.asked, taken.body)
+        pieces = iter(handle.pieces)
+        first = next(pieces, None)
+        if first is None:
+            handle.result()  # raises what the server said
+
+        def events() -> Iterator[bytes]:
+            with self._streaming(handle, request):
+                for piece in itertools.chain([] if first is None else [first], pieces):
+                    yield relay.take(piece.chunk)  # type: ignore[attr-defined]
+                [value] = handle.result()
+                for chunk in wire.chunks_of(value.response) if first is None else ():
+                    yield relay.take(chunk)
+                yield relay.end() + DONE
+
+        stream = type("Stream", (self._http.SyncByteStream,), {"__iter__": lambda _: events(), "close": lambda _: None})
+        return self._streamed(stream())
+
+    def __enter__(self) -> Carrier:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None:
+        """The client that the object came with stays open: it is the object's."""
+
+
+class AsyncCarrier(_Carries):
+    @classmethod
+    def client(cls, inner: Any, pool: EnginePool, engine: str) -> Any:
+        """`Carrier.client` for a loop."""
+        http = _http_of(inner, "AsyncClient")
+        return http.AsyncClient(transport=cls(inner, pool, engine, http), **_like(inner))
+
+    async def handle_async_request(self, request: Any) -> Any:
+        taken = self._take(request)
+        if taken is None:
+            return await self._inner.send(request, stream=True)
+        try:
+            if taken.streamed:
+                return await self._stream(taken, request)
+            async with asyncio.timeout(_seconds(request)):
+                [value] = await taken.handle
+        except TimeoutError as error:
+            raise self._http.ReadTimeout(str(error), request=request) from error
+        except TeolaError as error:
+            past = _never_sent(error)
+            return await self._inner.send(request, stream=True) if past else self._answer(error, request)
+        return self._whole(value)
+
+    async def _stream(self, taken: _Taken, request: Any) -> Any:
+        handle, relay = taken.handle, Relay(taken.asked, taken.body)
+        pieces = aiter(handle.pieces)
+        first = await anext(pieces, None)
+        if first is None:
+            await handle
+
+        async def events() -> AsyncIterator[bytes]:
+            with self._streaming(handle, request):
+                if first is not None:
+                    yield relay.take(first.chunk)  # type: ignore[attr-defined]
+                async for piece in pieces:
+                    yield relay.take(piece.chunk)  # type: ignore[attr-defined]
+                [value] = await handle
+                for chunk in wire.chunks_of(value.response) if first is None else ():
+                    yield relay.take(chunk)
+                yield relay.end() + DONE
+
+        async def aclose(_: Any) -> None: ...
+
+        stream = type("Stream", (self._http.AsyncByteStream,), {"__aiter__": lambda _: events(), "aclose": aclose})
+        return self._streamed(stream())
+
+    async def __aenter__(self) -> AsyncCarrier:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def aclose(self) -> None:
+        """As `Carrier.close`."""
+
+
+def _http_of(client: Any, name: str) -> Any:
+    """The module (`httpx` or `httpx2`) that a client's class comes from."""
+    base = next(cls for cls in type(client).__mro__ if cls.__name__ == name and cls.__module__.startswith("httpx"))
+    return import_module(base.__module__.partition(".")[0])

@@ -1,0 +1,130 @@
+"""The runtime of a process that uses a shared pool: graphs and user code here, engines and their schedulers there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from teola_plugin.cluster import connection
+from teola_plugin.cluster.client.shared_engine import SharedEngine
+from teola_plugin.cluster.client.shared_port import SharedPort
+from teola_plugin.cluster.kept import Kept, brought
+from teola_plugin.cluster.names import actor_name, directory_name
+from teola_plugin.cluster.ray_errors import translated
+from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
+from teola_plugin.errors import EngineUnavailable, RegistrationError
+from teola_plugin.runtime.local import LocalRuntime
+from teola_plugin.runtime.ports.engine_port import Port
+
+START_SECONDS = 900.0
+"""An engine that is asked for the first time may have to load its model."""
+
+
+def find_engines(address: str | None, pool: str) -> dict[str, SharedEngine]:
+    """Connect this process and look up the pool's engines, started. Raises `ConfigError`, `EngineUnavailable`."""
+    connection.connect(address)
+    ray = connection.ensure_ray()
+    try:
+        directory = connection.actor(directory_name(pool))
+    except ValueError:
+        raise RegistrationError(
+            f"there is no pool {pool!r} in this Ray cluster; running: {', '.join(_pools(ray)) or 'none'}.",
+            hint="start it with `teola up pool.yaml`, or name another",
+        ) from None
+    try:
+        names = ray.get(directory.describe.remote())["engines"]
+        found: list[EngineFacts] = ray.get([directory.start.remote(name) for name in names], timeout=START_SECONDS)
+    except Exception as error:
+        raise translated(error, pool) from error
+    return {facts.name: SharedEngine(facts) for facts in found}
+
+
+def _pools(ray: Any) -> list[str]:
+    names = (found["name"] for found in ray.util.list_named_actors(all_namespaces=True))
+    return sorted({name.split("/")[1] for name in names if name.startswith("teola/")})
+
+
+class ClusterRuntime(LocalRuntime):
+    """A `LocalRuntime` whose engines are shared ones. Engines of the client itself (wrapped objects) stay here."""
+
+    shared = True
+
+    def __init__(self, pool: str, engines: Mapping[str, SharedEngine], **options: Any) -> None:
+        super().__init__({name: [engine] for name, engine in engines.items()}, **options)
+        self._pool = pool
+        self._shared = dict(engines)
+        self._bringing: set[asyncio.Task[None]] = set()
+        self._hello = Hello(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", PROTOCOL, tuple(sys.version_info[:3]), _version())
+
+    async def astart(self) -> None:
+        """Open a line to every engine's host."""
+        withdraw = self._driver.withdraw_all
+        ports = {
+            name: SharedPort(self._pool, engine, self._hello, self._listener, withdraw, self._host_was_lost)
+            for name, engine in self._shared.items()
+        }
+        await asyncio.gather(*(port.open() for port in ports.values()))
+        self._open(ports)
+
+    async def astop(self) -> None:
+        self._running = False
+        for task in self._bringing:
+            task.cancel()
+        await asyncio.gather(*(port.close() for port in self._ports.values()))
+
+    def _host_was_lost(self) -> None:
+        for port in self._ports.values():
+            if isinstance(port, SharedPort):
+                port.ask_again()
+
+    def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
+        """Whoever calls gets the values themselves, wherever they are."""
+        if any(isinstance(value, Kept) for value in values):
+            task = asyncio.ensure_future(_bring(future, values))
+            self._bringing.add(task)
+            task.add_done_callback(self._bringing.discard)
+        else:
+            future.set_result(values)
+
+    async def areset(self) -> None:
+        for name in self._shared:
+            await self._host(name).reset.remote()
+
+    async def _administer(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
+        if not isinstance(port, SharedPort):
+            return await super()._administer(port, method, args)
+        try:
+            return await self._host(port.name).admin.remote(method, args)
+        except Exception as error:
+            raise translated(error, port.name) from error
+
+    def _host(self, engine: str) -> Any:
+        try:
+            return connection.actor(actor_name(self._pool, engine))
+        except ValueError:
+            raise EngineUnavailable(
+                f"engine {engine!r} of pool {self._pool!r} is gone.", engine=engine, hint="`teola up` starts it again"
+            ) from None
+
+
+async def _bring(future: Future[list[Any]], values: list[Any]) -> None:
+    """Values that were kept where they were made are needed here after all."""
+    try:
+        found = await brought([value for value in values if isinstance(value, Kept)])
+    except asyncio.CancelledError:
+        future.set_exception(EngineUnavailable("the pool was closed.", hint="use it inside its `with` block"))
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result([found[value] if isinstance(value, Kept) else value for value in values])
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("teola-plugin")

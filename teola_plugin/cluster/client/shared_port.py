@@ -1,0 +1,282 @@
+"""An engine of the shared pool at this client: what `EnginePort` is for an engine of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from teola_plugin.cluster.client.link import HostLink
+from teola_plugin.cluster.client.shared_engine import SharedEngine
+from teola_plugin.cluster.client.waiting import Waiting
+from teola_plugin.cluster.kept import Kept, ValueLost, brought, filled, kept_in
+from teola_plugin.cluster.wire import (
+    Began,
+    Cancelled,
+    Depths,
+    Ended,
+    EngineFacts,
+    Hello,
+    News,
+    Order,
+    Queue,
+    Said,
+    asked,
+    cannot_travel,
+    not_taken,
+)
+from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.graph import Primitive
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Piece
+from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.runtime.ports.engine_port import ForwardingPort, PortListener
+from teola_plugin.runtime.works.work import PendingCall, Work, request_id
+from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.scheduling.objectives import Objective
+
+log = logging.getLogger("teola_plugin")
+
+
+class SharedPort(ForwardingPort):
+    """Sends primitives to the engine's host, and tells the runtime what became of their requests.
+
+    The host schedules. When it is lost and comes back, what had not ended is sent again if that may be done twice.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        engine: SharedEngine,
+        hello: Hello,
+        listener: PortListener,
+        withdraw: Callable[[], None] = lambda: None,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`withdraw` takes back all followers that the graphs have not come to. `lost` is told when the host has come
+        back with empty hands: what it would have sent on, to other engines too, never comes."""
+        self.name, self._engine = engine.name, engine
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener, self._withdraw, self._lost = listener, withdraw, lost
+        self._waiting = Waiting()
+        self._early: dict[str, list[News]] = {}
+        """News of followers that the graph has not dispatched yet, by request."""
+        self._expected: dict[str, Enqueue] = {}
+        """Followers that were announced, by name, as they were."""
+        self._adopted: set[str] = set()
+        """Requests that another host was to send to this engine's."""
+        self._down: BaseException | None = None
+        self._link = HostLink(
+            pool, engine.name, hello, news=self._hear, refused=self._refused, found=self._found, gone=self._gone
+        )
+
+    @property
+    def engine(self) -> SharedEngine:
+        return self._engine
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received."""
+        return self._link.sent, self._link.received
+
+    async def open(self) -> EngineFacts:
+        """Raises `EngineUnavailable`."""
+        return await self._link.open()
+
+    async def close(self) -> None:
+        """Requests that are left fail as unavailable."""
+        for task in self._tasks:
+            task.cancel()
+        await self._link.close()
+        self._gone(EngineUnavailable("the pool was closed.", engine=self.name, hint="use it inside its `with` block"))
+
+    # ------------------------------------------------------------ orders
+
+    def enqueue(
+        self,
+        entries: Sequence[Work],
+        event: Enqueue,
+        primitive: Primitive | None = None,
+        then: tuple[Follow, ...] = (),
+    ) -> None:
+        """Send the requests of one primitive, and what follows it."""
+        if self._down is not None:
+            for entry in entries:
+                self._listener.ended(entry, None, self._down)
+            return
+        for entry in entries:
+            self._waiting.add(entry, event)
+        self._link.send(Queue(event, tuple(entry.request for entry in entries), primitive, then))
+
+    def expect(self, name: str, event: Enqueue) -> None:
+        """A follower of that name was announced: news of its requests may come before the graph dispatches it."""
+        self._expected[name] = event
+
+    def adopt(self, name: str, entries: Sequence[Work], event: Enqueue) -> None:
+        """The graph has dispatched the follower: its requests are these entries, in order."""
+        announced = self._expected.pop(name, None)
+        for entry in entries:
+            self._waiting.add(entry, event)
+            self._adopted.add(entry.request.id)
+        if announced is not None and _standing(announced) != _standing(event):
+            depth, objective, gang = _standing(event)
+            self.depths(
+                DepthChanged(event.at, event.query, {event.primitive: depth}, {event.primitive: (objective, gang)})
+            )
+        for entry in entries:
+            for news in self._early.pop(entry.request.id, ()):
+                self._one(news)
+
+    def disown(self, name: str, count: int = 0) -> None:
+        """The follower is not wanted, or its requests are made otherwise."""
+        self._expected.pop(name, None)
+        requests = [key for key in self._early if key.rpartition(".")[0] == name]
+        for request in requests:
+            del self._early[request]
+        self._link.send(Cancelled((name, *(f"{name}.{n}" for n in range(count)))))
+
+    def holds(self, entry: Work) -> bool:
+        """Whether the request has not ended."""
+        return entry.request.id in self._waiting
+
+    def cancel(self, entries: Sequence[Work]) -> None:
+        for entry in entries:
+            entry.cancelled = True
+        self._link.send(Cancelled(tuple(entry.request.id for entry in entries)))
+
+    def depths(self, event: DepthChanged) -> None:
+        self._waiting.changed(event)
+        self._link.send(Depths(event))
+
+    # ------------------------------------------------------------ news
+
+    def _hear(self, messages: list[News]) -> None:
+        """One that the runtime cannot take fails its request alone."""
+        for news in messages:
+            try:
+                self._one(news)
+            except Exception as error:
+                log.exception("engine %s: news of request %s cannot be taken", self.name, news.request)
+                if held := self._waiting.get(news.request):
+                    self._end(held[0], None, not_taken(self.name, error))
+
+    def _one(self, news: News) -> None:
+        held = self._waiting.get(news.request)
+        if held is None:
+            if news.request.rpartition(".")[0] in self._expected:
+                self._early.setdefault(news.request, []).append(news)
+            return
+        entry = held[0]
+        if isinstance(news, Began):
+            self._listener.started(entry, news.instance, news.batch)
+        elif isinstance(news, Said):
+            self._said(entry, news.piece)
+        elif isinstance(news, Ended) and isinstance(news.error, ValueLost):
+            self._spawn(self._send_values(*held))
+        elif isinstance(news, Ended):
+            if isinstance(news.value, Kept):
+                news.value.remake = partial(self._ask, entry.request, held[1])
+            self._ended(entry, news)
+
+    def _said(self, entry: Work, piece: Piece) -> None:
+        try:
+            fresh = entry.fresh(piece)
+        except EngineError as differs:  # after its host was lost
+            self.cancel([entry])
+            self._end(entry, None, differs)
+        else:
+            self._listener.piece(entry, fresh)
+
+    def _ended(self, entry: Work, news: Ended) -> None:
+        try:
+            entry.agree(news.value)
+            entry.found_version = news.version
+        except EngineError as differs:
+            self._end(entry, None, differs)
+        else:
+            self._end(entry, news.value, news.error)
+
+    def _end(self, entry: Work, value: Any, error: BaseException | None) -> None:
+        self._waiting.end(entry.request.id)
+        self._adopted.discard(entry.request.id)
+        self._listener.ended(entry, value, error)
+
+    def _refused(self, order: Order, error: Exception) -> None:
+        """It cannot be pickled."""
+        for name in asked(order):
+            if held := self._waiting.get(name):
+                self._end(held[0], None, cannot_travel(self.name, error))
+
+    # ------------------------------------------------------------ values that are kept elsewhere
+
+    async def _ask(self, request: Request, event: Enqueue) -> Any:
+        """The value of a request that has ended, made again because it was lost. Raises what the engine raises."""
+        asked = replace(request, id=request_id(request.query), stays=False)
+        again, future = Work(asked, self.name, None, event.primitive), Future[list[Any]]()
+        again.plain = 1
+        PendingCall([again], future)
+        self.enqueue([again], replace(event, requests=()))
+        [value] = await asyncio.wrap_future(future)
+        return value
+
+    async def _send_values(self, entry: Work, event: Enqueue) -> None:
+        """A value that the request was to read is lost: it is sent along. What was to follow is forgotten there."""
+        self._withdraw()
+        try:
+            payload = entry.request.payload
+            entry.request = replace(entry.request, payload=filled(payload, await brought(kept_in(payload))))
+        except Exception as error:
+            self._end(entry, None, error)
+        else:
+            if entry.cancelled:
+                self._end(entry, None, EngineError("the request was cancelled.", engine=self.name))
+            elif self.holds(entry):
+                self.enqueue([entry], replace(event, requests=()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------ a host that comes and goes
+
+    def _found(self, facts: EngineFacts) -> None:
+        """A new host: it knows nothing. What may be done twice is sent again, the rest fails."""
+        self.engine.take(facts)
+        self._withdraw()
+        self._lost()
+        waiting, self._waiting = list(self._waiting), Waiting()
+        for entry, event in waiting:
+            if entry.repeatable:
+                entry.again()
+                self.enqueue([entry], replace(event, requests=()))
+            else:
+                self._end(entry, None, self._unrepeatable())
+
+    def _gone(self, reason: BaseException) -> None:
+        self._down = reason
+        for entry, _ in self._waiting:
+            self._end(entry, None, reason)
+
+    def ask_again(self) -> None:
+        """Another engine's host was lost: what it was to send here may not have come. A host takes a request once."""
+        for name in self._adopted:
+            if held := self._waiting.get(name):
+                self._link.send(Queue(held[1], (held[0].request,)))
+
+    def _unrepeatable(self) -> EngineError:
+        return EngineUnavailable(
+            f"the line to the host of engine {self.name!r} was lost during a request that cannot be repeated.",
+            engine=self.name,
+            retryable=True,
+            hint="ask again",
+        )
+
+
+def _standing(event: Enqueue) -> tuple[int, Objective, str]:
+    """What may have changed since a primitive was announced."""
+    return event.depth, event.objective, event.gang

@@ -1,0 +1,154 @@
+"""Starting and ending a pool: its Ray cluster, if it has none yet, its directory and its engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from teola_plugin.cluster import connection
+from teola_plugin.cluster.deployment.config import PoolConfig
+from teola_plugin.cluster.deployment.head import alive, end_process, start_head
+from teola_plugin.cluster.deployment.records import Record, address_of
+from teola_plugin.cluster.names import actor_name, directory_name, directory_options
+from teola_plugin.cluster.ray_errors import translated
+from teola_plugin.cluster.wire import EngineFacts
+from teola_plugin.errors import ConfigError, RegistrationError
+
+
+def up(
+    config: PoolConfig,
+    address: str | None = None,
+    *,
+    host: str = "",
+    told: Callable[[EngineFacts], None] = lambda _: None,
+) -> str:
+    """Start the pool, on a cluster of its own if no address is given. Returns the cluster's address.
+
+    A cluster of its own asks for a token and listens on this machine alone, unless `host` (`address` or
+    `address:port`) says where others reach it. `told` hears of every engine as it is up. What was started is ended
+    again if something fails. Raises `EngineUnavailable`, `ConfigError`, `RegistrationError` (a pool of that name runs
+    with other settings).
+    """
+    if address and host:
+        raise ConfigError(
+            "a cluster that is there listens where it does: host is for one that is started.",
+            hint="give either --address or --host",
+        )
+    record = _running(config.name) if address is None else None
+    started = record is None and address is None
+    if record is None:
+        record = _begun(config.name, host) if address is None else Record(config.name, address)
+    try:
+        connection.connect(record.address, token=record.token)
+        _create(config, told)
+    except BaseException:
+        if started:
+            end_process(record.pid)
+            record.forget()
+        raise
+    record.write()
+    return record.address
+
+
+def _begun(name: str, host: str) -> Record:
+    head = start_head(name, host)
+    return Record(name, head.address, head.pid, head.token)
+
+
+def _running(name: str) -> Record | None:
+    record = Record.read(name)
+    if record is not None and record.pid and not alive(record.pid):
+        record.forget()
+        return None
+    return record
+
+
+def _create(config: PoolConfig, told: Callable[[EngineFacts], None]) -> None:
+    ray = connection.ensure_ray()
+    from teola_plugin.cluster.deployment.directory import Directory
+
+    directory = ray.remote(Directory).options(**directory_options(config.name)).remote(config.model_dump())
+    if ray.get(directory.settings.remote()) != config.model_dump():
+        raise RegistrationError(
+            f"a pool {config.name!r} runs already, with other settings.",
+            hint="end it with `teola down`, or give this one another name",
+        )
+    waiting = {directory.start.remote(name): name for name in config.engines}
+    while waiting:
+        ended, _ = ray.wait(list(waiting), num_returns=1)
+        for ref in ended:
+            name = waiting.pop(ref)
+            try:
+                told(ray.get(ref))
+            except Exception as error:
+                _kill(ray, config.name)
+                raise translated(error, name) from None
+
+
+def status(pool: str, address: str | None = None) -> list[dict[str, Any]]:
+    """How each engine is, as plain data. Raises `EngineUnavailable`, `RegistrationError`."""
+    connection.connect(address_of(pool, address))
+    found: list[dict[str, Any]] = connection.ensure_ray().get(_directory(pool).status.remote())
+    return found
+
+
+def batches(pool: str, engine: str, address: str | None = None) -> list[dict[str, Any]]:
+    """The engine's last batches, oldest first: `batch`, `instance`, `at` (seconds since 1970), `apps`, and `members`:
+    (client, app, primitive) of each request."""
+    connection.connect(address_of(pool, address))
+    found: list[dict[str, Any]] = connection.ensure_ray().get(_host(pool, engine).recent_batches.remote())
+    return found
+
+
+def scale(pool: str, engine: str, instances: int, address: str | None = None) -> int:
+    """Add or take away instances of an engine while queries run. Returns how many there are."""
+    connection.connect(address_of(pool, address))
+    host = _host(pool, engine)
+    try:
+        return int(connection.ensure_ray().get(host.scale.remote(instances)))
+    except Exception as error:
+        raise translated(error, engine) from None
+
+
+def down(pool: str, address: str | None = None) -> None:
+    """End the pool's engines, then its cluster if `up` started one. Raises `EngineUnavailable`, `RegistrationError`."""
+    record = Record.read(pool)
+    connection.connect(address_of(pool, address))
+    ray = connection.ensure_ray()
+    directory = _directory(pool)
+    try:
+        ray.get(directory.stop.remote(), timeout=120)
+    finally:
+        _kill(ray, pool)
+        ray.shutdown()
+        if record is not None and not address:
+            if record.pid:
+                end_process(record.pid)
+            record.forget()
+
+
+def _kill(ray: Any, pool: str) -> None:
+    """Every actor of the pool that is left."""
+    for found in ray.util.list_named_actors(all_namespaces=True):
+        name = found["name"]
+        if name == directory_name(pool) or name.startswith(f"{directory_name(pool)}/"):
+            try:
+                ray.kill(ray.get_actor(name, namespace=found["namespace"]), no_restart=True)
+            except ValueError:
+                pass  # gone meanwhile
+
+
+def _directory(pool: str) -> Any:
+    try:
+        return connection.actor(directory_name(pool))
+    except ValueError:
+        raise RegistrationError(
+            f"there is no pool {pool!r} in this cluster.", hint="start it with `teola up pool.yaml`"
+        ) from None
+
+
+def _host(pool: str, engine: str) -> Any:
+    try:
+        return connection.actor(actor_name(pool, engine))
+    except ValueError:
+        raise RegistrationError(f"pool {pool!r} has no engine {engine!r}.", hint="`teola status` lists them") from None

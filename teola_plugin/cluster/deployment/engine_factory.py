@@ -1,0 +1,100 @@
+"""An engine from its settings, made where it is to run. Imports are as late as possible: each kind has its own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from teola_plugin.engines.base import Engine
+from teola_plugin.errors import ConfigError
+from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
+
+
+def build_engine(spec: Mapping[str, Any], number: int) -> Engine:
+    """`spec`: the fields of an `EngineConfig`, and its `name`; `number` counts the instances from 0."""
+    kind = spec.get("kind")
+    make = _MAKERS[kind] if kind else _by_factory
+    return make(str(spec["name"]), spec, _cores(spec, number))
+
+
+def _cores(spec: Mapping[str, Any], number: int) -> str:
+    cores = spec.get("cores") or ()
+    return str(cores[number % len(cores)]) if cores else ""
+
+
+def _vllm(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    from teola_plugin.engines.vllm import VllmEngine
+
+    options = {"tell_cache": True, **spec["options"]}  # one instance may become several
+    return VllmEngine(name, spec["model"], engine_args=spec["engine_args"], cores=cores or None, **options)
+
+
+def _embedding(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    from teola_plugin.engines.sentence_transformers import EmbeddingEngine
+
+    return EmbeddingEngine(name, spec["model"] or None, cores=cores or None, **spec["options"])
+
+
+def _reranking(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    from teola_plugin.engines.sentence_transformers import RerankingEngine
+
+    return RerankingEngine(name, spec["model"] or None, cores=cores or None, **spec["options"])
+
+
+def _pgvector(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    from teola_plugin.engines.pgvector import PgVectorEngine
+
+    return PgVectorEngine(name, dsn=None if spec["dsn"] == "embedded" else spec["dsn"], **spec["options"])
+
+
+def _openai(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    from teola_plugin.engines.openai import OpenAIServer
+
+    return OpenAIServer(name, base_url=spec["base_url"], model=spec["model"] or None, **spec["options"])
+
+
+def _fake(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """`options`: `like` (llm, embedder, reranker or store; by default the engine's name), `machine` (a profile of
+    `engines.profiles`), `seconds` (every batch takes so long, instead), `die_after` (batches; once)."""
+    from teola_plugin.engines import profiles
+    from teola_plugin.engines.fake import Faults, fake_engines
+
+    options = dict(spec["options"])
+    like, machine = str(options.get("like", name)), getattr(profiles, str(options.get("machine", "noop")))()
+    if like not in machine:
+        raise ConfigError(f"there is no fake engine like {like!r}.", hint=f"options: {{like: {' | '.join(machine)}}}")
+    if "seconds" in options:
+        machine[like] = _constant(machine[like], float(options["seconds"]))
+    faults = {like: Faults(die_after=options["die_after"])} if "die_after" in options else {}
+    engine = next(made for made in fake_engines(machine, **faults) if made.name == like)
+    engine.name = name
+    return engine
+
+
+def _constant(profile: EngineProfile, seconds: float) -> EngineProfile:
+    return replace(profile, curves=dict.fromkeys(PrimitiveKind, Curve(((1, seconds), (2, seconds)))))
+
+
+def _by_factory(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    module, _, attribute = str(spec["factory"]).partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"engine {name!r}: the factory {spec['factory']!r} cannot be imported: {error}.",
+            hint="write package.module:callable, importable on every node",
+        ) from error
+    made: Engine = factory(name, **spec["options"])
+    return made
+
+
+_MAKERS: dict[str, Callable[[str, Mapping[str, Any], str], Engine]] = {
+    "vllm": _vllm,
+    "embedding": _embedding,
+    "reranking": _reranking,
+    "pgvector": _pgvector,
+    "openai": _openai,
+    "fake": _fake,
+}

@@ -1,0 +1,133 @@
+"""A Ray node of our own: for this machine alone, unless more are asked for, and with a token.
+
+It listens on loopback, and so does all that it starts. Ray can bind its ports to loopback or to every interface, to
+nothing between: with another host than this machine's own name, its token is what protects it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from teola_plugin.cluster.connection import ensure_ray, host_and_port
+from teola_plugin.cluster.deployment import token
+from teola_plugin.cluster.deployment.records import LOOPBACK, folder
+from teola_plugin.errors import ConfigError, EngineUnavailable
+
+STORE_MB = 256
+"""Shared memory of a Ray node that `up` starts: large values are in it until they are read, models are not."""
+HEAD_SECONDS = 60.0
+_HOOK = "RAY_START_HOOK"
+"""Ray's: what it calls with its settings before it starts a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    pid: int
+    address: str
+    token: str
+    """The file that was made for it; empty where the user has chosen."""
+
+
+def start_head(pool: str, host: str = "") -> Head:
+    """`ray start --head --block` in a process of its own: it ends with all its children when it is told to.
+
+    `host`: `address` or `address:port` under which other machines reach this one. Raises `EngineUnavailable`,
+    `ConfigError`.
+    """
+    token.need(ensure_ray())
+    command = _command(host)
+    file = _token(pool)
+    log = folder() / f"{pool}-ray.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=_environment(file),
+        )
+    for text in _growing(log, process):
+        found = re.search(r"--address='([^']+:\d+)'", text)
+        if found:
+            return Head(process.pid, found[1], file)
+    end_process(process.pid)
+    if file:
+        Path(file).unlink(missing_ok=True)
+    tail = "\n".join(log.read_text(errors="replace").strip().splitlines()[-5:])
+    raise EngineUnavailable(f"Ray did not start: {tail}", hint=f"see {log}")
+
+
+def _token(pool: str) -> str:
+    return str(token.make(folder() / f"{pool}.token")) if token.wanted() and not token.given() else ""
+
+
+def _command(host: str) -> list[str]:
+    name, port = host_and_port(host)
+    if name in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"{name} is no address at which other machines reach this one.",
+            hint="give that of a network, e.g. 10.0.0.1",
+        )
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    command += ["--include-dashboard=false", f"--object-store-memory={STORE_MB * 2**20}", "--disable-usage-stats"]
+    return [*command, f"--node-ip-address={name}"] if name and name not in LOOPBACK else command
+
+
+def _environment(file: str) -> Mapping[str, str]:
+    return {**os.environ, **token.environment(file), _HOOK: f"{__name__}.prepare"}
+
+
+def prepare(settings: Any, head: bool) -> None:
+    """Ray's start hook. `ray start` itself takes loopback for the machine's outer address, and opens a Ray Client
+    server where grpcio is installed."""
+    os.environ.pop(_HOOK, None)
+    settings.ray_client_server_port = None
+    settings.update_if_absent(node_ip_address="127.0.0.1")
+
+
+def _growing(log: Path, process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """What the log says so far, again and again, while the process lives."""
+    ends = time.monotonic() + HEAD_SECONDS
+    while time.monotonic() < ends and process.poll() is None:
+        yield log.read_text(errors="replace")
+        time.sleep(0.1)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def end_process(pid: int) -> None:
+    """The Ray node and everything it started, politely; by force after a while."""
+    for number, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(pid, number) if number == signal.SIGKILL else os.kill(pid, number)
+        except OSError:
+            return
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            if _reaped(pid):
+                return
+            time.sleep(0.1)
+
+
+def _reaped(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return not alive(pid)

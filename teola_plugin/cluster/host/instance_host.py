@@ -1,0 +1,121 @@
+"""One instance of an engine, in an actor of its own. It executes batches and streams results; it never schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from teola_plugin.cluster.chunked import by_time
+from teola_plugin.cluster.client.shared_engine import settings_of
+from teola_plugin.cluster.deployment.engine_factory import build_engine
+from teola_plugin.cluster.host.cache_reports import CacheReport, CacheReports
+from teola_plugin.cluster.kept import fetched, keep
+from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
+from teola_plugin.engines.base import Engine
+from teola_plugin.engines.calibration import calibrate
+from teola_plugin.errors import EngineError
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Failed, Result
+from teola_plugin.runtime.failures import too_large
+from teola_plugin.runtime.ports.engine_failures import unfit
+
+CHUNK_SECONDS = 0.02
+"""Pieces of this long go out together: one message for each token would cost more than the token (DESIGN, 5)."""
+
+
+class InstanceHost:
+    """The actor around an `Engine`. Errors cross as this package's own, never as an engine library's."""
+
+    def __init__(self, spec: Mapping[str, Any], instance: str) -> None:
+        self.instance = instance
+        self.engine: Engine = build_engine(spec, int(instance))
+        self._reports = CacheReports(self.engine)
+
+    async def start(self) -> EngineFacts:
+        """Start and calibrate the engine. Idempotent. Raises `EngineUnavailable`."""
+        await self.engine.start()
+        await calibrate(self.engine)
+        return self.facts()
+
+    def facts(self) -> EngineFacts:
+        engine, settings = self.engine, settings_of(self.engine)
+        versions = dict(engine.versions())
+        return EngineFacts(engine.name, engine.kinds, engine.profile, versions, (self.instance,), settings)
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+
+    async def restart(self) -> None:
+        """Bring the engine back inside this actor, where it can be."""
+        restart = getattr(self.engine, "restart", None)
+        if restart is None:
+            await self.engine.stop()
+            await self.engine.start()
+        else:
+            await restart()
+
+    def where(self) -> tuple[str, int]:
+        """The node's and the process's id."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def ping(self) -> tuple[int, float, list[CacheReport]]:
+        """Requests in flight, the share of the KV cache in use, and what has become of its prefixes."""
+        load = self.engine.load()
+        return load.requests, load.kv_used, self._reports.take()
+
+    async def run(self, parcel: Parcel) -> Parcel:
+        """A whole batch at once: all results, in the order they ended. Large values may stay here."""
+        batch = unpack(parcel)
+        results = [result async for result in self._results(batch)]
+        kept = keep(results, {request.id for request in batch if request.stays})
+        return pack([*kept, *self._reports.take()])
+
+    async def stream(self, parcel: Parcel) -> AsyncIterator[Parcel]:
+        """Results as they come, in parcels by time."""
+        async for results in by_time(self._results(unpack(parcel)), CHUNK_SECONDS):
+            yield pack([*results, *self._reports.take()])
+
+    async def _results(self, asked: list[Request]) -> AsyncIterator[Result]:
+        batch, lost = await fetched(asked)
+        for failed in lost:
+            yield failed
+        limit = self.engine.profile.max_request_size
+        fitting = []
+        for request in batch:
+            try:
+                size = self.engine.size(request)
+            except Exception as error:
+                yield _portable(Failed(request.id, unfit(error, request.kind, self.engine.name)))
+                continue
+            if limit is not None and size > limit:
+                yield Failed(request.id, too_large(request.kind, size, limit, self.engine.name, self.instance))
+            else:
+                fitting.append(request)
+        if fitting:
+            async for result in self.engine.execute(fitting):
+                yield _portable(result)
+
+    async def cancel(self, requests: list[str]) -> None:
+        await asyncio.gather(*(self.engine.cancel(request) for request in requests))
+
+    async def reset(self) -> None:
+        await self.engine.reset()
+
+    async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
+        """A coroutine method of the engine that is no request, e.g. `count` of a store."""
+        return await getattr(self.engine, method)(*args)
+
+
+def _portable(result: Result) -> Result:
+    """Causes from engine libraries stay behind: unpickling one would import its library in every client."""
+    if isinstance(result, Failed):
+        error = result.error
+        cause, error.__cause__, error.__context__ = error.__cause__, None, None
+        error.__traceback__ = None
+        if cause is not None and not isinstance(cause, EngineError):
+            error.add_note(f"caused by {type(cause).__name__}: {cause}")
+    return result

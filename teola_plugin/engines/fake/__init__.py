@@ -1,0 +1,24 @@
+"""Fake engines: deterministic answers after exactly the time a profile says. A product feature, not a test helper.
+
+They need no model, no GPU and no data: enough to try `accelerate` on an app, to see where its time goes with another
+machine's profile, to inject faults, and, in a `VirtualTimeLoop`, to simulate hours of load in seconds.
+"""
+
+from teola_plugin.engines.fake.base import FakeEngine, Faults
+from teola_plugin.engines.fake.engines import FakeEmbedder, FakeReranker, bag_of_words, embed_words, fake_engines
+from teola_plugin.engines.fake.llm import FakeLLM, answer_words, split_tokens
+from teola_plugin.engines.fake.store import FakeStore
+
+__all__ = [
+    "FakeEmbedder",
+    "FakeEngine",
+    "FakeLLM",
+    "FakeReranker",
+    "FakeStore",
+    "Faults",
+    "answer_words",
+    "bag_of_words",
+    "embed_words",
+    "fake_engines",
+    "split_tokens",
+]

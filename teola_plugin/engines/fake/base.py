@@ -1,0 +1,309 @@
+"""What all fake engines share: batches that last as long as a profile says, faults, cancelling, dying.
+
+Everything happens in timers of the running loop at absolute times: nothing drifts, and in a `VirtualTimeLoop` the
+fakes run in virtual time. No thread, no file, no task is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.engines.base import EngineLoad
+from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.requests.bad_input import advice
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Result
+
+Predicate = Callable[[Request], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong with a fake engine, to see that an app survives it."""
+
+    fail_on: Predicate | None = None
+    """These requests fail alone, half-way."""
+    raise_on: Predicate | None = None
+    """`execute` raises half-way through the batch that holds one of these: all its unfinished requests fail."""
+    die_after: int | None = None
+    """After so many batches the engine dies, once, in the middle of the next; `restart()` revives it for good."""
+    hang_on: Predicate | None = None
+    """These requests never end until they are cancelled; others beside them do."""
+    raises: type[BaseException] = RuntimeError
+    """What `raise_on` raises; SystemExit for an engine that ends its process, as it thinks."""
+    deaf: bool = False
+    """Whether it ignores cancellations."""
+    slow: float = 1.0
+    """Everything takes so many times as long."""
+    retryable: bool = True
+    """What the errors of `fail_on` say of themselves."""
+    no_version: bool = False
+    """The store cannot tell the versions of its collections."""
+
+    def hits(self, predicate: Predicate | None, request: Request) -> bool:
+        return predicate is not None and predicate(request)
+
+
+NO_FAULTS = Faults()
+
+
+class Run:
+    """One `execute` call: its unfinished requests and the results on their way to the caller."""
+
+    def __init__(self, batch: Sequence[Request], *, deadly: bool) -> None:
+        self.pending = {request.id: request for request in batch}
+        self.ids = tuple(self.pending)
+        self.deadly = deadly
+        self.timers: list[asyncio.Handle] = []
+        self._results: deque[Result] = deque()
+        self._error: BaseException | None = None
+        self._news = asyncio.Event()
+
+    def put(self, result: Result) -> None:
+        if self._error is not None:
+            return  # nothing comes from a broken batch
+        if not isinstance(result, Done | Failed) or self.pending.pop(result.request_id, None) is not None:
+            self._results.append(result)
+            self._news.set()
+
+    def fail(self, request_id: str, error: EngineError) -> None:
+        self.put(Failed(request_id, error))
+
+    def raise_(self, error: BaseException) -> None:
+        self._error = error
+        self._news.set()
+
+    async def results(self) -> AsyncIterator[Result]:
+        if not self.pending:
+            await asyncio.sleep(0)  # an engine without latency still lets others have their turn
+        while True:
+            while self._results:
+                yield self._results.popleft()
+            if self._error is not None:
+                raise self._error
+            if not self.pending:
+                return
+            self._news.clear()
+            await self._news.wait()
+
+
+class FakeEngine(ABC):
+    """Base of the fakes: a subclass says when the requests of a batch end (`_work`), the protocol is here."""
+
+    kinds: frozenset[PrimitiveKind]
+
+    def __init__(self, name: str, profile: EngineProfile, faults: Faults = NO_FAULTS) -> None:
+        self.name = name
+        self.faults = faults
+        self._profile = profile
+        self._active: dict[str, Run] = {}
+        self._batches = 0
+        self._down = ""
+
+    @property
+    def profile(self) -> EngineProfile:
+        return self._profile
+
+    @property
+    def batches(self) -> int:
+        """Batches taken so far."""
+        return self._batches
+
+    async def start(self) -> None:
+        if self._down == "stopped":
+            self._down = ""
+
+    async def stop(self) -> None:
+        self.die("stopped")
+
+    async def restart(self) -> None:
+        """Bring a stopped or dead engine back, empty."""
+        await self.stop()
+        self._down = ""
+        await self.reset()
+
+    def die(self, why: str = "died") -> None:
+        """Fail everything unfinished with `EngineUnavailable`, now and from now on until `restart()`."""
+        self._down = why if self._down != "died" else self._down
+        for request_id, run in list(self._active.items()):
+            self._drop(request_id, self._unavailable(), run)
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        run = Run(batch, deadly=self._batches == self.faults.die_after)
+        self._batches += 1
+        self._active.update(dict.fromkeys(run.pending, run))
+        try:
+            self._admit(run)
+            if run.pending:
+                self._work(run)
+            async for result in run.results():
+                yield result
+        finally:
+            self._leave(run)
+
+    def _admit(self, run: Run) -> None:
+        for request in list(run.pending.values()):
+            if self._down:
+                run.fail(request.id, self._unavailable())
+            elif request.kind not in self.kinds:
+                known = ", ".join(sorted(kind.name for kind in self.kinds))
+                run.fail(request.id, self._error(f"cannot do {request.kind.name}; it does: {known}"))
+
+    def _leave(self, run: Run) -> None:
+        """The caller is done with the run, perhaps before its end."""
+        for request_id in list(run.pending):
+            self._drop(request_id, self._error("was left by its caller"), run)
+        for request_id in run.ids:
+            self._active.pop(request_id, None)
+
+    @abstractmethod
+    def _work(self, run: Run) -> None:
+        """Start on the run's pending requests; put their results when their time has come."""
+
+    def _drop(self, request_id: str, error: EngineError, run: Run) -> None:
+        """End one unfinished request with an error."""
+        run.fail(request_id, error)
+
+    async def cancel(self, request_id: str) -> None:
+        run = self._active.get(request_id)
+        if run is not None and not self.faults.deaf:
+            self._drop(request_id, self._error(f"request {request_id} was cancelled"), run)
+
+    def size(self, request: Request) -> int:
+        return 1
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(requests=self._unfinished())
+
+    def _unfinished(self) -> int:
+        return sum(request_id in run.pending for request_id, run in self._active.items())
+
+    async def reset(self) -> None:
+        return None
+
+    def versions(self) -> Mapping[str, str]:
+        return {"engine": type(self).__name__}
+
+    def _error(self, what: str, *, retryable: bool = False, hint: str = "") -> EngineError:
+        return EngineError(f"engine {self.name!r}: {what}.", engine=self.name, retryable=retryable, hint=hint)
+
+    def _bad(self, request: Request, error: Exception) -> EngineError:
+        """The payload is not what this engine takes."""
+        return self._error(f"bad request {request.id}: {error!r}", hint=advice(error))
+
+    def _unavailable(self) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"engine {self.name!r} has {self._down}." if self._down == "died" else f"engine {self.name!r} is stopped.",
+            engine=self.name,
+            retryable=True,
+            hint="restart it",
+        )
+
+    def _strike(self, request: Request, run: Run) -> None:
+        """The fault of one request, half-way."""
+        if run.deadly:
+            self.die()
+        elif self.faults.hits(self.faults.raise_on, request):
+            run.raise_(self.faults.raises(f"engine {self.name!r} broke on request {request.id}"))
+        elif self.faults.hits(self.faults.fail_on, request):
+            run.fail(request.id, self._error(f"request {request.id} failed", retryable=self.faults.retryable))
+
+    def _struck(self, request: Request, run: Run) -> bool:
+        return (
+            run.deadly
+            or self.faults.hits(self.faults.raise_on, request)
+            or self.faults.hits(self.faults.fail_on, request)
+        )
+
+
+class BatchedFake(FakeEngine):
+    """A batch lasts as long as the profile says for its size; a STATIC engine serves one batch at a time."""
+
+    def __init__(self, name: str, profile: EngineProfile, faults: Faults = NO_FAULTS) -> None:
+        super().__init__(name, profile, faults)
+        self._queue: deque[Run] = deque()
+        self._serving = 0
+
+    @abstractmethod
+    def _value(self, request: Request) -> Any:
+        """Its value; computed when the batch starts, so that computing does not add to the profile's latency."""
+
+    def _commit(self, request: Request, value: Any) -> Any:
+        """The value that is given back when the batch ends; the moment for side effects."""
+        return value
+
+    def _seconds(self, requests: Sequence[Request]) -> float:
+        by_kind: dict[PrimitiveKind, int] = {}
+        for request in requests:
+            by_kind[request.kind] = by_kind.get(request.kind, 0) + 1
+        return self.faults.slow * sum(self._profile.seconds(kind, n) for kind, n in by_kind.items())
+
+    def _work(self, run: Run) -> None:
+        self._queue.append(run)
+        self._next()
+
+    def _next(self) -> None:
+        slots = 1 if self._profile.batching is Batching.STATIC else self._profile.max_requests
+        while self._queue and self._serving < slots:
+            run = self._queue.popleft()
+            if run.pending:
+                self._serving += 1
+                self._serve(run)
+
+    def _serve(self, run: Run) -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        requests = list(run.pending.values())
+        seconds = self._seconds(requests)
+        values = {request.id: value for request in requests if (value := self._try(request, run)) is not None}
+        if seconds:
+            if self.faults is not NO_FAULTS:
+                run.timers.append(loop.call_at(start + seconds / 2, self._half, run))
+            run.timers.append(loop.call_at(start + seconds, self._finish, run, values))
+        elif self.faults is not NO_FAULTS:  # timers of one instant have no order
+            run.timers += [loop.call_soon(self._half, run), loop.call_soon(self._finish, run, values)]
+        else:
+            self._finish(run, values)
+
+    def _try(self, request: Request, run: Run) -> Any:
+        try:
+            return self._value(request)
+        except Exception as error:
+            run.fail(request.id, self._bad(request, error))
+            return None
+
+    def _half(self, run: Run) -> None:
+        for request in list(run.pending.values()):
+            self._strike(request, run)
+
+    def _finish(self, run: Run, values: Mapping[str, Any]) -> None:
+        self._end_service(run)
+        for request in list(run.pending.values()):
+            if self.faults.hits(self.faults.hang_on, request):
+                continue
+            try:
+                run.put(self._done(request, self._commit(request, values[request.id])))
+            except Exception as error:
+                run.fail(request.id, self._bad(request, error))
+
+    def _done(self, request: Request, value: Any) -> Done:
+        """What is told of a request whose value was committed."""
+        return Done(request.id, value)
+
+    def _end_service(self, run: Run) -> None:
+        for timer in run.timers:
+            timer.cancel()
+        run.timers.clear()
+        self._serving -= 1
+        self._next()
+
+    def _drop(self, request_id: str, error: EngineError, run: Run) -> None:
+        super()._drop(request_id, error, run)
+        if not run.pending and run.timers:  # nobody is left in the batch: the engine is free at once
+            self._end_service(run)

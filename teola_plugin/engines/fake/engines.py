@@ -1,0 +1,89 @@
+"""The fake embedder, the fake reranker, and one fake of each kind for a pool."""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from functools import lru_cache
+from typing import Any
+
+from teola_plugin.engines import profiles
+from teola_plugin.engines.fake.base import NO_FAULTS, BatchedFake, FakeEngine, Faults
+from teola_plugin.engines.fake.llm import FakeLLM
+from teola_plugin.engines.fake.store import FakeStore
+from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.requests.payloads import EmbedText, ScorePair
+from teola_plugin.requests.request import Request
+
+
+class FakeEmbedder(BatchedFake):
+    """Unit vectors by hashed bag of words: texts that share words are near each other."""
+
+    kinds = frozenset({PrimitiveKind.EMBEDDING})
+
+    def __init__(
+        self,
+        name: str = "embedder",
+        profile: EngineProfile | None = None,
+        dimension: int = 32,
+        *,
+        faults: Faults = NO_FAULTS,
+    ) -> None:
+        super().__init__(name, profile or profiles.noop()["embedder"], faults)
+        self.dimension = dimension
+
+    def _value(self, request: Request) -> tuple[float, ...]:
+        payload: EmbedText = request.payload
+        return embed_words(payload.text, payload.role, self.dimension)
+
+
+class FakeReranker(BatchedFake):
+    """Scores a pair by the words it shares, in [0, 1]."""
+
+    kinds = frozenset({PrimitiveKind.RERANKING})
+
+    def __init__(
+        self, name: str = "reranker", profile: EngineProfile | None = None, *, faults: Faults = NO_FAULTS
+    ) -> None:
+        super().__init__(name, profile or profiles.noop()["reranker"], faults)
+
+    def _value(self, request: Request) -> float:
+        payload: ScorePair = request.payload
+        query, text = bag_of_words(payload.query), bag_of_words(payload.text)
+        shared = sum(weight for word, weight in query.items() if word in text)
+        return shared / math.sqrt((sum(query.values()) or 1.0) * (sum(text.values()) or 1.0))
+
+
+def fake_engines(machine: dict[str, EngineProfile] | None = None, **faults: Faults) -> list[FakeEngine]:
+    """One fake each of `llm`, `embedder`, `reranker` and `store`; `faults` by engine name. No latency by default."""
+    found: dict[str, Any] = machine or profiles.noop()
+    kinds: dict[str, type[Any]] = {
+        "llm": FakeLLM,
+        "embedder": FakeEmbedder,
+        "reranker": FakeReranker,
+        "store": FakeStore,
+    }
+    return [make(name, found[name], faults=faults.get(name, NO_FAULTS)) for name, make in kinds.items()]
+
+
+@lru_cache(maxsize=4096)
+def bag_of_words(text: str) -> dict[str, float]:
+    """Its distinct words and their weights: a longer word says more. Do not change the result."""
+    return {word: min(len(word), 8) / 4 for word in re.findall(r"\w+", text.lower())}
+
+
+@lru_cache(maxsize=4096)
+def embed_words(text: str, role: str = "query", dimension: int = 32) -> tuple[float, ...]:
+    """The unit vector of a text: a pure function of role and text, the same in every process."""
+    vector = [0.0] * dimension
+    for word, weight in (*bag_of_words(text).items(), (f"\0{role}", 0.05)):
+        bits = _bits(word)
+        vector[bits % dimension] += weight if bits & 0x10000 else -weight
+    norm = math.sqrt(sum(x * x for x in vector))
+    return tuple(x / norm for x in vector)
+
+
+@lru_cache(maxsize=65536)
+def _bits(word: str) -> int:
+    return zlib.crc32(word.encode())

@@ -1,0 +1,212 @@
+"""A fake LLM: answers are a pure function of the prompt, latencies those of a profile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from teola_plugin.engines import profiles
+from teola_plugin.engines.base import EngineLoad
+from teola_plugin.engines.fake.base import NO_FAULTS, FakeEngine, Faults, Run
+from teola_plugin.engines.fake.timeline import BLOCK, Job, Timeline
+from teola_plugin.errors import EngineError, RequestTooLarge
+from teola_plugin.graph import LLM_KINDS, EngineProfile
+from teola_plugin.requests.payloads import Generate, Generation, Prompt, Sampling, Warmed, Warmup
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
+
+Answer = Callable[[Prompt, Sampling], str]
+
+
+class FakeLLM(FakeEngine):
+    """Continuous batching, a prefix cache, prefilling and decoding that slow each other: see `Timeline`.
+
+    `answer` gives the text, cut at `sampling.max_tokens` tokens and at its stop strings. By default it is made of
+    words that depend on the prompt and the sampling alone, or is JSON that follows `sampling.json_schema`.
+    `cache_tokens` bounds the prefix cache (least recently used blocks go first).
+    """
+
+    kinds = LLM_KINDS
+
+    def __init__(
+        self,
+        name: str = "llm",
+        profile: EngineProfile | None = None,
+        answer: Answer | None = None,
+        *,
+        faults: Faults = NO_FAULTS,
+        cache_tokens: int = 65_536,
+    ) -> None:
+        super().__init__(name, profile or profiles.noop()["llm"], faults)
+        self._answer = answer or default_answer
+        self._cache = PrefixCache(cache_tokens // BLOCK if self._profile.prefix_caching else 0)
+        self._timeline = Timeline(self._profile, self.faults.slow, self._cache, self._finished)
+        self._jobs: dict[str, Job] = {}
+
+    def _work(self, run: Run) -> None:
+        for request in list(run.pending.values()):
+            try:
+                job = self._job(request, run)
+            except EngineError as error:
+                run.fail(request.id, error)
+            except Exception as error:
+                run.fail(request.id, self._bad(request, error))
+            else:
+                self._jobs[request.id] = job
+                self._timeline.add(job)
+        self._timeline.advance()
+
+    def _job(self, request: Request, run: Run) -> Job:
+        payload: Generate | Warmup = request.payload
+        if isinstance(payload, Warmup):
+            tokens = self._fitting(split_tokens(payload.prompt.known()), request)
+            return Job(request, run, self._cache.keys(tokens, request.tenant), len(tokens), warmup=True)
+        tokens = self._fitting(split_tokens(payload.prompt.flat()), request)
+        job = Job(request, run, self._cache.keys(tokens, request.tenant), len(tokens))
+        job.pieces, job.finish_reason = self._pieces(payload, len(tokens))
+        if self._struck(request, run):
+            job.pieces, job.faulty = job.pieces[: len(job.pieces) // 2], True
+        job.hangs = self.faults.hits(self.faults.hang_on, request)
+        return job
+
+    def _fitting(self, tokens: list[str], request: Request) -> list[str]:
+        limit = self._profile.max_request_size
+        if limit is not None and len(tokens) >= limit:
+            raise RequestTooLarge(
+                f"engine {self.name!r}: the prompt of request {request.id} has {len(tokens)} tokens; "
+                f"its context has room for {limit}.",
+                engine=self.name,
+                hint="shorten the prompt, or pass fewer documents",
+            )
+        return tokens
+
+    def _pieces(self, payload: Generate, prompt_tokens: int) -> tuple[list[str], str]:
+        text = self._answer(payload.prompt, payload.sampling)
+        ends = [at for stop in payload.sampling.stop if (at := text.find(stop)) >= 0]
+        pieces = split_tokens(text[: min(ends)] if ends else text)
+        limit = payload.sampling.max_tokens
+        if self._profile.max_request_size is not None:
+            limit = min(limit, self._profile.max_request_size - prompt_tokens)
+        return pieces[:limit], "length" if len(pieces) > limit else "stop"
+
+    def _finished(self, job: Job) -> None:
+        """Called by the timeline when the last token of a job, or the end of a warm-up, has come."""
+        self._jobs.pop(job.request.id, None)
+        if job.faulty or (job.warmup and self._struck(job.request, job.run)):
+            self._strike(job.request, job.run)
+        else:
+            job.run.put(Done(job.request.id, self._generated(job), job.stats()))
+
+    def _generated(self, job: Job) -> Generation | Warmed:
+        if job.warmup:
+            return Warmed(job.prompt_tokens)
+        text = "".join(job.pieces)
+        return Generation(text, job.finish_reason, job.prompt_tokens, len(job.pieces), job.cached)
+
+    def _drop(self, request_id: str, error: EngineError, run: Run) -> None:
+        super()._drop(request_id, error, run)
+        job = self._jobs.pop(request_id, None)
+        if job is not None:
+            self._timeline.remove(job)
+
+    def size(self, request: Request) -> int:
+        payload: Generate | Warmup = request.payload
+        return max(1, len(payload.prompt.known()) // 4)
+
+    def load(self) -> EngineLoad:
+        used = sum(job.prompt_tokens for job in self._jobs.values())
+        return EngineLoad(self._unfinished(), min(1.0, used / max(1, self._cache.limit * BLOCK)))
+
+    async def reset(self) -> None:
+        self._cache.clear()
+
+
+class PrefixCache:
+    """Hash chains of whole blocks, least recently used first. Tenants share nothing."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def keys(self, tokens: Sequence[str], tenant: str) -> tuple[int, ...]:
+        """One key for each whole block; a key stands for the block and all before it."""
+        if not self.limit:
+            return ()
+        found, key = [], hash(tenant)
+        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+            key = hash((key, *tokens[start : start + BLOCK]))
+            found.append(key)
+        return tuple(found)
+
+    def cached(self, keys: Sequence[int], prompt_tokens: int) -> int:
+        """Tokens that need no prefilling. The last token of a prompt always does: it gives the first of the answer."""
+        blocks = 0
+        for key in keys:
+            if key not in self._blocks:
+                break
+            self._blocks.move_to_end(key)
+            blocks += 1
+        return min(blocks, max(0, prompt_tokens - 1) // BLOCK) * BLOCK
+
+    def add(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            self._blocks[key] = None
+            self._blocks.move_to_end(key)
+        while len(self._blocks) > self.limit:
+            self._blocks.popitem(last=False)
+
+    def clear(self) -> None:
+        self._blocks.clear()
+
+
+def split_tokens(text: str) -> list[str]:
+    """Tokens of up to four characters with the space before them. Joined they are the text again, and the tokens of
+    a prefix are the prefix of the tokens, but for the last."""
+    return re.findall(r"\s*\S{1,4}|\s+", text)
+
+
+def default_answer(prompt: Prompt, sampling: Sampling) -> str:
+    """Words, or JSON by the schema: a pure function of the prompt and of how it is sampled."""
+    how = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
+    seed = f"{prompt.flat()}\0{'' if sampling.greedy else how}"
+    if sampling.json_schema:
+        return json.dumps(_json_value(json.loads(sampling.json_schema), seed))
+    natural = 16 + hashlib.blake2b(seed.encode(), digest_size=1).digest()[0] % 48
+    return answer_words(seed, sampling.max_tokens if sampling.ignore_eos else natural)
+
+
+def answer_words(seed: str, tokens: int) -> str:
+    """Words that make exactly so many tokens, all drawn from the seed; a shorter one is a prefix of a longer one."""
+    words: list[str] = []
+    for at in range(0, tokens, 32):
+        digest = hashlib.blake2b(f"{at}\0{seed}".encode()).digest()
+        words += (_WORDS[digest[i] % len(_WORDS)] for i in range(min(32, tokens - at)))
+    return " ".join(words)
+
+
+_WORDS = re.findall(
+    r"\S+",
+    """
+    able area army atom band bank base beam bell bird boat book cave city coal coat corn crop dawn deal desk door
+    dust east edge farm film fire fish flag fort gain gate gold hand harp hill home iron jury king lake lamp land
+    leaf line lion mail mark mill moon note oak park path plan rain ring road sail salt sand ship
+    """,
+)
+
+
+def _json_value(schema: dict[str, Any], seed: str) -> Any:
+    if "enum" in schema:
+        return schema["enum"][hashlib.blake2b(seed.encode(), digest_size=1).digest()[0] % len(schema["enum"])]
+    kind = schema.get("type", "string")
+    if kind == "array":
+        width = schema.get("maxItems", schema.get("minItems", 3))
+        return [_json_value(schema.get("items", {}), f"{seed}\0{i}") for i in range(width)]
+    if kind == "object":
+        return {key: _json_value(part, f"{seed}\0{key}") for key, part in schema.get("properties", {}).items()}
+    if kind in ("integer", "number"):
+        return hashlib.blake2b(seed.encode(), digest_size=1).digest()[0] % 10
+    return True if kind == "boolean" else answer_words(seed, 8)

@@ -1,0 +1,184 @@
+"""A vector store in memory with exact cosine search, for the fake pool."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import mul
+from typing import Any
+
+from teola_plugin.engines import profiles
+from teola_plugin.engines.fake.base import NO_FAULTS, BatchedFake, Faults, Run
+from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.requests.json_values import comparable
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector, Vector, Version
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
+
+_SCALARS = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted(IngestRow):
+    """A row as it was when the store took it, whatever its owner does with it since."""
+
+    order: int = 0
+    """Among all writes of the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    hits: tuple[Hit, ...]
+    version: Version | None
+
+
+@dataclass(slots=True)
+class _Collection:
+    rows: dict[str, tuple[Chunk, Vector]] = field(default_factory=dict)
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
+    version: int = 0
+    """The counter of its `Version`."""
+    written: dict[str, int] = field(default_factory=dict)
+    """The order of the last write or deletion, by id."""
+    cleared: int = 0
+    """The order of its last deletion."""
+
+    def put(self, row: _Accepted) -> None:
+        """Unless a later write came first: a large batch may end after a small one that began behind it."""
+        chunk = row.chunk
+        if row.order < max(self.cleared, self.written.get(chunk.id, 0)):
+            return
+        self.written[chunk.id] = row.order
+        before, after = self.rows.get(chunk.id), (chunk, _unit(row.vector))
+        if before is None or before[1] != after[1] or repr(before[0]) != repr(after[0]):  # `==` takes True for 1
+            self.rows[chunk.id] = after
+            self.version += 1
+
+    def delete(self, ids: Sequence[str], order: int) -> int:
+        gone = [i for i in dict.fromkeys(ids) if self.rows.pop(i, None) is not None]
+        self.written.update(dict.fromkeys(ids, order))
+        self.version += bool(gone)
+        return len(gone)
+
+    def clear(self, order: int) -> None:
+        self.cleared = order
+        if self.rows:
+            self.rows.clear()
+            self.identity, self.version = uuid.uuid4().hex, self.version + 1
+
+
+class FakeStore(BatchedFake):
+    """Collections in memory. A row is visible once its ingestion is done; the same chunk id replaces the row."""
+
+    kinds = frozenset({PrimitiveKind.INGESTION, PrimitiveKind.SEARCHING})
+
+    def __init__(
+        self, name: str = "store", profile: EngineProfile | None = None, *, faults: Faults = NO_FAULTS
+    ) -> None:
+        super().__init__(name, profile or profiles.noop()["store"], faults)
+        self._collections: dict[str, _Collection] = {}
+        self._orders = itertools.count(1)
+
+    async def version(self, collection: str) -> Version | None:
+        """As long as it is equal, so are the rows; None with `Faults.no_version`."""
+        return self._version(collection)
+
+    def _version(self, collection: str) -> Version | None:
+        if self.faults.no_version:
+            return None
+        found = self._collections.get(collection)
+        return Version(found.identity, found.version) if found is not None and found.version else Version("absent", 0)
+
+    async def count(self, collection: str) -> int:
+        return len(self._rows(collection))
+
+    async def collections(self) -> list[str]:
+        return sorted(name for name, found in self._collections.items() if found.rows)
+
+    async def get(self, collection: str, ids: Sequence[str]) -> list[Chunk]:
+        """The chunks with these ids, in their order; unknown ids are left out."""
+        rows = self._rows(collection)
+        return [_own(rows[i][0]) for i in ids if i in rows]
+
+    async def find(self, collection: str, wanted: Sequence[tuple[str, Any]]) -> list[Chunk]:
+        """The chunks whose metadata has these values, in the order of insertion."""
+        chosen = _filter(wanted)
+        return [_own(chunk) for chunk, _ in self._rows(collection).values() if chosen(chunk)]
+
+    async def delete(self, collection: str, ids: Sequence[str]) -> int:
+        """Deletes rows, also those that are being written; says how many there were."""
+        return self._collection(collection).delete(ids, next(self._orders))
+
+    async def delete_collection(self, collection: str) -> None:
+        self._collection(collection).clear(next(self._orders))
+
+    def _collection(self, name: str) -> _Collection:
+        return self._collections.setdefault(name, _Collection())
+
+    def _rows(self, collection: str) -> dict[str, tuple[Chunk, Vector]]:
+        found = self._collections.get(collection)
+        return found.rows if found is not None else {}
+
+    def _admit(self, run: Run) -> None:
+        super()._admit(run)
+        for request in list(run.pending.values()):
+            if isinstance(request.payload, IngestRow):
+                try:
+                    run.pending[request.id] = replace(request, payload=self._accept(request.payload))
+                except Exception as error:
+                    run.fail(request.id, self._error(f"bad request {request.id}: {error!r}"))
+
+    def _accept(self, row: IngestRow) -> _Accepted:
+        return _Accepted(row.collection, _own(row.chunk), tuple(row.vector), next(self._orders))
+
+    def _value(self, request: Request) -> Any:
+        payload: IngestRow | SearchVector = request.payload
+        if isinstance(payload, SearchVector):
+            return _Searched(self._search(payload), self._version(payload.collection))
+        if not math.isclose(math.hypot(*payload.vector), 0.0):
+            return payload.chunk.id
+        raise ValueError(f"the vector of chunk {payload.chunk.id!r} is zero")
+
+    def _commit(self, request: Request, value: Any) -> Any:
+        if isinstance(request.payload, _Accepted):
+            self._collection(request.payload.collection).put(request.payload)
+        return value
+
+    def _done(self, request: Request, value: Any) -> Done:
+        if isinstance(value, _Searched):
+            return Done(request.id, value.hits, version=value.version)
+        return super()._done(request, value)
+
+    def _search(self, wanted: SearchVector) -> tuple[Hit, ...]:
+        needle, chosen = _unit(wanted.vector), _filter(wanted.filter)
+        scored = [
+            (sum(map(mul, needle, vector)), chunk)
+            for chunk, vector in self._rows(wanted.collection).values()
+            if chosen(chunk)
+        ]
+        scored.sort(key=lambda found: (-found[0], found[1].id))
+        return tuple(Hit(chunk.id, chunk.text, _copied(chunk.metadata), score) for score, chunk in scored[: wanted.k])
+
+
+def _filter(wanted: Sequence[tuple[str, Any]]) -> Callable[[Chunk], bool]:
+    """Whether a chunk's metadata has these values, as PostgreSQL compares them; a key that is missing is null."""
+    pairs = [(key, comparable(value)) for key, value in wanted]
+    return lambda chunk: all(comparable(chunk.metadata.get(key)) == value for key, value in pairs)
+
+
+def _own(chunk: Chunk) -> Chunk:
+    """A chunk that shares nothing that may change."""
+    return Chunk(chunk.id, chunk.text, _copied(chunk.metadata))
+
+
+def _copied(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value if type(value) in _SCALARS else copy.deepcopy(value) for key, value in metadata.items()}
+
+
+def _unit(vector: Vector) -> tuple[float, ...]:
+    norm = math.hypot(*vector) or 1.0
+    return tuple(x / norm for x in vector)

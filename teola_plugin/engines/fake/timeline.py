@@ -1,0 +1,241 @@
+"""When a fake LLM's tokens come: one discrete-event timeline per instance.
+
+One prefilling runs at a time (a GPU's compute is one resource), in admission order with background work last; all
+decodings run side by side at no cost to each other (a decoding step is bound by memory). While a prefilling and
+decodings run together, both go at 1 / (1 + interference) of their speed. Events carry their exact times, so a timer
+that fires late delays what the caller sees of it, and nothing after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+from teola_plugin.engines.fake.base import Run
+from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Piece
+
+BLOCK = 16
+"""Tokens in one block of the prefix cache; only whole blocks are kept."""
+
+_SLACK = 1e-6  # seconds: a timer may fire this early by rounding
+
+
+class Cache(Protocol):
+    def cached(self, keys: Sequence[int], prompt_tokens: int) -> int: ...
+
+    def add(self, keys: Sequence[int]) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request on its way through prefilling and decoding."""
+
+    request: Request
+    run: Run
+    keys: tuple[int, ...]
+    prompt_tokens: int
+    warmup: bool = False
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: str = "stop"
+    faulty: bool = False
+    hangs: bool = False
+    cached: int = -1
+    """Prompt tokens found in the cache; -1 before its prefilling began."""
+    prefilled: int = 0
+    sent: int = 0
+    decoding_from: float = 0.0
+    """Decoding clock at its start."""
+    gone: bool = False
+    arrived: float = 0.0
+    started: float = 0.0
+    first: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        return self.request.background, self.request.priority
+
+    def stats(self) -> dict[str, float]:
+        """Seconds in the queue, in prefilling and in decoding, and the tokens found in the cache."""
+        return {
+            "queue_s": self.started - self.arrived,
+            "prefill_s": self.first - self.started,
+            "decode_s": self.ended - self.first,
+            "cached_tokens": float(max(self.cached, 0)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """The prefilling step that is running: the job's prompt up to `to` tokens, done when the clock shows `due`."""
+
+    job: Job
+    to: int
+    due: float
+
+
+class Timeline:
+    """Owns the jobs of one instance. `finished(job)` is called at the time of a job's end."""
+
+    def __init__(self, profile: EngineProfile, slow: float, cache: Cache, finished: Callable[[Job], None]) -> None:
+        self._profile, self._slow, self._cache, self._finished = profile, slow, cache, finished
+        self._waiting: list[tuple[tuple[bool, int], int, Job]] = []
+        self._decoding: list[tuple[float, int, Job]] = []
+        self._chunk: _Chunk | None = None
+        self._running = 0
+        self._now = 0.0
+        self._prefill_clock = 0.0
+        self._decode_clock = 0.0
+        self._order = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._advancing = False
+
+    def add(self, job: Job) -> None:
+        """Queue a job now; `advance()` afterwards."""
+        self._catch_up()
+        job.arrived = asyncio.get_running_loop().time()
+        heapq.heappush(self._waiting, (job.rank, next(self._order), job))
+
+    def remove(self, job: Job) -> None:
+        """Forget a job, wherever it is."""
+        if job.gone:
+            return
+        self._catch_up()
+        job.gone = True
+        if job.cached >= 0:
+            self._running -= 1
+        if self._chunk is not None and self._chunk.job is job:
+            self._chunk = None
+        self._waiting = [entry for entry in self._waiting if entry[2] is not job]
+        self._decoding = [entry for entry in self._decoding if entry[2] is not job]
+        heapq.heapify(self._waiting)
+        heapq.heapify(self._decoding)
+        self.advance()
+
+    def advance(self) -> None:
+        """Let everything happen that is due, and set the timer for what is next."""
+        if self._advancing:  # a job's end changed the timeline: the outer call goes on with it
+            return
+        self._catch_up()
+        self._arm()
+
+    def _catch_up(self) -> None:
+        """Run the events up to the loop's time, each at its own time."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            until = asyncio.get_running_loop().time()
+            if not (self._chunk or self._decoding):
+                self._now = until
+            self._begin_prefill()
+            while (at := self._next_event()) is not None and at <= until + _SLACK:
+                self._move_to(at)
+                self._happen()
+                self._begin_prefill()
+            self._move_to(max(until, self._now))
+        finally:
+            self._advancing = False
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        at = self._next_event()
+        self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self.advance)
+
+    @property
+    def _rate(self) -> float:
+        together = self._chunk is not None and bool(self._decoding)
+        return 1.0 / (1.0 + self._profile.interference) if together else 1.0
+
+    def _next_event(self) -> float | None:
+        left = [self._chunk.due - self._prefill_clock] if self._chunk else []
+        if self._decoding:
+            left.append(self._decoding[0][0] - self._decode_clock)
+        return self._now + max(0.0, min(left)) / self._rate if left else None
+
+    def _move_to(self, at: float) -> None:
+        passed = (at - self._now) * self._rate
+        if self._chunk is not None:
+            self._prefill_clock += passed
+        if self._decoding:
+            self._decode_clock += passed
+        self._now = at
+
+    def _happen(self) -> None:
+        """The one event whose time it is: the end of a prefilling step, or a token."""
+        chunk = self._chunk
+        prefill_left = chunk.due - self._prefill_clock if chunk else float("inf")
+        decode_left = self._decoding[0][0] - self._decode_clock if self._decoding else float("inf")
+        if chunk is not None and prefill_left <= decode_left:
+            self._chunk = None
+            self._end_chunk(chunk)
+        else:
+            self._token(heapq.heappop(self._decoding)[2])
+
+    def _begin_prefill(self) -> None:
+        while self._chunk is None and self._waiting:
+            if self._waiting[0][2].cached < 0 and self._running >= self._profile.max_requests:
+                return
+            self._begin_chunk(heapq.heappop(self._waiting)[2])
+
+    def _begin_chunk(self, job: Job) -> None:
+        if job.cached < 0:
+            self._running += 1
+            job.started = self._now
+            job.cached = job.prefilled = self._cache.cached(job.keys, job.prompt_tokens)
+        to = job.prompt_tokens
+        if job.warmup or job.request.background:
+            to = min(to, job.prefilled + self._profile.warmup_chunk)
+        due = (
+            self._prefill_clock
+            + self._prefill_seconds(to - job.cached)
+            - self._prefill_seconds(job.prefilled - job.cached)
+        )
+        self._chunk = _Chunk(job, to, due)
+
+    def _end_chunk(self, chunk: _Chunk) -> None:
+        job = chunk.job
+        job.prefilled = chunk.to
+        self._cache.add(job.keys[: chunk.to // BLOCK])
+        if job.prefilled < job.prompt_tokens:
+            heapq.heappush(self._waiting, (job.rank, next(self._order), job))
+            return
+        job.first = self._now
+        if job.hangs:
+            return
+        if job.warmup or not job.pieces:
+            self._end(job)
+            return
+        job.decoding_from = self._decode_clock
+        self._await_token(job)
+
+    def _await_token(self, job: Job) -> None:
+        """The next token somebody reads; without a reader only the last one matters."""
+        token = job.sent + 1 if job.request.stream else len(job.pieces)
+        seconds = self._slow * self._profile.seconds(PrimitiveKind.DECODING, token)
+        heapq.heappush(self._decoding, (job.decoding_from + seconds, next(self._order), job))
+
+    def _token(self, job: Job) -> None:
+        if job.request.stream:
+            job.run.put(Piece(job.request.id, job.pieces[job.sent]))
+            job.sent += 1
+            if job.sent < len(job.pieces):
+                self._await_token(job)
+                return
+        self._end(job)
+
+    def _end(self, job: Job) -> None:
+        job.gone = True
+        job.ended = self._now
+        self._running -= 1
+        self._finished(job)
+
+    def _prefill_seconds(self, tokens: int) -> float:
+        return self._slow * self._profile.seconds(PrimitiveKind.PREFILLING, tokens) if tokens > 0 else 0.0

@@ -1,0 +1,137 @@
+"""What goes wrong between here and a server, as this package's errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.engines.openai.wire import told_by
+from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
+from teola_plugin.requests.payloads import Prompt
+
+if TYPE_CHECKING:
+    import httpx
+
+_OF_THE_CONNECTION = frozenset({"accept-encoding", "connection", "host", "content-length", "content-type"})
+_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses after which doing it again may help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The answer of a server that did not do what it was asked."""
+
+    status: int
+    content: str
+    headers: Mapping[str, str]
+
+
+def refused(name: str, status: int, content: str, headers: Mapping[str, str], *, again: bool) -> EngineError:
+    """The error for an answer that is none; `again`: whether it may be retried here, and not by who asked."""
+    told = told_by(content) or "no message"
+    kind = RequestTooLarge if status == 400 and "context length" in told else EngineError
+    error = kind(
+        f"{name}: the server answered {status}: {told}",
+        engine=name,
+        retryable=again and status in _AGAIN,
+        hint=_HINTS.get(status, "see the server's log"),
+    )
+    error.__dict__["refusal"] = Refusal(status, content, dict(headers))
+    return error
+
+
+_HINTS = {
+    400: "change what the server refuses",
+    401: "give the engine the server's api_key",
+    403: "give the engine the server's api_key",
+    404: "check base_url and the name of the model",
+    429: "lower max_requests of the engine",
+}
+
+
+def refusal_in(error: EngineError) -> Refusal | None:
+    """What the server answered, if it answered at all."""
+    found = error.__dict__.get("refusal")
+    return found if isinstance(found, Refusal) else None
+
+
+def not_started(name: str, *, again: bool) -> EngineUnavailable:
+    """The error for a request that was not even begun."""
+    error = EngineUnavailable(f"{name} is not started.", engine=name, retryable=again, hint="start the pool")
+    error.__dict__["unsent"] = True
+    return error
+
+
+def unsent(error: BaseException) -> bool:
+    """Whether nothing was sent for certain."""
+    return bool(error.__dict__.get("unsent"))
+
+
+def unreachable(name: str, url: str, error: BaseException) -> EngineUnavailable:
+    """The server cannot be talked to at all."""
+    return EngineUnavailable(
+        f"{name}: no server answers at {url} ({_named(error)}).",
+        engine=name,
+        hint="start the server, or correct base_url",
+    )
+
+
+def unread(name: str, error: BaseException, content: str, headers: Mapping[str, str]) -> EngineError:
+    """The error for an answer that is no completion."""
+    failed = failed_by_network(name, "", error, again=False)
+    failed.__dict__["refusal"] = Refusal(200, content, dict(headers))
+    return failed
+
+
+async def sent(
+    client: httpx.AsyncClient, url: str, body: Mapping[str, Any], prompt: Prompt, *, stream: bool = False
+) -> httpx.Response:
+    """The answer to a request: as its own client addresses the server, or, without one, in the engine's way."""
+    carried = getattr(prompt, "carried", None)
+    if carried is None:
+        return await client.send(client.build_request("POST", url, json=body), stream=stream)
+    request = client.build_request("POST", url, json=body, params=list(carried.params) or None)
+    for name in client.headers:  # the engine's own are not the client's
+        if name.lower() not in _OF_THE_CONNECTION:
+            request.headers.pop(name, None)
+    for name in {name for name, _ in carried.headers}:
+        request.headers.pop(name, None)
+    request.headers = type(request.headers)([*request.headers.multi_items(), *carried.headers])
+    return await client.send(request, stream=stream, auth=None)
+
+
+def failed_by_network(name: str, url: str, error: BaseException, *, again: bool) -> EngineError:
+    """A request that got no answer, or none that makes sense. Only the former may be done again."""
+    if isinstance(error, ValueError):
+        return EngineError(f"{name}: {error}", engine=name, hint="see the server's log")
+    late = "Timeout" in type(error).__name__
+    reason = f"{url} did not answer in time" if late else f"{url} could not be reached"
+    hint = "raise the engine's timeout" if late else "see whether the server is up"
+    failed = EngineError(f"{name}: {reason} ({_named(error)}).", engine=name, retryable=again and not late, hint=hint)
+    failed.__dict__["broken"] = type(error).__name__
+    return failed
+
+
+def broken_in(error: EngineError) -> str:
+    """How the connection failed, by the name of httpx's exception; empty where it did not."""
+    return str(error.__dict__.get("broken", ""))
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def root_of(base_url: str) -> str:
+    """The address under which a server has what is no part of OpenAI's protocol."""
+    return base_url.removesuffix("/v1")
+
+
+def json_of(text: str) -> dict[str, Any]:
+    """A JSON object; empty for anything else."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}

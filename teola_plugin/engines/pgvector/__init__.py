@@ -1,0 +1,5 @@
+"""PostgreSQL with pgvector as a vector store."""
+
+from teola_plugin.engines.pgvector.engine import PgVectorEngine
+
+__all__ = ["PgVectorEngine"]

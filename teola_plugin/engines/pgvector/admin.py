@@ -1,0 +1,147 @@
+"""What is asked of the vector store beside its requests: counting, looking up, deleting."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
+
+from teola_plugin.engines.pgvector import sql, versions
+from teola_plugin.engines.pgvector.faults import Faults
+from teola_plugin.engines.pgvector.rows import to_wanted
+from teola_plugin.engines.pgvector.tables import Tables
+from teola_plugin.requests.payloads import Chunk, Version
+
+_T = TypeVar("_T")
+
+
+class Administration(ABC):
+    """What the engine offers beside `execute`; all raise `EngineError`."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._tables = Tables()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @abstractmethod
+    def _connection(self) -> Any:
+        """One of the pool's, as a context."""
+
+    def _turn(self, collection: str) -> asyncio.Lock:
+        """Held by whoever writes to a collection: of two rows with one id, the one that came later must stay."""
+        return self._turns.setdefault(collection, asyncio.Lock())
+
+    async def version(self, collection: str) -> Version | None:
+        """As long as it is equal, so are the rows, whoever writes: the database counts.
+
+        None where it cannot: the role may not add triggers to the collection's table.
+        """
+        return await self._with(self._tables.version, collection)
+
+    async def count(self, collection: str) -> int:
+        return await self._with(_count, collection)
+
+    async def collections(self) -> list[str]:
+        """Names of the collections that have rows."""
+        return await self._with(_collections)
+
+    async def get(self, collection: str, ids: Sequence[str]) -> list[Chunk]:
+        """The chunks with these ids, in their order; unknown ids are left out."""
+        return await self._with(_get, collection, ids)
+
+    async def find(self, collection: str, wanted: Sequence[tuple[str, Any]]) -> list[Chunk]:
+        """The chunks whose metadata has these values, in the order of insertion."""
+        return await self._with(lambda conn: _having(conn, collection, to_wanted(wanted)))
+
+    async def delete(self, collection: str, ids: Sequence[str]) -> int:
+        """Deletes rows; says how many there were. What is being written comes before."""
+        return await self._change(_delete, collection, tuple(ids))
+
+    async def delete_collection(self, collection: str) -> None:
+        await self._change(_delete_collection, collection)
+
+    async def forget(self, collection: str) -> None:
+        """Delete a collection and its version, as if it had never been there."""
+        await self._change(_forget, collection)
+
+    async def _change(self, do: Callable[..., Awaitable[_T]], collection: str, *args: Any) -> _T:
+        async with self._turn(collection):
+            return await self._with(do, collection, *args)
+
+    async def _with(self, do: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        try:
+            async with self._connection() as conn:
+                return await do(conn, *args)
+        except Exception as error:
+            raise self._faults.of(error) from error
+
+
+async def _count(conn: sql.Connection, collection: str) -> int:
+    found = await sql.first(conn, "SELECT rows FROM teola.collections WHERE name = %s", collection)
+    return int(found[0]) if found is not None else 0
+
+
+async def _collections(conn: sql.Connection) -> list[str]:
+    cursor = await conn.execute("SELECT name FROM teola.collections WHERE rows > 0")
+    return sorted([name async for (name,) in cursor])
+
+
+async def _get(conn: sql.Connection, collection: str, ids: Sequence[str]) -> list[Chunk]:
+    table = await sql.find(conn, collection)
+    if table is None:
+        return []
+    statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE id = ANY(%s)"
+    found = {row[0]: Chunk(*row) async for row in await conn.execute(statement, (list(ids),))}
+    return [found[i] for i in ids if i in found]
+
+
+async def _having(conn: sql.Connection, collection: str, wanted: Sequence[tuple[str, str]]) -> list[Chunk]:
+    """The chunks whose metadata has these values (JSON texts), in the order of insertion."""
+    table = await sql.find(conn, collection)
+    if table is None:
+        return []
+    statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE {sql.conditions(wanted)} ORDER BY seq"
+    return [Chunk(*row) async for row in await conn.execute(cast(Any, statement), sql.parts_of(wanted))]
+
+
+async def _delete(conn: sql.Connection, collection: str, ids: Sequence[str]) -> int:
+    async with _locked(conn, collection) as table:
+        if table is None:
+            return 0
+        there = f"SELECT FROM teola.{table.place} WHERE id = ANY(%s) LIMIT 1"
+        if await sql.first(conn, there, list(ids)) is None:
+            return 0  # a statement that changes nothing counts as a change, too
+        cursor = await conn.execute(f"DELETE FROM teola.{table.place} WHERE id = ANY(%s)", (list(ids),))
+        gone = cursor.rowcount
+        if gone:
+            change = "UPDATE teola.collections SET version = version + 1, rows = rows - %s WHERE name = %s"
+            await conn.execute(change, (gone, collection))
+        return gone
+
+
+async def _delete_collection(conn: sql.Connection, collection: str) -> None:
+    async with _locked(conn, collection) as table:
+        if table is not None:
+            await conn.execute(f"DROP TABLE teola.{table.place}")
+            await conn.execute(
+                "UPDATE teola.collections SET version = version + 1, rows = 0, place = NULL,"
+                " dimension = NULL WHERE name = %s",
+                (collection,),
+            )
+            await versions.tidy(conn, table.oid)
+
+
+async def _forget(conn: sql.Connection, collection: str) -> None:
+    """Delete a collection and its version: as if it had never been there."""
+    await _delete_collection(conn, collection)
+    await conn.execute("DELETE FROM teola.collections WHERE name = %s AND place IS NULL", (collection,))
+
+
+@asynccontextmanager
+async def _locked(conn: sql.Connection, collection: str) -> AsyncIterator[sql.Table | None]:
+    async with conn.transaction():
+        await conn.execute("SELECT FROM teola.collections WHERE name = %s FOR UPDATE", (collection,))
+        yield await sql.find(conn, collection)

@@ -1,0 +1,1 @@
+"""A PostgreSQL server of the process's own, for machines that have none."""

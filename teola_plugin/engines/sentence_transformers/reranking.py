@@ -1,0 +1,82 @@
+"""The reranking engine: a cross encoder of sentence-transformers, one batch for the pairs of many queries and apps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.engines.bundled import reranker as tiny_reranker
+from teola_plugin.engines.sentence_transformers.quiet import no_loading_bars
+from teola_plugin.engines.sentence_transformers.static import StaticEngine, sample_chunk
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.bad_input import lone_surrogate
+from teola_plugin.requests.payloads import ScorePair
+
+if TYPE_CHECKING:
+    from sentence_transformers import CrossEncoder
+
+TINY = "tiny"
+"""As a model's name: the small random one of `tiny_reranker`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scorer:
+    model: CrossEncoder
+    batch_size: int
+
+    def compute(self, payloads: Sequence[ScorePair]) -> Sequence[float]:
+        pairs = [(payload.query, payload.text) for payload in payloads]
+        scores = self.model.predict(pairs, batch_size=self.batch_size, show_progress_bar=False)
+        if scores.ndim != 1:
+            raise ValueError(f"a reranker gives one score a pair, this model gives {scores.shape[-1]}.")
+        return [float(score) for score in scores]
+
+    def close(self) -> None:
+        """Nothing but memory."""
+
+
+class RerankingEngine(StaticEngine):
+    """Scores pairs of a query and a text; the value of a request is a float, higher is more relevant.
+
+    `model` is a folder or a hub name of a cross encoder with one label; by default a tiny one with random weights,
+    made on first use: real work, but its ranking means nothing. The scores are what `CrossEncoder.predict` gives, so
+    the model's activation is applied. `max_length` cuts pairs, in tokens. `cores` and `batch_size` are as in
+    `EmbeddingEngine`; `options` go to `CrossEncoder` as they are.
+    """
+
+    kinds = frozenset({PrimitiveKind.RERANKING})
+    takes = ScorePair
+
+    def __init__(
+        self,
+        name: str = "reranker",
+        model: str | Path | None = None,
+        *,
+        device: str | None = None,
+        cores: str | Iterable[int] | None = None,
+        max_length: int | None = None,
+        batch_size: int = 32,
+        max_batch: int = 256,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(name, str(model or TINY), device=device, cores=cores, max_batch=max_batch)
+        self.max_length, self._batch_size, self.options = max_length, batch_size, dict(options or {})
+
+    def _load(self) -> _Scorer:
+        folder = str(tiny_reranker.make()) if self.model_name == TINY else self.model_name
+        with no_loading_bars():
+            from sentence_transformers import CrossEncoder
+
+            model = CrossEncoder(folder, device=self.device, max_length=self.max_length, **self.options)
+        return _Scorer(model, self._batch_size)
+
+    def _fault(self, payload: ScorePair) -> str:
+        for side in (payload.query, payload.text):
+            if not isinstance(side, str):
+                return f"both sides of a pair must be a str, not {type(side).__name__}."
+        return lone_surrogate(payload.query) or lone_surrogate(payload.text)
+
+    def _sample(self, number: int) -> ScorePair:
+        return ScorePair("what does a function return?", sample_chunk(number))

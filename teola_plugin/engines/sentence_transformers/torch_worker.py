@@ -1,0 +1,115 @@
+"""The one thread in which an engine runs torch: the event loop never waits for a model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger("teola_plugin")
+LAST_BATCH = 20.0
+"""Seconds that the last batch of an engine that is stopped may take."""
+_set_threads = threading.Lock()
+
+
+class TorchWorker:
+    """A thread of its own, pinned to `cores` where the system can do that (Linux); empty for no pinning."""
+
+    def __init__(self, name: str, cores: tuple[int, ...] = ()) -> None:
+        self._cores = cores
+        self._name = name
+        self._thread = _DaemonThread(f"teola-{name}", self._prepare)
+
+    def _prepare(self) -> None:
+        if not self._cores:
+            return
+        if hasattr(os, "sched_setaffinity"):
+            # 0 is the calling thread; the OpenMP threads that torch starts from it inherit the mask.
+            os.sched_setaffinity(0, self._cores)
+        use_threads(len(self._cores))
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """The result of `work(*args)`, run in the thread after all that came before."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args))
+
+    async def close(self) -> bool:
+        """Ends the thread once what it is doing is done; what waits behind that is dropped. False if it hangs: then it
+        is left behind, and does not keep the process from its end."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if await asyncio.to_thread(self._thread.join, LAST_BATCH):
+            return True
+        log.warning("the thread of engine %s hangs in its model and is left behind", self._name)
+        return False
+
+
+class _DaemonThread(Executor):
+    """One thread that a hanging job cannot make the process wait for, as those of `ThreadPoolExecutor` do."""
+
+    def __init__(self, name: str, prepare: Callable[[], None]) -> None:
+        self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._prepare, self._closed = prepare, False
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        if self._closed:
+            raise RuntimeError("the thread has been closed")
+        future: Future[T] = Future()
+        self._todo.put((future, partial(fn, *args, **kwargs)))
+        return future
+
+    def _main(self) -> None:
+        prepared = False
+        while (job := self._todo.get()) is not None:
+            future, work = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    if not prepared:
+                        self._prepare()
+                        prepared = True
+                    value = work()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(value)
+                    del value
+            del job, future, work  # while it waits, nothing is kept alive
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._closed = True
+        while cancel_futures and not self._todo.empty():
+            job = self._todo.get()
+            if job is not None:
+                job[0].cancel()
+        self._todo.put(None)
+        if wait:
+            self._thread.join()
+
+    def join(self, seconds: float) -> bool:
+        """Whether it has ended within `seconds`."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+
+def use_threads(count: int) -> None:
+    """Let torch use `count` threads for what the calling thread starts, and for nobody else.
+
+    `torch.set_num_threads` sets two things: the OpenMP count of the calling thread, and the count that threads which
+    come to torch later begin with. A throw-away thread puts the second one back.
+    """
+    import torch
+
+    with _set_threads:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        restore = threading.Thread(target=torch.set_num_threads, args=(before,))
+        restore.start()
+        restore.join()

@@ -1,0 +1,63 @@
+"""Where vLLM's CPU build runs: on the cores it was given, and nowhere else.
+
+By itself vLLM pins only the arithmetic. Its scheduler and its worker are two processes that wait for each other in
+tight loops, on whichever cores are free, and slow down every other engine of the machine. On one list of cores the
+worker therefore moves into the scheduler's process (vLLM's own `uni` executor: nothing is left to spin, a start is 7 s
+shorter), and that process stays on those cores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from teola_plugin.engines.cores import parse_cores
+
+_SPREAD = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend")
+
+
+def environment(cores: str | None) -> dict[str, str]:
+    """Variables that must be there before torch is imported. `cores` as in `VllmEngine`.
+
+    vLLM's own reason against `uni` on CPUs is that nobody sets these; here somebody does.
+    """
+    if cores is None:
+        return {}
+    bind = {"VLLM_CPU_OMP_THREADS_BIND": cores}
+    return bind if "|" in cores else bind | {"OMP_NUM_THREADS": str(len(parse_cores(cores)))}
+
+
+@contextmanager
+def starting(engine_args: Mapping[str, Any]) -> Iterator[bool]:
+    """While vLLM's CPU build is configured and started: what this process starts meanwhile stays on the given cores.
+
+    Gives whether vLLM's worker is going to live in the scheduler's process. This process itself is free afterwards: it
+    only passes text along, and behind the arithmetic it would do so late and in lumps.
+    """
+    cores = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "")
+    if not cores[:1].isdigit() or "|" in cores or any(name in engine_args for name in _SPREAD):
+        yield False
+        return
+    before = _settle(parse_cores(cores))
+    try:
+        yield os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") == "0"
+    finally:
+        _settle(before)
+
+
+def _settle(cores: Collection[int]) -> Collection[int]:
+    """Puts every thread of this process on `cores`; where it was before."""
+    if not hasattr(os, "sched_setaffinity"):
+        return cores
+    before = os.sched_getaffinity(0)
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
+    return before
+
+
+def may_fork() -> bool:
+    """Whether a process that does arithmetic may be forked from this one: OpenMP's thread pool would not survive."""
+    return os.environ.get("OMP_NUM_THREADS") == "1"

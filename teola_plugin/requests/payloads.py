@@ -1,0 +1,170 @@
+"""What engines are asked for and what they give back, kind by kind. Framework-neutral and picklable.
+
+| kind                | payload of one request | value                          |
+|---------------------|------------------------|--------------------------------|
+| EMBEDDING           | `EmbedText`            | sequence of floats             |
+| INGESTION           | `IngestRow`            | the row's id (str)             |
+| SEARCHING           | `SearchVector`         | tuple of `Hit`, best first     |
+| RERANKING           | `ScorePair`            | float, higher is better        |
+| PARTIAL_PREFILLING  | `Warmup`               | `Warmed`                       |
+| PREFILLING, FULL_.. | `Generate`             | `Generation` (and its decodings) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Vector = Sequence[float]
+
+UNKNOWN = "\ue000"
+"""Stands in the prompt of a `Warmup` for text that is not known yet; what comes before the first can be prefilled."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedText:
+    text: str
+    role: Literal["query", "document"] = "query"
+    """Kept apart and never merged: some models prefix the two differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a document. `id` is stable: the same content in the same collection gives the same id."""
+
+    id: str
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestRow:
+    collection: str
+    chunk: Chunk
+    vector: Vector = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchVector:
+    collection: str
+    vector: Vector = field(hash=False)
+    k: int = 4
+    filter: tuple[tuple[str, Any], ...] = ()
+    """Metadata keys and the values they must equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    id: str
+    text: str
+    metadata: Mapping[str, Any]
+    score: float
+    """Cosine similarity, in [-1, 1]; higher is nearer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What a collection held, as its store counts: a search is still true while the version is the same."""
+
+    identity: str
+    """Of the collection: another one after it was deleted and made anew, or where the counter began anew."""
+    counter: int
+    """Grows with every change, whichever process, connection or program makes it."""
+
+
+class Stored(Protocol):
+    """What searches and look-ups give: a `Hit` or a `Chunk`."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePair:
+    query: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    """`system`, `user`, `assistant` or `tool`."""
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Chat messages, or plain text when `messages` is empty.
+
+    A prompt that is to be answered (`Generate`) is whole, whatever its text: users may write the character of
+    `UNKNOWN`, too. In one that is to be warmed up, the first ends what is known: a user's makes it shorter, not wrong.
+    """
+
+    messages: tuple[Message, ...] = ()
+    text: str = ""
+    tools: str = ""
+    """JSON text of the tools that the model is told of by its chat template, as OpenAI describes them."""
+
+    def flat(self) -> str:
+        """The text of all parts, for estimates and for engines without a chat template."""
+        tools = f"tools: {self.tools}\n" if self.tools else ""
+        return self.text or tools + "\n".join(f"{m.role}: {m.content}" for m in self.messages) + "\nassistant:"
+
+    def known(self) -> str:
+        """Of a prompt to be warmed up: `flat()` up to the first unknown slot."""
+        return self.flat().split(UNKNOWN, 1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to decode. The defaults are greedy, so that equal prompts give equal answers."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    json_schema: str = ""
+    """JSON text of a schema that the output must follow; empty for free text."""
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """Prefill the known part of a prompt, so that the whole prompt finds it cached (partial prefilling)."""
+
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    prompt: Prompt
+    sampling: Sampling = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    text: str
+    finish_reason: str = "stop"
+    """`stop` or `length`."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were found in the prefix cache."""

@@ -1,0 +1,299 @@
+"""Carries out the graph scheduler's instructions: the middle of the local runtime. Lives on the pool's loop.
+
+Instructions come from one `GraphScheduler`; engine work goes to `EngineWork`; outcomes come back as events. No policy
+is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from teola_plugin.errors import QueryCancelled, QueryError
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind
+from teola_plugin.observe.recorder import TraceRecorder
+from teola_plugin.runtime import primitive_requests as requests
+from teola_plugin.runtime.client_values import client_value, computed, runs_user_code
+from teola_plugin.runtime.driver.client_code import ClientCode
+from teola_plugin.runtime.driver.deadlines import Deadlines
+from teola_plugin.runtime.driver.engine_work import EngineWork
+from teola_plugin.runtime.driver.fragments import expansion
+from teola_plugin.runtime.driver.growing_prefix import GrowingPrefixes, growing
+from teola_plugin.runtime.driver.query_end import settle, settle_part
+from teola_plugin.runtime.driver.recording import RunTrace
+from teola_plugin.runtime.failures import outcome_error
+from teola_plugin.runtime.ports.engine_port import Port
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.scheduling import GraphScheduler
+from teola_plugin.scheduling.events import (
+    Admit,
+    Await,
+    Cancel,
+    Collect,
+    DepthChanged,
+    Dispatch,
+    End,
+    Expand,
+    Finished,
+    GraphEvent,
+    Instruction,
+    PartBegun,
+    PartEnded,
+    PrimitiveFailed,
+    Release,
+    Reprioritise,
+    RunCall,
+    Tick,
+    WakeAt,
+)
+from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
+
+log = logging.getLogger("teola_plugin")
+
+
+class GraphDriver:
+    """All live queries of one runtime."""
+
+    def __init__(self, recorder: TraceRecorder, *, threads: bool) -> None:
+        self.scheduler = GraphScheduler()
+        self._clock: Callable[[], float] | None = None
+        self.ports: Mapping[str, Port] = {}
+        self.runs: dict[str, QueryRun] = {}
+        self.trace = RunTrace(recorder, self.now)
+        self.code = ClientCode(here=not threads)
+        self.engines = EngineWork(self)
+        self._events: deque[GraphEvent] = deque()
+        self._pumping = False
+        self._deadlines = Deadlines(lambda: self.post(Tick(self.now())))
+        self._prefixes = GrowingPrefixes(self._live, computed, self._start_early, self._stop_early, self.code)
+        self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
+            Dispatch: self.engines.dispatch,
+            RunCall: self._run_call,
+            Await: self._await,
+            Expand: self._expand,
+            Collect: self._collect,
+            Release: lambda run, order: run.store.drop(order.producer),
+            Cancel: lambda run, order: self.engines.cancel(run, order.primitive),
+            Reprioritise: self._reprioritise,
+            End: self._end,
+        }
+
+    def now(self) -> float:
+        """On the runtime's clock. To be asked on its loop, which stays the same."""
+        if self._clock is None:
+            self._clock = asyncio.get_running_loop().time
+        return self._clock()
+
+    # ------------------------------------------------------------ queries and their parts
+
+    def admit(self, run: QueryRun, graph: Graph) -> None:
+        self.runs[run.id] = run
+        run.growing = growing(graph)
+        run.has_user_code |= runs_user_code(graph)
+        query = run.query
+        self.trace.recorder.begin(run.id, query.app, self.now())
+        if query.deadline is not None:
+            self._deadlines.add(query.deadline)
+        self.post(Admit(self.now(), run.id, graph, query.deadline, run.ahead))
+
+    def begin_part(self, run: QueryRun, name: str, graph: Graph, calls: requests.Calls, value: Any) -> None:
+        """The plain object has come to a part that has an e-graph of its own."""
+        if run.id in self.runs:
+            run.parts[name] = calls
+            run.has_user_code |= runs_user_code(graph)
+            run.store.put(f"${name}", value)
+            self.post(PartBegun(self.now(), run.id, name, graph, f"${name}"))
+
+    def end_part(self, run: QueryRun, name: str) -> None:
+        """It has the part's value: nobody will ask for what was made for it."""
+        if run.id not in self.runs:
+            return
+        self.post(PartEnded(self.now(), run.id, name))
+        run.store.drop(f"${name}")
+        run.parts.pop(name, None)
+        settle_part(run, name, self.engines)
+
+    def query(self, run: QueryRun) -> LiveQuery | None:
+        """What the scheduler knows of it."""
+        return self.scheduler.queries.get(run.id)
+
+    # ------------------------------------------------------------ events and instructions
+
+    def post(self, event: GraphEvent) -> None:
+        """Handle `event` and everything that follows from it at once."""
+        self._events.append(event)
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._events:
+                self._handle(self._events.popleft())
+        finally:
+            self._pumping = False
+
+    def _handle(self, event: GraphEvent) -> None:
+        """What one instruction raises is its own query's misfortune: the others are carried out."""
+        try:
+            instructions = self.scheduler.handle(event)
+        except Exception as error:
+            self.broken(getattr(event, "query", ""), "", error)
+            return
+        for instruction in instructions:
+            try:
+                self._carry_out(instruction)
+            except Exception as error:
+                named = getattr(instruction, "primitive", "")
+                self.broken(getattr(instruction, "query", ""), getattr(named, "id", named), error)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        if isinstance(instruction, WakeAt):
+            if instruction.at not in self._deadlines:
+                self._deadlines.add(instruction.at)
+            return
+        run = self.runs.get(getattr(instruction, "query", ""))
+        if run is not None:
+            self._perform[type(instruction)](run, instruction)
+
+    def broken(self, query: str, primitive: str, error: Exception) -> None:
+        """A bug of ours: the primitive fails; without one the query ends, and nobody waits for it in vain."""
+        log.error("query=%s primitive=%s: a bug of teola-plugin, please report it", query, primitive, exc_info=error)
+        run = self.runs.get(query)
+        if run is None:
+            return
+        live = self._live(run, primitive)
+        if live is not None and not live.status.ended:
+            self.fail(run, primitive, error)
+            return
+        run.errors.setdefault(primitive, error)
+        self.scheduler.queries.pop(query, None)
+        self._end(run, End(query, "failed", None, primitive))
+
+    def fail(self, run: QueryRun, name: str, error: BaseException) -> None:
+        run.errors.setdefault(name, error)
+        log.debug("query=%s primitive=%s failed: %r", run.id, name, error)
+        self.trace.done(run, name, "failed")
+        self.post(PrimitiveFailed(self.now(), run.id, name))
+
+    def made(self, run: QueryRun, name: str) -> None:
+        """A primitive has its value, in the query's store."""
+        self.post(Finished(self.now(), run.id, name))
+        if run.growing:
+            self._prefixes.made(run, name)
+
+    def _store(self, run: QueryRun, name: str, value: Any) -> None:
+        run.store.put(name, value)
+        self.trace.done(run, name)
+        self.made(run, name)
+
+    # ------------------------------------------------------------ client primitives
+
+    def _run_call(self, run: QueryRun, order: RunCall) -> None:
+        p = order.primitive
+        self.trace.queued(run, p)
+        self.trace.started(run, p.id)
+        verifies = p.kind is PrimitiveKind.VERIFY
+        try:
+            inputs = {key: run.store.read(ref) for key, ref in p.inputs if key == "actual" or not verifies}
+        except (KeyError, IndexError, TypeError) as error:  # a value of another form: the plain object will tell
+            self.fail(run, p.id, error)
+            return
+        self.code.run(
+            run.id,
+            lambda: client_value(run, p, inputs),
+            lambda value, error: self._called(run, p, value, error),
+            short=p.kind is not PrimitiveKind.CHUNKING and not requests.needs_client(p, inputs, run.calls_of(p.id)),
+        )
+
+    def _called(self, run: QueryRun, p: Primitive, value: Any, error: BaseException | None) -> None:
+        if run.id not in self.runs:
+            return
+        try:
+            if error is None:
+                self._store(run, p.id, value)
+            else:
+                self.fail(run, p.id, error)
+        except Exception as bug:
+            self.broken(run.id, p.id, bug)
+
+    def _await(self, run: QueryRun, order: Await) -> None:
+        """User code: the plain object runs it; a query without one runs it here, once, on a thread."""
+        if run.ahead:
+            self.trace.queued(run, order.primitive)
+        else:
+            self._run_call(run, RunCall(run.id, order.primitive))
+
+    def observe(self, run: QueryRun, name: str, value: Any) -> None:
+        """The plain object has run user code, and this came of it."""
+        if run.id in self.runs and name not in run.store:
+            self._store(run, name, value)
+
+    # ------------------------------------------------------------ prompts that grow
+
+    def dispatched(self, run: QueryRun, p: Primitive) -> None:
+        """All inputs of a primitive are there."""
+        if run.growing and p.leads_group:
+            self._prefixes.dispatched(run, p)
+
+    def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
+        query = self.query(run)
+        return None if query is None else query.get(name)
+
+    def _start_early(self, run: QueryRun, p: Primitive) -> None:
+        """Dispatch what is not in the graph: a prefix that has grown. Its prompt's own primitive is one deeper."""
+        whole = self._live(run, p.id.partition(".grown#")[0])
+        self.engines.dispatch(run, Dispatch(run.id, p, 1 + (whole.depth if whole is not None else 0)))
+
+    def _stop_early(self, run: QueryRun, name: str) -> None:
+        live = run.primitives.get(name)
+        if live is None or not live.began:
+            self.engines.cancel(run, name)
+
+    # ------------------------------------------------------------ fragments
+
+    def _expand(self, run: QueryRun, order: Expand) -> None:
+        try:
+            event = expansion(run, order, self.now())
+        except Exception as error:
+            self.fail(run, order.primitive.id, error)
+        else:
+            self.post(event)
+
+    def _collect(self, run: QueryRun, order: Collect) -> None:
+        values = [run.store.read(ref) for ref in order.refs]
+        run.store.put(order.primitive, values[0] if order.single else values)
+        self.trace.collected(run, order.primitive, tuple(ref.producer for ref in order.refs))
+
+    # ------------------------------------------------------------ ends
+
+    def _reprioritise(self, run: QueryRun, order: Reprioritise) -> None:
+        event = DepthChanged(self.now(), run.id, order.depths)
+        for port in self.ports.values():
+            port.depths(event)
+
+    def withdraw_all(self) -> None:
+        """Followers that were sent along may never come: what the graph comes to is sent anew."""
+        for run in self.runs.values():
+            self.engines.ahead.withdraw(run)
+
+    def _end(self, run: QueryRun, order: End) -> None:
+        del self.runs[run.id]
+        if run.query.deadline is not None:
+            self._deadlines.drop(run.query.deadline)
+        error = outcome_error(run, order)
+        if isinstance(error, QueryError):
+            error.story = self.trace.recorder.story(run.id)
+        try:
+            settle(run, order.outcome, error, self.engines)
+        finally:
+            trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome)
+            if not run.output.done():
+                if order.outcome == "done" and order.output is not None:
+                    run.output.set_result(run.store.read(order.output))
+                else:
+                    run.output.set_exception(error or QueryCancelled("the query was closed.", query_id=run.id))
+            self.engines.works.forget(run.id)
+            run.over()
+            run.trace.set_result(trace)

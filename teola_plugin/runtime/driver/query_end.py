@@ -1,0 +1,36 @@
+"""The end of a query, or of a part of one: who still waits learns of it, and what nobody has claimed is stopped."""
+
+from __future__ import annotations
+
+from teola_plugin.runtime.driver.engine_work import EngineWork
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.works.identities import Party
+
+
+def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: EngineWork) -> None:
+    """Nobody waits for its works any more but who has claimed them; with an error, not even they."""
+    works = list(engines.works.of(run.id))
+    for work in works if error is not None else ():
+        work.resolve(None, error)
+    for work in works:
+        unclaimed = not work.plain
+        work.early = 0
+        if error is not None:
+            work.plain = 0
+        engines.give_up(work, Party.EARLY)
+        if unclaimed and run.ahead and outcome == "closed" and not work.cancelled:
+            engines.settled(run, work)
+    engines.ahead.withdraw(run)
+
+
+def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
+    """A part has its value: what was made for it, and has ended, is let go."""
+    over = [key for key in run.primitives if key.startswith(f"{name}/")]
+    works = [work for key in over for work in run.primitives[key].works]
+    for work in works:
+        if not work.plain:
+            engines.settled(run, work)
+    for key in over:
+        if run.primitives[key].left == 0:
+            del run.primitives[key]
+    engines.works.discard(run.id, works)

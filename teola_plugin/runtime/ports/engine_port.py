@@ -1,0 +1,272 @@
+"""One engine at this runtime: its scheduler, its instances, its running batches. Lives on the pool's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from teola_plugin.engines.base import Engine
+from teola_plugin.engines.cache_news import CacheNews
+from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.graph.prefix_blocks import block_hashes
+from teola_plugin.requests.payloads import Generate, Warmup
+from teola_plugin.requests.request import Request
+from teola_plugin.runtime import failures
+from teola_plugin.runtime.bounded import ended
+from teola_plugin.runtime.cache_events import cache_events
+from teola_plugin.runtime.ports import engine_failures, watchdog
+from teola_plugin.runtime.ports.batches import Batches, Reports
+from teola_plugin.runtime.ports.callers import Callers
+from teola_plugin.runtime.ports.held_requests import HeldRequests
+from teola_plugin.runtime.ports.instances import Instances
+from teola_plugin.runtime.ports.port import ForwardingPort, Port, PortListener
+from teola_plugin.runtime.ports.watchdog import Patience
+from teola_plugin.runtime.works.work import Work
+from teola_plugin.scheduling import BatchPolicy, EngineScheduler
+from teola_plugin.scheduling.events import (
+    CancelRequests,
+    CancelRunning,
+    DepthChanged,
+    Dropped,
+    EngineEvent,
+    Enqueue,
+    InstanceDown,
+    InstanceDrained,
+    InstanceUp,
+    Instruction,
+    QueuedRequest,
+    Reject,
+    RunBatch,
+)
+
+__all__ = ["EnginePort", "ForwardingPort", "Port", "PortListener"]
+log = logging.getLogger("teola_plugin")
+
+
+class EnginePort:
+    """Carries out an `EngineScheduler`'s instructions. A request that failed retryably runs again, up to a limit.
+
+    Whatever a request, an instance or a listener does, the others go on: slots are freed before anybody is told, a
+    request that cannot be queued fails alone, an instance that is lost or hangs is started again and its work done
+    elsewhere.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        instances: Mapping[str, Engine],
+        listener: PortListener,
+        *,
+        policy: BatchPolicy | None = None,
+        max_attempts: int = 3,
+        max_queued: int = 100_000,
+        restarts: int = 3,
+        patience: Patience | None = None,
+    ) -> None:
+        """`restarts`: attempts before an instance is beyond repair; `patience` with what hangs, `PATIENCE` if None."""
+        self.name, self._max_queued = name, max_queued
+        self._patience = patience or watchdog.PATIENCE
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._held = HeldRequests()
+        self._callers = Callers(name, listener, self._held)
+        self._instances = Instances(
+            name,
+            instances,
+            restarts=restarts,
+            seconds=self._patience.restart,
+            spawn=self._spawn,
+            up=lambda instance: self._handle(InstanceUp(self._now(), instance)),
+            hopeless=self._hopeless,
+        )
+        reports = Reports(
+            self._handle, self._revive, self.lose, self._instances.worked, lambda: self._refusal(0) is None
+        )
+        self._batches = Batches(
+            name,
+            self._held,
+            self._callers,
+            reports,
+            patience=self._patience,
+            max_attempts=max_attempts,
+            spawn=self._spawn,
+        )
+        self.scheduler = EngineScheduler(self.engine.profile, tuple(self.instances), policy)
+        for number, engine in self.instances.items():
+            self._follow(number, engine)
+
+    @property
+    def instances(self) -> dict[str, Engine]:
+        return self._instances.engines
+
+    @property
+    def engine(self) -> Engine:
+        return next(iter(self.instances.values()))
+
+    # ------------------------------------------------------------ requests
+
+    def enqueue(self, entries: Sequence[Work], event: Enqueue) -> None:
+        """Queue the requests of one primitive; `event.requests` is filled in here."""
+        refused = self._refusal(len(entries))
+        if refused is not None:
+            refused.__dict__["unsent"] = isinstance(refused, EngineUnavailable)
+            for entry in entries:
+                self._callers.refused(entry, None, refused)
+            return
+        asked = [queued for entry in entries if (queued := self._queued(entry)) is not None]
+        if asked:
+            self._handle(event.holding(tuple(asked)))
+
+    def _queued(self, entry: Work) -> QueuedRequest | None:
+        """None for a request of which not even this much can be said: it has failed, and nobody else."""
+        try:
+            size, blocks = self._measured(entry.request)
+        except Exception as error:
+            self._callers.refused(entry, None, engine_failures.unfit(error, entry.request.kind, self.name))
+            return None
+        return QueuedRequest(self._held.add(entry).name, size, blocks)
+
+    def _measured(self, request: Request) -> tuple[float, tuple[int, ...]]:
+        size = self.engine.size(request)
+        if not 0 <= size < float("inf"):
+            raise ValueError(f"its size is {size!r}")
+        prompt = request.payload.prompt if isinstance(request.payload, Generate | Warmup) else None
+        if prompt is None or not self.scheduler.wants_blocks:
+            return size, ()
+        return size, block_hashes(prompt.known(), tenant=request.tenant)
+
+    def _refusal(self, more: int) -> EngineError | None:
+        if self._closed:
+            return engine_failures.closed(self.name)
+        if cause := self._instances.given_up:
+            return engine_failures.given_up(self.name, cause)
+        if len(self._held) + more > self._max_queued:
+            return engine_failures.overloaded(self.name, len(self._held), self._max_queued)
+        return None
+
+    def holds(self, entry: Work) -> bool:
+        """Whether the request is queued or running here, and has not ended for its caller."""
+        return self._held.of(entry) is not None
+
+    def cancel(self, entries: Sequence[Work]) -> None:
+        """They end for their callers at once; a running one keeps its slot until its instance has let go of it."""
+        for entry in entries:
+            entry.cancelled = True
+        names = tuple(held.name for entry in entries if (held := self._held.of(entry)) is not None)
+        if names:
+            self._handle(CancelRequests(self._now(), names))
+
+    def depths(self, event: DepthChanged) -> None:
+        self._handle(event)
+
+    async def close(self) -> None:
+        """Stop what runs. Requests that are left fail as unavailable. Waits a bounded time for instances that hang."""
+        self._closed = True
+        for held in self._held:
+            self._held.forget(held)
+            self._callers.ended(held, None, self._refusal(0))
+        self._batches.stop_watching()
+        left = await ended(self._patience.closing, self._tasks)
+        if left:
+            log.warning("engine %s: %d tasks did not end when the pool was closed: it hangs", self.name, len(left))
+
+    # ------------------------------------------------------------ instances
+
+    def tell(self, event: EngineEvent) -> None:
+        """News of an instance, for its scheduler (e.g. `CacheUse`)."""
+        self._handle(event)
+
+    def _follow(self, instance: str, engine: Engine) -> None:
+        """Pass on what the instance says of its cache, if it does (see `engines.cache_news`)."""
+        if hasattr(engine, "on_cache_news"):
+            engine.on_cache_news = lambda news: self._cache_news(instance, engine, news)
+
+    def _cache_news(self, instance: str, engine: Engine, news: CacheNews) -> None:
+        for event in cache_events(self._now(), instance, news, engine.load().kv_used):
+            self._handle(event)
+
+    def add(self, instance: str, engine: Engine) -> None:
+        """One more started instance."""
+        self._instances.add(instance, engine)
+        self._follow(instance, engine)
+        self._handle(InstanceUp(self._now(), instance))
+
+    async def retire(self, instance: str) -> Engine:
+        """Give an instance no more work, wait until what runs there has ended, and hand it back, still started."""
+        self._handle(InstanceDrained(self._now(), instance))
+        while running := self._batches.tasks(instance):
+            await asyncio.wait(running)
+        self._handle(InstanceDown(self._now(), instance))
+        self._batches.forget(instance)
+        return self._instances.remove(instance)
+
+    def lose(self, instance: str, reason: str) -> None:
+        """An instance is known to be dead or to hang: what runs there is done elsewhere, and it is started again."""
+        if instance not in self.instances or self._closed:
+            return
+        if self._instances.works(instance):
+            log.warning("engine %s: instance %s was lost: %s; it is started again", self.name, instance, reason)
+            self._revive(instance)
+        self._batches.leave(instance, engine_failures.lost(self.name, instance, reason))
+
+    def _revive(self, instance: str) -> None:
+        """A dead instance takes no more work until it has been started again."""
+        if self._instances.works(instance) and not self._closed:
+            self._handle(InstanceDrained(self._now(), instance))
+            self._instances.revive(instance)
+
+    def _hopeless(self, instance: str) -> None:
+        """It could not be started again. Others may do its work; if there are none, nobody waits for ever."""
+        self._batches.leave(instance, engine_failures.lost(self.name, instance, "it could not be started again"))
+        if not self._instances.given_up:
+            return
+        names = []
+        for held in self._held:
+            names.append(held.name)
+            self._callers.ended(held, None, self._refusal(0))
+        self._handle(CancelRequests(self._now(), tuple(names)))
+
+    # ------------------------------------------------------------ instructions
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _handle(self, event: EngineEvent) -> None:
+        if not self._closed:
+            for instruction in self.scheduler.handle(event):
+                self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        if isinstance(instruction, RunBatch):
+            self._batches.begin(instruction, self.instances[instruction.instance])
+        elif isinstance(instruction, CancelRunning):
+            self._cancel_running(instruction)
+        elif isinstance(instruction, Dropped):
+            for request in instruction.requests:
+                self._end_queued(request, engine_failures.cancelled(self.name))
+        elif isinstance(instruction, Reject) and (held := self._held.named(instruction.request)):
+            kind = held.entry.request.kind
+            error = failures.too_large(kind, instruction.size, instruction.limit, self.name)
+            self._end_queued(held.name, error)
+
+    def _end_queued(self, request: str, error: EngineError) -> None:
+        held = self._held.named(request)
+        if held is not None:
+            self._held.forget(held)
+            self._callers.ended(held, None, error)
+
+    def _cancel_running(self, order: CancelRunning) -> None:
+        engine = self.instances.get(order.instance)
+        for request in order.requests:
+            held = self._held.named(request)
+            if held is not None and engine is not None:
+                self._batches.give_up(held, order.instance, engine, engine_failures.cancelled(self.name))

@@ -1,0 +1,83 @@
+"""An engine as the runtime uses it, wherever its scheduler and its instances are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from teola_plugin.graph import Primitive
+from teola_plugin.requests.results import Piece
+from teola_plugin.runtime.works.work import Work
+from teola_plugin.scheduling.events import DepthChanged, Enqueue
+
+if TYPE_CHECKING:
+    from teola_plugin.runtime.driver.prescheduling import Follow
+
+
+@dataclass(frozen=True, slots=True)
+class PortListener:
+    """Whom a port tells what happened to requests. Called on the pool's loop; what it raises is logged."""
+
+    started: Callable[[Work, str, int], None]
+    """(entry, instance, batch)"""
+    piece: Callable[[Work, Piece], None]
+    ended: Callable[[Work, Any, BaseException | None], None]
+    """(entry, value, error)"""
+
+
+class Port(Protocol):
+    """An engine as the runtime uses it, wherever its scheduler and its instances are."""
+
+    name: str
+
+    @property
+    def engine(self) -> Any:
+        """What there is to know of the engine: name, kinds, profile, versions."""
+        ...
+
+    def enqueue(self, entries: Sequence[Work], event: Enqueue) -> None:
+        """Queue the requests of one primitive; `event.requests` need not be filled in. One that cannot be queued fails
+        alone, at once."""
+        ...
+
+    def holds(self, entry: Work) -> bool:
+        """Whether the request is queued or running here, and has not ended for its caller."""
+        ...
+
+    def cancel(self, entries: Sequence[Work]) -> None:
+        """They end at once for their caller, whenever the engine lets go of them."""
+        ...
+
+    def depths(self, event: DepthChanged) -> None: ...
+
+    async def close(self) -> None:
+        """Stop what runs. Requests that are left fail as unavailable."""
+        ...
+
+
+class ForwardingPort(Port, ABC):
+    """A `Port` of an engine elsewhere: what follows a primitive can be sent along with it (see `prescheduling`)."""
+
+    @abstractmethod
+    def enqueue(
+        self,
+        entries: Sequence[Work],
+        event: Enqueue,
+        primitive: Primitive | None = None,
+        then: tuple[Follow, ...] = (),
+    ) -> None:
+        """Send the requests of one primitive, and what follows it."""
+
+    @abstractmethod
+    def expect(self, name: str, event: Enqueue) -> None:
+        """A follower of that name is announced, to be queued like this."""
+
+    @abstractmethod
+    def adopt(self, name: str, entries: Sequence[Work], event: Enqueue) -> None:
+        """The graph has dispatched the follower: its requests are these entries, in order."""
+
+    @abstractmethod
+    def disown(self, name: str, count: int = 0) -> None:
+        """The follower is not wanted, or its `count` requests are made otherwise."""

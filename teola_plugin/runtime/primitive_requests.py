@@ -1,0 +1,84 @@
+"""Primitive + its inputs -> payloads for its engine, and the values of the requests -> the primitive's value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from teola_plugin.graph import Primitive, PrimitiveKind, runs_on_loop
+from teola_plugin.requests.payloads import (
+    Chunk,
+    EmbedText,
+    IngestRow,
+    ScorePair,
+    SearchVector,
+    Warmup,
+)
+
+Calls = Mapping[str, Callable[..., Any]]
+"""Callables of the client by key; see `Primitive.call`."""
+
+_K = PrimitiveKind
+
+
+def payloads(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    """One payload per request. Raises what the client's callables raise, TypeError for values of the wrong kind."""
+    return _BUILD[p.kind](p, inputs, calls)
+
+
+def value(p: Primitive, results: Sequence[Any]) -> Any:
+    """The primitive's value: a list when it is batchable (or reranks), else its single result."""
+    return list(results) if p.batchable or p.kind is _K.RERANKING else results[0]
+
+
+def _texts(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    given = inputs["texts"]
+    role = p.option("role", "query")
+    found = []
+    for item in given if p.batchable else [given]:
+        text = item.text if isinstance(item, Chunk) else item
+        if not isinstance(text, str):
+            raise TypeError(f"{p.id} embeds text, but got {type(text).__name__}")
+        found.append(EmbedText(text, role))
+    return found
+
+
+def _rows(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    collection = p.option("collection", "")
+    return [IngestRow(collection, c, v) for c, v in zip(inputs["chunks"], inputs["vectors"], strict=True)]
+
+
+def _searches(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    if p.option("wrapped"):  # the user's own retriever: one call of the object
+        return [calls[p.call](inputs)]
+    vectors = inputs["vectors"] if p.batchable else [inputs["vectors"]]
+    collection, k, wanted = p.option("collection", ""), p.option("k", 4), p.option("filter", ())
+    return [SearchVector(collection, vector, k, wanted) for vector in vectors]
+
+
+def _pairs(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    return [ScorePair(inputs["query"], text) for text in inputs["texts"]]
+
+
+def _generate(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    return [calls[p.call](inputs)]
+
+
+def _warmup(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    return [Warmup(calls[p.call](inputs).prompt)]
+
+
+_BUILD: dict[PrimitiveKind, Callable[[Primitive, Mapping[str, Any], Calls], list[Any]]] = {
+    _K.EMBEDDING: _texts,
+    _K.INGESTION: _rows,
+    _K.SEARCHING: _searches,
+    _K.RERANKING: _pairs,
+    _K.PREFILLING: _generate,
+    _K.FULL_PREFILLING: _generate,
+    _K.PARTIAL_PREFILLING: _warmup,
+}
+
+
+def needs_client(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> bool:
+    """Whether code of the client makes its payloads or its value that may take its time."""
+    return bool(p.call) and p.call in calls and not runs_on_loop(calls[p.call], inputs)

@@ -1,0 +1,138 @@
+"""What decides a result, and how often a result may be used.
+
+Two parties of a query ask for the same work: the e-graph, ahead of time, and the plain object, in its own order. Only
+what the plain object claims can become visible, so early work never changes an answer. What that rests on is the
+identity of what is asked: all that decides its result, and nothing else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+from dataclasses import astuple
+from enum import Enum
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from teola_plugin.requests.payloads import EmbedText, Generate, IngestRow, ScorePair, SearchVector, Version
+from teola_plugin.runtime.works.kept_values import KeptValue
+
+
+class Party(Enum):
+    """The two that ask on behalf of one query."""
+
+    PLAIN = "plain"
+    """The user's object, in its own order."""
+    EARLY = "early"
+    """The e-graph, ahead of it."""
+
+    __hash__ = object.__hash__
+
+
+class Rule(Enum):
+    """How often a work may be claimed within its query."""
+
+    PURE = "pure"
+    """Any number of times: embedding, reranking, a search at a version."""
+    ONCE_PER_PARTY = "once per party"
+    """A generation: two calls of one party stay two calls."""
+    WRITE = "write"
+    """Made when the plain object has come to it, never before; the graph's own step ends with it."""
+    ALONE = "alone"
+    """Never: warm-ups, calls of the user's own objects."""
+
+    __hash__ = object.__hash__
+
+
+def rule_of(payload: Any) -> Rule:
+    """The sharing rule of a payload's kind."""
+    if isinstance(payload, EmbedText | ScorePair | SearchVector):
+        return Rule.PURE
+    if isinstance(payload, Generate):
+        return Rule.ONCE_PER_PARTY
+    return Rule.WRITE if isinstance(payload, IngestRow) else Rule.ALONE
+
+
+class Fingerprint(NamedTuple):
+    """What about an engine decides its results."""
+
+    engine: str
+    model: str = ""
+    revision: str = ""
+    prompts: str = ""
+    """What it puts before texts, by role."""
+    normalisation: str = ""
+
+
+class Identity(NamedTuple):
+    """All that decides a result. Values that Python alone takes as equal (`True`, `1`, `1.0`) differ."""
+
+    tenant: str
+    engine: Fingerprint
+    payload: Hashable
+    """What is asked, with its types."""
+    version: Version | None = None
+    """SEARCHING: of the collection, as the search has found it; None while it is not known."""
+
+
+def asked(identity: Identity) -> Identity:
+    """What is asked for, before anybody knows at which version it is found."""
+    return identity if identity.version is None else identity._replace(version=None)
+
+
+def identity(engine: Fingerprint, tenant: str, payload: Any) -> Identity | None:
+    """What the request asks for; None for what is never shared, or cannot be told from something else."""
+    try:
+        key = _key(payload)
+        hash(key)
+    except (TypeError, ValueError, OverflowError):  # e.g. a vector of no numbers: its engine will say so
+        return None
+    return None if key is None else Identity(tenant, engine, key)
+
+
+def _key(payload: Any) -> Hashable | None:
+    if isinstance(payload, EmbedText | ScorePair):
+        return payload
+    if isinstance(payload, Generate):
+        return payload, typed(astuple(payload.sampling))
+    if isinstance(payload, SearchVector):
+        return "search", payload.collection, payload.k, typed(payload.filter), _bytes(payload.vector)
+    if isinstance(payload, IngestRow):
+        chunk = payload.chunk
+        return "row", payload.collection, chunk.id, chunk.text, typed(dict(chunk.metadata)), _vector_key(payload.vector)
+    return None
+
+
+def typed(value: Any) -> Hashable:
+    """The value with its types all the way down: `True`, `1` and `1.0` differ, as they do for an engine.
+
+    Raises TypeError for what is neither plain data nor hashable.
+    """
+    kind = type(value)
+    if kind is dict:
+        return "dict", tuple((typed(key), typed(one)) for key, one in value.items())
+    if kind in (list, tuple):
+        return kind.__name__, tuple(map(typed, value))
+    if kind is float:
+        return "float", value.hex()
+    hash(value)
+    return kind, value
+
+
+def _vector_key(vector: Any) -> Hashable:
+    return ("kept", id(vector)) if isinstance(vector, KeptValue) else blake2b(_bytes(vector), digest_size=16).digest()
+
+
+def _bytes(vector: Sequence[float]) -> bytes:
+    """float32 bytes, equal for a numpy vector and for the list of floats made from it."""
+    astype = getattr(vector, "astype", None)
+    return bytes(astype("float32").tobytes()) if astype is not None else array("f", vector).tobytes()
+
+
+def fingerprint(name: str, engine: Any) -> Fingerprint:
+    """Of an engine as it is known here."""
+    versions = engine.versions()
+    prompt_of = getattr(engine, "prompt_of", None)
+    prompts = "" if prompt_of is None else repr([prompt_of(role) for role in ("query", "document")])
+    model = str(versions.get("model", getattr(engine, "model_name", "")))
+    return Fingerprint(name, model, str(versions.get("revision", "")), prompts, str(getattr(engine, "normalize", "")))

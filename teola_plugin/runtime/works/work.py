@@ -1,0 +1,267 @@
+"""What is asked of engines: a request under way or done is a `Work`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from teola_plugin.errors import EngineError
+from teola_plugin.graph import Terms
+from teola_plugin.requests.payloads import Generate, Generation, Version
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Piece
+from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.works.identities import Identity, Party, Rule
+
+_numbers = itertools.count(1)
+_ALONE = {party: frozenset({party}) for party in Party}
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What may help an engine and never changes a result."""
+
+    drafts: tuple[str, ...] = ()
+    """Texts that the answer may repeat."""
+    expected_tokens: int | None = None
+
+
+NO_HINTS, NO_TERMS = Hints(), Terms()
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One request, under way or done: what is asked, who wants it, where the result will be."""
+
+    request: Request
+    engine: str
+    identity: Identity | None
+    """None for what is never shared."""
+    primitive: str
+    """The primitive it is queued, run and traced as."""
+    rule: Rule = Rule.ALONE
+    terms: Terms = NO_TERMS
+    """Of its most urgent subscriber; they hold on a retry, too."""
+    hints: Hints = NO_HINTS
+    made: bool = True
+    """Whether it was sent to its engine; a write that the graph waits for is sent by the plain object."""
+    ended: bool = False
+    value: Any = None
+    error: BaseException | None = None
+    waiting: list[PendingCall] = field(default_factory=list)
+    """Calls of the plain object that wait for it."""
+    pieces: list[Piece] = field(default_factory=list)
+    """All so far, for readers that come late."""
+    logs: list[PieceLog] = field(default_factory=list)
+    """Readers of the pieces."""
+    early: int = 0
+    plain: int = 0
+    """How many of each party wait for it, or took it."""
+    claimed: frozenset[Party] = frozenset()
+    """The parties that have ever claimed it."""
+    by: Party = Party.PLAIN
+    """Who asked first."""
+    spare: bool = False
+    """Made for a part that is yet to be chosen: its own graph, once there, may claim it."""
+    stale: bool = False
+    """What it found is no longer so: nobody may claim it any more."""
+    found_version: Version | None = None
+    """SEARCHING: of the collection, in the search's own snapshot."""
+    writes_seen: int = -1
+    """SEARCHING: how many writes of this process its collection had when it was asked."""
+    attempts: int = 0
+    text: str = ""
+    """Streamed so far."""
+    prefilled: bool = False
+    repeated: int = 0
+    """Characters of `text` that a retry has yet to say again."""
+    passed_on: bool = False
+    """Whether its pieces go where they cannot be taken back, beside its readers: into items, to another process."""
+    cancelled: bool = False
+
+    # ------------------------------------------------------------ pieces
+
+    def add_piece(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        for log in self.logs:
+            log.append(piece)
+
+    def again(self) -> None:
+        """It is to be done again: what was said before will be said once more."""
+        self.attempts += 1
+        self.prefilled, self.repeated = False, len(self.text)
+
+    def fresh(self, piece: Piece) -> Piece:
+        """What is new in it: a retry says again what was passed on before. If it says something else, that counts
+        where nobody has seen the first; otherwise raises `EngineError`."""
+        if self.repeated:
+            at = len(self.text) - self.repeated
+            known = self.text[at : at + len(piece.text)]
+            if piece.text.startswith(known):
+                self.repeated -= len(known)
+                piece = replace(piece, text=piece.text[len(known) :])
+            else:
+                self._take_back(at)
+        if piece.text:
+            self.text += piece.text
+        return piece
+
+    def agree(self, value: Any) -> None:
+        """The value of a retry must begin with what was passed on. Raises `EngineError` as `fresh` does."""
+        if self.attempts and self.text and isinstance(value, Generation) and not value.text.startswith(self.text):
+            self._take_back(0)
+            self.pieces = [Piece(self.request.id, value.text, value.completion_tokens)]
+            self.text = value.text
+
+    def _take_back(self, at: int) -> None:
+        """Forget what was said from this character on."""
+        if self.seen:
+            raise EngineError(
+                f"request {self.request.id} was done again, and its text is another one than that which was passed on.",
+                engine=self.engine,
+                hint="ask again; for equal texts, sample greedily or with a seed, on instances of one kind",
+            )
+        self.text, self.repeated = self.text[:at], 0
+        self.pieces = [Piece(self.request.id, self.text)] if self.text else []
+
+    def read_into(self, log: PieceLog) -> None:
+        """From now on, and from the start, `log` gets every piece."""
+        for piece in self.pieces:
+            log.append(piece)
+        if self.ended:
+            log.close()
+        else:
+            self.logs.append(log)
+
+    # ------------------------------------------------------------ ends
+
+    def resolve(self, value: Any, error: BaseException | None) -> None:
+        """It ended: readers and waiters learn of it."""
+        if self.ended:
+            return
+        self.ended, self.value, self.error = True, value, error
+        if self.identity is not None and self.found_version is not None:
+            self.identity = self.identity._replace(version=self.found_version)
+        waiting, self.waiting = self.waiting, []  # no circle of references: large values are freed at once
+        for call in waiting:
+            call.one_ended(self)
+        for log in self.logs:
+            log.close()
+
+    def forget(self) -> None:
+        """Nobody can claim it any more: its result is let go."""
+        self.value = None
+        self.pieces, self.logs, self.text = [], [], ""
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether doing it again gives the same: a sampled text that was partly passed on cannot be repeated."""
+        payload = self.request.payload
+        sampled = isinstance(payload, Generate) and not payload.sampling.greedy and payload.sampling.seed is None
+        return not self.cancelled and not (sampled and self.text and self.seen)
+
+    @property
+    def seen(self) -> bool:
+        """Whether somebody may have acted on what was said so far."""
+        return self.passed_on or bool(self.logs)
+
+    # ------------------------------------------------------------ subscribers
+
+    def subscribe(self, party: Party, terms: Terms) -> None:
+        if party is Party.EARLY:
+            self.early += 1
+        else:
+            self.plain += 1
+        if party not in self.claimed:
+            self.claimed = self.claimed | _ALONE[party]
+        if terms is not self.terms:
+            self.terms = more_urgent(self.terms, terms)
+
+    def unsubscribe(self, party: Party) -> None:
+        if party is Party.EARLY:
+            self.early = max(0, self.early - 1)
+        else:
+            self.plain = max(0, self.plain - 1)
+
+    @property
+    def wanted(self) -> bool:
+        return self.early > 0 or self.plain > 0
+
+
+def more_urgent(one: Terms, other: Terms) -> Terms:
+    """The terms under which a work goes that both want: the earlier deadline and goal, the greater weight and depth."""
+    if one == other:
+        return one
+    deadlines = [t.deadline for t in (one, other) if t.deadline is not None]
+    goals = [t.goal for t in (one, other) if t.goal is not None]
+    first = other if other.depth > one.depth else one
+    return replace(
+        first,
+        deadline=min(deadlines, default=None),
+        goal=min(goals, default=None),
+        weight=max(one.weight, other.weight),
+    )
+
+
+def request_id(query: str) -> str:
+    return f"{query}-{next(_numbers)}"
+
+
+Deliver = Callable[[Future[list[Any]], list[Any]], None]
+"""(future, values): what happens with the values of a call."""
+
+
+class PendingCall:
+    """A call of the plain object: resolved when all of its works have ended, or one has failed.
+
+    `again` may give another work for one that failed.
+    """
+
+    def __init__(
+        self,
+        works: list[Work],
+        future: Future[list[Any]],
+        deliver: Deliver = Future.set_result,
+        *,
+        again: Callable[[Work], Work | None] = lambda _: None,
+    ) -> None:
+        self._works, self._deliver, self._again = list(works), deliver, again
+        self._values: dict[int, Any] = {}
+        """Taken at once: a work that nobody else can claim forgets its value."""
+        self.future = future
+        distinct = {id(work): work for work in works}.values()
+        self._left = len(distinct)
+        for work in distinct:
+            self._wait_for(work)
+        if not works:
+            self._deliver(future, [])
+
+    def _wait_for(self, work: Work) -> None:
+        if work.ended:
+            self.one_ended(work)
+        else:
+            work.waiting.append(self)
+
+    def one_ended(self, work: Work) -> None:
+        if self.future.done():
+            return
+        if work.error is not None:
+            other = self._again(work)
+            if other is None:
+                self.future.set_exception(work.error)
+            else:
+                self._works = [other if one is work else one for one in self._works]
+                self._wait_for(other)
+            return
+        self._left -= 1
+        self._values[id(work)] = work.value
+        if not self._left:
+            works, values, self._works, self._values = self._works, self._values, [], {}
+            self._deliver(self.future, [values[id(one)] for one in works])
