@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.common import arguments, environment, report, summary
 from benchmarks.llm.checks import FAULTS, Report, ask, chat, parity, request, tenant
-from teola_plugin.engines.bundled.files import llama as tiny_llama
+from teola_plugin.engines.bundled import llama as tiny_llama
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt, Sampling, Warmup
 

@@ -2,7 +2,7 @@
 
 Engines and models take as long as RTX 3090s (`profiles.rtx3090`), times `--scale`, in wall-clock time. The order
 alternates, caches are emptied before each run, answers are compared. A speed-up is over the better plain way; what is
-possible, on a pool, follows from the data dependencies alone (`pattern_bounds`).
+possible, on a pool, follows from the data dependencies alone (`langchain.bounds`).
 
     python -m benchmarks.langchain_patterns --json
 """

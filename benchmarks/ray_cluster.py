@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from teola_plugin import EnginePool
-from teola_plugin.cluster.deployment import deploy
-from teola_plugin.cluster.deployment.config import PoolConfig
+from teola_plugin.cluster import deploy
+from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.names import NAMESPACE
 
 STORE = 100 * 2**20

@@ -1,7 +1,7 @@
 """Where requests go when an LLM has several instances: what a decision costs, and what it gains in virtual time.
 
 Decisions are timed on 64 instances that hold 5,000 prefixes, with prompts of 8,192 tokens. The gain is simulated
-(`routing_simulator` says what is modelled) on Preble's two workloads without data sets, with others' routers beside.
+(`placement.simulator` says what is modelled) on Preble's two workloads without data sets, with others' routers beside.
 
     python -m benchmarks.routing --json
 """

@@ -31,7 +31,7 @@ from teola_plugin.engines.profiles import rtx3090
 def make_pool(*, real: bool) -> EnginePool:
     if not real:
         return EnginePool.local(fake_engines(rtx3090()))
-    from teola_plugin.engines.bundled.files import llama as tiny_llama
+    from teola_plugin.engines.bundled import llama as tiny_llama
     from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 
     return EnginePool.local(llm=str(tiny_llama.make()), embedder=EmbeddingEngine("embedder"), store="embedded")

@@ -9,8 +9,9 @@ Everything public is in `__all__`; names are imported when they are first used, 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from teola_plugin.lazy_names import lazy
 
 if TYPE_CHECKING:
     from teola_plugin.adapters import accelerate
@@ -55,11 +56,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "teola_plugin.errors")), name)
+__getattr__, _names = lazy(__name__, {name: _HOMES.get(name, "teola_plugin.errors") for name in __all__})
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return [*_names(), "__version__"]

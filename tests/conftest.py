@@ -75,7 +75,7 @@ class SessionLlm:
 @pytest.fixture(scope="session")
 def session_llm() -> Iterator[SessionLlm]:
     """vLLM with the tiny random Llama in float32, on one core where this is the CPU build."""
-    from teola_plugin.engines.bundled.files import llama as tiny_llama
+    from teola_plugin.engines.bundled import llama as tiny_llama
     from teola_plugin.engines.vllm import VllmEngine
 
     thread = LoopThread()

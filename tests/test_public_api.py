@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pickle
 import subprocess
@@ -36,6 +37,48 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_star_import() -> None:
     code = "from teola_plugin import *; accelerate, EnginePool, TeolaError"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+PUBLIC = {
+    "teola_plugin.adapters.langchain.chat": ["ChatTeola"],
+    "teola_plugin.adapters.langchain.embeddings": ["TeolaEmbeddings"],
+    "teola_plugin.adapters.langchain.indexing": ["TeolaIndexer"],
+    "teola_plugin.adapters.langchain.vectorstore": ["TeolaVectorStore"],
+    "teola_plugin.adapters.llamaindex": ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"],
+    "teola_plugin.cluster.deploy": ["up"],
+    "teola_plugin.cluster.config": ["PoolConfig"],
+    "teola_plugin.engines.base": ["Done", "Engine", "EngineLoad", "Failed", "Piece", "Request", "Result"],
+    "teola_plugin.engines.conformance": ["EngineConformance"],
+    "teola_plugin.engines.embedding": ["EmbeddingEngine"],
+    "teola_plugin.engines.fake": ["FakeEmbedder", "FakeLLM", "FakeReranker", "FakeStore", "Faults", "fake_engines"],
+    "teola_plugin.engines.openai_api": ["OpenAIServer"],
+    "teola_plugin.engines.payloads": ["EmbedText", "Generate", "ScorePair", "SearchVector"],
+    "teola_plugin.engines.profiles": ["rtx3090"],
+    "teola_plugin.engines.reranking": ["RerankingEngine"],
+    "teola_plugin.engines.tiny_llama": ["make"],
+    "teola_plugin.engines.vector_pgvector": ["PgVectorEngine"],
+    "teola_plugin.langchain": [
+        *("ChatTeola", "TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"),
+    ],
+    "teola_plugin.llamaindex": ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"],
+    "teola_plugin.runtime.virtual_time": ["run_virtual"],
+}
+"""What the documentation has ever told anyone to import: it stays where it is, whatever moves."""
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_imports_do_not_move(module: str) -> None:
+    found = importlib.import_module(module)
+    for name in PUBLIC[module]:
+        assert getattr(found, name) is not None, name
+
+
+@pytest.mark.parametrize("module", ["teola_plugin.langchain", "teola_plugin.llamaindex"])
+def test_objects_of_the_frameworks_come_from_one_place(module: str) -> None:
+    found = importlib.import_module(module)
+    assert found.__all__ == dir(found) == PUBLIC[module]
+    with pytest.raises(AttributeError, match="Teola"):
+        found.Teola  # noqa: B018
 
 
 def fields(kind: type[errors.TeolaError]) -> dict[str, object]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from teola_plugin.lazy_names import lazy
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding
@@ -19,13 +20,4 @@ _HOMES = {
 }
 
 __all__ = ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()})

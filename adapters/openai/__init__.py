@@ -1,0 +1,1 @@
+"""The user's own OpenAI clients, sent over a pool engine."""

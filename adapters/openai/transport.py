@@ -4,7 +4,7 @@ A request goes past the engine, by the client that the object came with, only wh
 of other kinds, to other addresses, or with means of their own (hooks, logins); requests that are too large for it; and
 where something here fails before anything is sent. What became of a request that was taken is told to the client as
 its server and its connection would have told it. What the pool itself says (`QueryTimeout`, `QueryCancelled`,
-`EngineOverloaded`, `EngineUnavailable`) reaches the caller of the object as it is: see `openai_told`.
+`EngineOverloaded`, `EngineUnavailable`) reaches the caller of the object as it is: see `told`.
 
 That package uses `httpx`, or `httpx2` from its version 3 on; whichever it is, it is found through the client's class.
 """

@@ -1,0 +1,1 @@
+"""Engines of the LlamaIndex documentation, what they are made of, and their bounds."""

@@ -1,0 +1,1 @@
+"""What must hold of an LLM engine on any hardware."""

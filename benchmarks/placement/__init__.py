@@ -1,0 +1,1 @@
+"""Several instances of an LLM in virtual time: workloads, a simulator, how others route."""

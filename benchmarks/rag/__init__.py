@@ -1,0 +1,1 @@
+"""The RAG applications of the benchmarks, and the least time that they can take."""

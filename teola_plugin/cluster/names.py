@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from teola_plugin.cluster.deployment.config import EngineConfig
+from teola_plugin.cluster.config import EngineConfig
 
 NAMESPACE = "teola"
 THREADS = 4000

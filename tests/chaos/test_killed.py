@@ -14,9 +14,9 @@ import psutil
 import pytest
 import ray
 
+from teola_plugin.cluster import deploy
+from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
-from teola_plugin.cluster.deployment import deploy
-from teola_plugin.cluster.deployment.config import PoolConfig
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.engines.bundled.files import llm_folder
 from teola_plugin.graph import PrimitiveKind, Query

@@ -9,9 +9,9 @@ import pytest
 import ray
 from support.ray_nodes import ray_nodes
 
+from teola_plugin.cluster import deploy
+from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
-from teola_plugin.cluster.deployment import deploy
-from teola_plugin.cluster.deployment.config import PoolConfig
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.graph import Query
 from teola_plugin.pool import EnginePool

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.cluster.deployment import deploy
-from teola_plugin.cluster.deployment.config import PoolConfig
+from teola_plugin.cluster import deploy
+from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.pool import EnginePool
 
 ENGINES: dict[str, Any] = {

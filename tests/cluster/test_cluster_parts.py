@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from teola_plugin.cluster.chunked import by_time
-from teola_plugin.cluster.deployment.config import Autoscale
+from teola_plugin.cluster.config import Autoscale
 from teola_plugin.cluster.host import clients
 from teola_plugin.cluster.host.clients import Client
 from teola_plugin.cluster.host.followers import Followers, follower_order

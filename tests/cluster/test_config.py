@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from teola_plugin.cluster.config import Autoscale, PoolConfig
 from teola_plugin.cluster.connection import checked
-from teola_plugin.cluster.deployment.config import Autoscale, PoolConfig
 from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.names import engine_spec
 from teola_plugin.errors import ConfigError

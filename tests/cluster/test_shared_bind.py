@@ -19,9 +19,9 @@ from support.own_leaves import Chat, Ledger
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.binding.huggingface import embeddings_on
+from teola_plugin.cluster import deploy
 from teola_plugin.cluster.client.shared_engine import SharedEngine, settings_of
-from teola_plugin.cluster.deployment import deploy
-from teola_plugin.cluster.deployment.config import PoolConfig
+from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.wire import EngineFacts
 from teola_plugin.engines.fake import embed_words, fake_engines
 from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm

@@ -16,9 +16,9 @@ import pytest
 import ray
 from support.apps import advanced_rag
 
+from teola_plugin.cluster import deploy
+from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
-from teola_plugin.cluster.deployment import deploy
-from teola_plugin.cluster.deployment.config import PoolConfig
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import ConfigError, EngineError, EngineOverloaded, RegistrationError

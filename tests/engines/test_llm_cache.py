@@ -10,7 +10,7 @@ import pytest
 import transformers
 from support.placement import anywhere, ask, e2
 
-from teola_plugin.engines.bundled.files import llama as tiny_llama
+from teola_plugin.engines.bundled import llama as tiny_llama
 from teola_plugin.engines.cache_news import CacheNews, Emptied, Forgot, Holds, ask_for_news
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090

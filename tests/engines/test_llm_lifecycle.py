@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.bundled.files import llama as tiny_llama
+from teola_plugin.engines.bundled import llama as tiny_llama
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import cores as llm_cores

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from teola_plugin.engines.bundled.files import llama as tiny_llama
+from teola_plugin.engines.bundled import llama as tiny_llama
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
 from teola_plugin.engines.vllm.scheduler import KEY, PATIENCE, TopologyOrder
@@ -93,7 +93,7 @@ async def test_an_unknown_scheduler_is_refused_before_anything_starts(monkeypatc
 
 
 def test_gpus_keep_their_asynchronous_scheduling() -> None:
-    assert llm_scheduler.class_name(cpu=True, engine_args={}).endswith("llm_scheduler.TopologyScheduler")
+    assert llm_scheduler.class_name(cpu=True, engine_args={}).endswith("vllm.scheduler.TopologyScheduler")
     assert llm_scheduler.class_name(cpu=False, engine_args={}).endswith(".TopologyAsyncScheduler")
     assert llm_scheduler.class_name(cpu=False, engine_args={"async_scheduling": False}).endswith(".TopologyScheduler")
     with pytest.raises(AttributeError, match="Nothing"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.engines.bundled.files import reranker as tiny_reranker
+from teola_plugin.engines.bundled import reranker as tiny_reranker
 from teola_plugin.engines.conformance import EngineConformance
 from teola_plugin.engines.sentence_transformers import RerankingEngine
 from teola_plugin.graph import PrimitiveKind
@@ -96,7 +96,7 @@ async def test_a_model_with_several_labels_is_refused(tmp_path: Path):
 
 
 def test_the_tiny_reranker_is_the_same_in_every_process(tmp_path: Path):
-    make = "import sys; from teola_plugin.engines import tiny_reranker; tiny_reranker.make(sys.argv[1])"
+    make = "import sys; from teola_plugin.engines.bundled import reranker; reranker.make(sys.argv[1])"
     folders = [tmp_path / "one", tmp_path / "other"]
     for seed, folder in enumerate(folders):  # hash order must not matter
         subprocess.run([sys.executable, "-c", make, str(folder)], env={"PYTHONHASHSEED": str(seed)}, check=True)

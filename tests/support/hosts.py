@@ -18,7 +18,7 @@ import pytest
 from teola_plugin.cluster.client.client import link
 from teola_plugin.cluster.client.shared_engine import SharedEngine
 from teola_plugin.cluster.client.shared_port import SharedPort
-from teola_plugin.cluster.deployment.config import EngineConfig
+from teola_plugin.cluster.config import EngineConfig
 from teola_plugin.cluster.host import engine_host
 from teola_plugin.cluster.host.engine_host import EngineHost
 from teola_plugin.cluster.names import actor_name

@@ -1,0 +1,1 @@
+"""LangChain Runnables as workflow templates."""

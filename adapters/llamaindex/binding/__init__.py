@@ -1,0 +1,1 @@
+"""The user's own LlamaIndex models on engines of a pool."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from teola_plugin.cluster.deployment.config import PoolConfig
+from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.names import engine_spec
 from teola_plugin.engines.calibration import calibrate, to_json

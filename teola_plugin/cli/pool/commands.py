@@ -49,8 +49,8 @@ def run_up(options: argparse.Namespace) -> int:
     """Exit status 0 once every engine is up."""
     from rich.console import Console
 
-    from teola_plugin.cluster.deployment import deploy
-    from teola_plugin.cluster.deployment.config import PoolConfig
+    from teola_plugin.cluster import deploy
+    from teola_plugin.cluster.config import PoolConfig
     from teola_plugin.cluster.deployment.records import Record
 
     config = PoolConfig.read(options.config)
@@ -72,7 +72,7 @@ def run_up(options: argparse.Namespace) -> int:
 
 def run_status(options: argparse.Namespace) -> int:
     """Exit status 1 if an engine or an instance is not up."""
-    from teola_plugin.cluster.deployment import deploy
+    from teola_plugin.cluster import deploy
 
     found = deploy.status(options.pool, options.address)
     if options.json:
@@ -101,7 +101,7 @@ def _show(found: list[dict[str, Any]]) -> None:
 def run_scale(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from teola_plugin.cluster.deployment import deploy
+    from teola_plugin.cluster import deploy
 
     found = deploy.scale(options.pool, options.engine, options.instances, options.address)
     Console().print(f"{options.engine}: {found} instances", highlight=False)
@@ -111,7 +111,7 @@ def run_scale(options: argparse.Namespace) -> int:
 def run_down(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from teola_plugin.cluster.deployment import deploy
+    from teola_plugin.cluster import deploy
 
     with Console(stderr=True).status(f"ending {options.pool} ..."):
         deploy.down(options.pool, options.address)
@@ -123,7 +123,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
     import asyncio
 
     from teola_plugin.cli.pool.calibrate import measure
-    from teola_plugin.cluster.deployment.config import PoolConfig
+    from teola_plugin.cluster.config import PoolConfig
     from teola_plugin.errors import unknown_name
 
     config = PoolConfig.read(options.config)

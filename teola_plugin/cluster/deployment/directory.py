@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from teola_plugin.cluster.deployment.config import PoolConfig
+from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.names import host_options
 from teola_plugin.cluster.wire import EngineFacts
 

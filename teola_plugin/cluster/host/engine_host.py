@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from teola_plugin.cluster.config import EngineConfig
 from teola_plugin.cluster.connection import actor, is_back
-from teola_plugin.cluster.deployment.config import EngineConfig
 from teola_plugin.cluster.host.batch_log import BatchLog
 from teola_plugin.cluster.host.clients import SILENCE, Client, Clients
 from teola_plugin.cluster.host.followers import Followers

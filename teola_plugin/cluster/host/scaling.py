@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from teola_plugin.cluster.deployment.config import Autoscale
+from teola_plugin.cluster.config import Autoscale
 from teola_plugin.errors import TeolaError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Schema `teola`: the catalogue `teola.collections`, and one table per collection, named by a sequence, so that any name
 of a collection will do and a table's name is never used twice. Writers of one collection take turns at its catalogue
-row; readers never wait. How changes are counted: `pgvector_versions`.
+row; readers never wait. How changes are counted: `versions`.
 """
 
 from __future__ import annotations

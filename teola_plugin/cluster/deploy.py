@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from teola_plugin.cluster import connection
-from teola_plugin.cluster.deployment.config import PoolConfig
+from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.deployment.head import alive, end_process, start_head
 from teola_plugin.cluster.deployment.records import Record, address_of
 from teola_plugin.cluster.names import actor_name, directory_name, directory_options

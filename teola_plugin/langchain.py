@@ -1,0 +1,29 @@
+"""LangChain's objects on a pool, e.g. `from teola_plugin.langchain import ChatTeola`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from teola_plugin.lazy_names import lazy
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.langchain.chat import ChatTeola
+    from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+    from teola_plugin.adapters.langchain.indexing import TeolaIndexer
+    from teola_plugin.adapters.langchain.llm import TeolaLLM
+    from teola_plugin.adapters.langchain.rerank import TeolaRerank
+    from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+
+_HOMES = {
+    "ChatTeola": "chat",
+    "TeolaEmbeddings": "embeddings",
+    "TeolaIndexer": "indexing",
+    "TeolaLLM": "llm",
+    "TeolaRerank": "rerank",
+    "TeolaVectorStore": "vectorstore",
+}
+
+__all__ = ["ChatTeola", "TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"]
+__getattr__, __dir__ = lazy(
+    __name__, {name: f"teola_plugin.adapters.langchain.{home}" for name, home in _HOMES.items()}
+)
