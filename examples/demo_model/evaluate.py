@@ -17,7 +17,7 @@ from examples.demo_model import prose, tasks
 from examples.demo_model.handwritten import ASKED, Asked
 from examples.demo_model.tasks import Example
 from teola_plugin.cli.demo import prompts
-from teola_plugin.engines.bundled.files import files as bundled
+from teola_plugin.engines.bundled import files as bundled
 from teola_plugin.observe import progress
 
 SEED = 20_000_003

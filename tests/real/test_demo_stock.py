@@ -19,7 +19,7 @@ from teola_plugin.cli.demo import documents, stock
 from teola_plugin.cli.demo.app import App, make_app, make_pool
 from teola_plugin.cli.demo.measure import cached_by_warmups
 from teola_plugin.cli.main import main
-from teola_plugin.engines.bundled import reranker_folder
+from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 from teola_plugin.pool import EnginePool
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.cluster.client.client import link
+from teola_plugin.cluster.client import link
 from teola_plugin.cluster.client.shared_engine import SharedEngine
 from teola_plugin.cluster.client.shared_port import SharedPort
 from teola_plugin.cluster.config import EngineConfig
