@@ -5,6 +5,7 @@ one Ray node, on which every test has a pool of a name of its own, and one embed
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Coroutine, Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from support import garbage
 
 os.environ.setdefault("TEOLA_VALIDATE_STATE", "1")  # schedulers check themselves, also in processes of tests
 
@@ -32,6 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long") and not os.environ.get("TEOLA_TEST_LONG"):
             item.add_marker(pytest.mark.skip(reason="the long version (make test-all)"))
+
+
+def pytest_collection_finish() -> None:
+    """Most of what the suite imports is there."""
+    garbage.keep()
+
+
+def pytest_sessionfinish() -> None:
+    """The last collection, which is pytest's, looks through everything."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
