@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from teola_plugin.errors import PassError, unknown_name
 from teola_plugin.graph import CARRY, EngineProfile, Fragment, Graph, GraphEdit, PrimitiveKind
+from teola_plugin.graph.device import share_hardware
 
 SPECULATE = ("all", "auto", "off")
 CARRIED = frozenset({CARRY})
@@ -39,7 +40,7 @@ class PassContext:
         if first == second:
             return False
         one, other = self.profiles.get(first), self.profiles.get(second)
-        return one is None or other is None or not one.device or one.device != other.device
+        return one is None or other is None or not share_hardware(one.device, other.device)
 
     def may_predict(self, *engines: str) -> bool:
         """Whether work on predicted values may be sent to all of `engines`."""

@@ -13,6 +13,7 @@ from typing import Any
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.cache_news import ask_for_news
 from teola_plugin.engines.calibration import calibrate
+from teola_plugin.engines.devices.place import on_cards, place
 from teola_plugin.errors import EngineUnavailable, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
 from teola_plugin.observe.recorder import TraceRecorder
@@ -83,6 +84,8 @@ class LocalRuntime:
         for instances in self._engines.values():
             ask_for_news(instances)
         engines = [e for instances in self._engines.values() for e in instances]
+        if placed := on_cards(engines):
+            await asyncio.to_thread(place, placed)
         await asyncio.gather(*(e.start() for e in engines))
         for engine in engines:  # one after the other: engines that share cores would disturb each other's figures
             await calibrate(engine)

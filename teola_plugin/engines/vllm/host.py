@@ -15,11 +15,13 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.engines.devices.cards import device_name
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.engines.vllm import events as llm_events
@@ -39,6 +41,7 @@ from teola_plugin.engines.vllm.link import (
     Setup,
     Submit,
 )
+from teola_plugin.engines.vllm.memory import card_count
 from teola_plugin.engines.vllm.process import PARENT, kill_group
 from teola_plugin.engines.vllm.work import LlmWork, TooLarge
 from teola_plugin.requests.bad_input import advice
@@ -169,14 +172,13 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLM, Ready]:
         if cpu and (not in_one or llm_cores.may_fork()):
             _fork_the_core()
         llm = AsyncLLM.from_vllm_config(config, stat_loggers=[gauge.factory()], disable_log_stats=True)
-    cores = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") if cpu else os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     return llm, Ready(
         max_model_len=config.model_config.max_model_len,
         max_num_seqs=config.scheduler_config.max_num_seqs,
         max_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         block_size=config.cache_config.block_size,
         cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
-        device=current_platform.device_type + (f":{cores}" if cores else ""),
+        device=_device(current_platform.device_type, setup.engine_args),
         versions={
             "vllm": vllm.__version__,
             "torch": torch.__version__,
@@ -184,6 +186,14 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLM, Ready]:
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
         },
     )
+
+
+def _device(kind: str, engine_args: Mapping[str, Any]) -> str:
+    """The name for the profile: the cards, or the cores where they were given."""
+    if kind == "cuda":
+        return device_name(range(card_count(engine_args)))
+    cores = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "") if kind == "cpu" else ""
+    return f"{kind}:{cores}" if cores else str(kind)
 
 
 def _fork_the_core() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from teola_plugin.engines.sentence_transformers import torch_worker
-from teola_plugin.engines.sentence_transformers.static import StaticEngine
+from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
@@ -42,7 +42,7 @@ class Model:
     def close(self) -> None: ...
 
 
-class Lengths(StaticEngine):
+class Lengths(StaticBatchingEngine):
     kinds = frozenset({K.EMBEDDING})
     takes = EmbedText
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.cores import parse_cores
+from teola_plugin.engines.devices.budget import Demand, Grant
+from teola_plugin.engines.devices.cards import release
+from teola_plugin.engines.devices.place import place
+from teola_plugin.engines.sentence_transformers.computing_device import demand_of, profile_device, said_device
+from teola_plugin.engines.sentence_transformers.text_sizes import text_size
+from teola_plugin.engines.sentence_transformers.timings import efficient_batch, timings
 from teola_plugin.engines.sentence_transformers.torch_worker import TorchWorker
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
@@ -18,10 +23,6 @@ from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Result
 
 Outcome = Any | Exception
-_SMALLEST_STAGE = 4
-_LEAST_SIZE = 1 / 16
-"""Slots of the shortest text: every text costs something, however short."""
-"""A CPU is at its best with one or two long texts; but every stage costs its readers a call of their own."""
 
 
 class Model(Protocol):
@@ -36,7 +37,7 @@ class Model(Protocol):
         ...
 
 
-class StaticEngine:
+class StaticBatchingEngine:
     """Base of the engines that compute a batch as one. A request that makes the model raise fails alone."""
 
     kinds: frozenset[PrimitiveKind]
@@ -51,15 +52,18 @@ class StaticEngine:
         device: str | None = None,
         cores: str | Iterable[int] | None = None,
         max_batch: int = 256,
+        gpu_memory_utilization: float | None = None,
     ) -> None:
-        self.name, self.model_name, self.device = name, model, device or "cpu"
-        self.cores = parse_cores(cores)
+        self.name, self.model_name, self.cores = name, model, parse_cores(cores)
+        self._said = said_device(device, self.cores)
+        self._share = gpu_memory_utilization
+        self.device = "" if self._said.startswith("cuda") else self._said
         self._profile = EngineProfile(
             batching=Batching.STATIC,
             max_batch=max_batch,
             max_efficient_batch=min(32, max_batch),
             max_requests=max_batch,
-            device=_shared_device(self.device, self.cores),
+            device=profile_device(self.device, self.cores),
         )
         self._worker: TorchWorker | None = None
         self._loaded: Model | None = None
@@ -99,20 +103,35 @@ class StaticEngine:
 
     # Life cycle
 
+    def demand(self) -> Demand:
+        """See `engines.devices.place`. Raises `ConfigError`."""
+        return demand_of(self.name, self.model_name, self._said, self._share)
+
+    def grant(self, given: Grant) -> None:
+        self.device = given.device
+        self._profile = replace(self._profile, device=profile_device(given.device, self.cores))
+
     async def start(self) -> None:
-        """Idempotent; loads the model. Raises `EngineUnavailable`."""
+        """Idempotent; loads the model, on the device that was granted or, for an engine that starts alone, the one with
+        most room. Raises `EngineUnavailable`; `ConfigError` where its device is not there."""
         async with self._changing:
             if self._loaded is not None:
                 return
             worker = TorchWorker(self.name, self.cores)
             try:
-                self._loaded = await worker.run(self._load)
-            except Exception as error:
-                raise self._unavailable(f"{self.model_name!r} could not be loaded: {error}") from error
+                if not self.device:
+                    await worker.run(place, [self])
+                self._loaded = await self._load_in(worker)
             finally:
                 if self._loaded is None:
                     await worker.close()
             self._worker = worker
+
+    async def _load_in(self, worker: TorchWorker) -> Model:
+        try:
+            return await worker.run(self._load)
+        except Exception as error:
+            raise self._unavailable(f"{self.model_name!r} could not be loaded: {error}") from error
 
     async def stop(self) -> None:
         """Idempotent. Requests in flight fail at once; the thread ends after the batch that it computes, and is left
@@ -123,6 +142,8 @@ class StaticEngine:
             worker, loaded, self._worker, self._loaded = self._worker, self._loaded, None, None
             if worker is not None and loaded is not None and await worker.close():
                 loaded.close()
+                del loaded
+                release(self.device)
 
     async def restart(self) -> None:
         """The model loaded anew."""
@@ -240,60 +261,11 @@ class StaticEngine:
         """
         if self._worker is None or self._loaded is None:
             raise self._unavailable("it is not running.")
-        points = await self._worker.run(self._timings, self._loaded, budget)
-        best = min(points, key=lambda point: point[1] / point[0])
+        most = self._profile.max_batch
+        points = await self._worker.run(timings, self._loaded.compute, self._sample, most, budget)
         curves = {kind: Curve(tuple(points)) for kind in self.kinds}
-        efficient = next(size for size, seconds in points if seconds / size <= 1.1 * best[1] / best[0])
-        efficient = min(max(efficient, _SMALLEST_STAGE), self._profile.max_batch)
-        self._profile = replace(self._profile, curves=curves, max_efficient_batch=efficient)
+        self._profile = replace(self._profile, curves=curves, max_efficient_batch=efficient_batch(points, most))
         return self._profile
-
-    def _timings(self, model: Model, budget: float) -> list[tuple[int, float]]:
-        ends = time.perf_counter() + budget
-        model.compute([self._sample(0)])  # the first batch pays for what starts lazily
-        points: list[tuple[int, float]] = []
-        size = 1
-        while size <= self._profile.max_batch:
-            repeats = 3 if not points or 2 * points[-1][1] < budget / 20 else 1
-            seconds = min(_timed(model, [self._sample(n) for n in range(size)]) for _ in range(repeats))
-            points.append((size, seconds))
-            if _stalled(points) or time.perf_counter() + 2 * seconds > ends:
-                break
-            size *= 2
-        return points
-
-
-def text_size(payload: Any) -> float:
-    """Slots of an `EmbedText` or a `ScorePair`."""
-    characters = len(getattr(payload, "text", "")) + len(getattr(payload, "query", ""))
-    return min(1.0, max(_LEAST_SIZE, characters / len(sample_chunk(0))))
-
-
-def sample_chunk(number: int) -> str:
-    """About 250 tokens, a chunk as most pipelines cut them: with short texts, larger batches seem to help more."""
-    line = "A function that ends without a return statement gives None to the one who called it, and line {} says so. "
-    return "".join(line.format(number + at) for at in range(10))
-
-
-def _shared_device(device: str, cores: Sequence[int]) -> str:
-    """The name by which engines know that they do not overlap; unpinned ones on a CPU mostly do."""
-    if device != "cpu":
-        return device
-    return f"cpu:{','.join(map(str, cores))}" if cores else ""
-
-
-def _stalled(points: Sequence[tuple[int, float]]) -> bool:
-    """Whether the last two doublings together brought less than a tenth of throughput: one may be noise."""
-    if len(points) < 3:
-        return False
-    (few, before), (many, after) = points[-3], points[-1]
-    return many / after < 1.1 * few / before
-
-
-def _timed(model: Model, payloads: Sequence[Any]) -> float:
-    began = time.perf_counter()
-    model.compute(payloads)
-    return time.perf_counter() - began
 
 
 def _isolated(model: Model, payloads: Sequence[Any]) -> list[Outcome]:

@@ -15,7 +15,7 @@ _MOST = 8
 """More threads than that wait for Python's lock."""
 
 
-class Lanes:
+class Replicas:
     """Threads with an equal share of `threads` cores each, and a twin of the model: same weights, own tokenizer.
 
     A tokenizer of Hugging Face must not be used by two threads (huggingface/tokenizers#537, "Already borrowed"). Twins
@@ -26,13 +26,13 @@ class Lanes:
         self.count = min(threads, _MOST)
         self._models = [model]
         share = threads // self.count
-        self._threads = ThreadPoolExecutor(self.count, "teola-lane", initializer=lambda: use_threads(share))
+        self._threads = ThreadPoolExecutor(self.count, "teola-replica", initializer=lambda: use_threads(share))
 
     def compute(self, work: Callable[[Any, list[T]], Sequence[V]], items: Sequence[T]) -> list[V]:
         """`work(model, part)` for parts of like lengths; the values in the order of `items`."""
         self._models += [twin(self._models[0]) for _ in range(self.count - len(self._models))]
         order = sorted(range(len(items)), key=lambda at: len(items[at]))
-        parts = [order[lane :: self.count] for lane in range(self.count)]
+        parts = [order[first :: self.count] for first in range(self.count)]
         values = self._threads.map(work, self._models, ([items[at] for at in part] for part in parts))
         found = dict(zip((at for part in parts for at in part), (v for part in values for v in part), strict=True))
         return [found[at] for at in range(len(items))]
