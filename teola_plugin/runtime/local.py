@@ -16,7 +16,7 @@ from teola_plugin.engines.calibration import calibrate
 from teola_plugin.engines.devices.place import on_cards, place
 from teola_plugin.errors import EngineUnavailable, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
-from teola_plugin.observe.recorder import TraceRecorder
+from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import Version
 from teola_plugin.runtime.bounded import at_most
@@ -54,12 +54,13 @@ class LocalRuntime:
         loop: LoopThread | SameLoop | None = None,
         details: bool = False,
         keep_traces: int = 64,
+        sink: TraceSink | None = None,
     ) -> None:
         self._engines = {name: list(instances) for name, instances in engines.items()}
         self._policy = policy
         self.loop = loop or LoopThread()
         threads = isinstance(self.loop, LoopThread)
-        self.recorder = TraceRecorder(keep_traces, details=details, wall=time.time if threads else None)
+        self.recorder = TraceRecorder(keep_traces, details=details, wall=time.time if threads else None, sink=sink)
         self._driver = GraphDriver(self.recorder, threads=threads)
         self._calls = PlainCalls(self._driver, self._version, self._deliver)
         engine_work = self._driver.engines
@@ -106,6 +107,8 @@ class LocalRuntime:
         if self._running:
             self.loop.run(self.astop()).result(60)
         self.loop.stop()
+        if self.recorder.sink is not None:
+            self.recorder.sink.close()
 
     async def astop(self) -> None:
         self._running = False
