@@ -24,6 +24,10 @@ from teola_plugin.engines.vllm import VllmEngine, host
 from teola_plugin.engines.vllm.link import Link, NotReady, Ready, Setup
 from teola_plugin.engines.vllm.process import group_members
 from teola_plugin.errors import ConfigError, EngineUnavailable
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import Generate, Prompt, Sampling, Warmup
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
 from teola_plugin.shims.vllm import kv_events, llm, processes, scheduler, versions
 
 if TYPE_CHECKING:
@@ -126,6 +130,18 @@ def test_a_started_engine_is_as_asked_for(session_llm: SessionLlm) -> None:
     assert engine._host is not None
     titles = [_title(pid) for pid in group_members(engine._host.process.pid)]
     assert any("EngineCore" in title for title in titles) and not any("Worker" in title for title in titles), titles
+
+
+@pytest.mark.vllm
+def test_vllm_calls_nothing_deprecated_of_what_it_is_asked(session_llm: SessionLlm) -> None:
+    async def ask() -> list[Any]:
+        payloads = (Generate(Prompt(text="one"), Sampling(max_tokens=2)), Warmup(Prompt(text="two " * 40)))
+        batch = [Request(f"deprecated-{at}", PrimitiveKind.PREFILLING, one) for at, one in enumerate(payloads)]
+        return [result async for result in session_llm.engine.execute(batch) if isinstance(result, Done)]
+
+    assert len(session_llm.run(ask())) == 2
+    said = session_llm.engine.log.read_text("utf-8").splitlines()
+    assert [line for line in said if "deprecated" in line and ("teola_plugin" in line or "(MainProcess" in line)] == []
 
 
 def _title(pid: int) -> str:
