@@ -32,7 +32,7 @@ from teola_plugin.engines.vllm.link import (
     Submit,
 )
 from teola_plugin.engines.vllm.process import HostProcess, log_file, private_folder
-from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
+from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.bad_input import advice
 from teola_plugin.requests.payloads import Generate, Generation, Warmup
@@ -139,7 +139,11 @@ class VllmEngine:
             frame = NotReady("its process ended while starting.")
         if not isinstance(frame, Ready):
             await link.close()
+            if frame.settings:
+                raise ConfigError(frame.reason, hint=frame.hint)
             raise self._unavailable(f"vLLM did not start: {frame.reason}", frame.hint)
+        for what in frame.lacking:
+            log.warning("%s: vLLM %s is not as expected: %s", self.name, frame.versions.get("vllm", "?"), what)
         self._versions = frame.versions
         self._profile = replace(
             self._profile,

@@ -42,6 +42,10 @@ class Ready:
     cache_tokens: int
     device: str
     versions: Mapping[str, str] = field(default_factory=dict)
+    tells_cache: bool = False
+    """Whether news of the prefix cache will come."""
+    lacking: tuple[str, ...] = ()
+    """What is off because this vLLM is not as expected, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class NotReady:
 
     reason: str
     hint: str = ""
+    settings: bool = False
+    """Whether what the user asked for is why."""
 
 
 @dataclass(frozen=True, slots=True)

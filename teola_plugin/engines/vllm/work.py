@@ -13,10 +13,11 @@ from teola_plugin.engines.vllm.scheduler import KEY
 from teola_plugin.engines.vllm.tokens import Encoded, PromptTokens
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Generation, Sampling, Warmed, Warmup
+from teola_plugin.shims.vllm.llm import limits_of, token_prompt
 
 if TYPE_CHECKING:
+    from vllm import AsyncLLMEngine
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 _LAST = 1 << 40
 """Added to the priority of background work: after everything that somebody waits for."""
@@ -33,11 +34,11 @@ class TooLarge(Exception):
 class LlmWork:
     """Does requests. `say` takes what must reach the caller before a request's answer; `held` is told of prompts."""
 
-    def __init__(self, llm: AsyncLLM, say: Callable[[Delta], None], held: HeldPrefixes | None = None) -> None:
+    def __init__(self, llm: AsyncLLMEngine, say: Callable[[Delta], None], held: HeldPrefixes | None = None) -> None:
         self._llm, self._say, self._held = llm, say, held
         self._tokens = PromptTokens(llm.get_tokenizer())
-        self._limit = int(llm.vllm_config.model_config.max_model_len)
-        self._block = int(llm.vllm_config.cache_config.block_size)
+        limits = limits_of(llm)
+        self._limit, self._block = limits.max_model_len, limits.block_size
         self._generating = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -112,9 +113,7 @@ class LlmWork:
             pass
 
     def _stream(self, ids: list[int], params: SamplingParams, submit: Submit, name: str) -> AsyncIterator[Any]:
-        prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": ids}
-        if submit.tenant:
-            prompt["cache_salt"] = submit.tenant
+        prompt = token_prompt(ids, submit.tenant)
         if submit.standing is not None:
             params.extra_args = {KEY: submit.standing}
         priority = submit.priority + (_LAST if submit.background else 0)
