@@ -90,7 +90,7 @@ class PreScheduling:
     @staticmethod
     def _fits(run: QueryRun, live: LivePrimitive, before: Primitive) -> bool:
         p = live.primitive
-        if p.kind not in FOLLOWING or p.call or p.option("wrapped") or p.tentative:
+        if p.kind not in FOLLOWING or p.call or p.attributes.wrapped or p.tentative:
             return False
         if p.kind is _K.INGESTION and run.ahead:  # rows wait for the plain object
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from teola_plugin.graph import (
-    GROWS_WITH,
+    Attributes,
     Graph,
     Growth,
     Primitive,
@@ -118,7 +118,7 @@ def test_nothing_is_learned_for_another_pool() -> None:
 
 
 def test_a_graph_that_is_looked_at_keeps_no_sets_of_ancestors() -> None:
-    marked = ASK.with_(options=((GROWS_WITH, "m"),))
+    marked = ASK.with_(attributes=Attributes(grows_with="m"))
     items = Primitive("m", K.CALL)
     graph = Graph([items, JOIN, marked], Ref("p"))
     assert [one.variable for one in growths(graph)] == ["context"]
