@@ -22,7 +22,7 @@ from teola_plugin.graph import Attributes, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Piece, Result
-from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.runtime.ports.port import Follow
 from teola_plugin.scheduling.events import Enqueue
 
 K = PrimitiveKind

@@ -20,7 +20,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText, SearchVector, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Result
-from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.runtime.ports.port import Follow
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 

@@ -28,7 +28,7 @@ from teola_plugin.runtime.driver.prescheduling import PreScheduling
 from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.driver.tickets import classed, ticket
 from teola_plugin.runtime.failures import located
-from teola_plugin.runtime.ports.engine_port import ForwardingPort, Port
+from teola_plugin.runtime.ports.port import ForwardingPort, Port
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.works.identities import Fingerprint, Identity, Party, Rule, fingerprint, identity, rule_of
 from teola_plugin.runtime.works.table import WorkTable

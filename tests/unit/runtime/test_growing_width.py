@@ -17,7 +17,8 @@ from teola_plugin.graph import (
     named,
 )
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.growing_prefix import TRUSTED, Growing, GrowingPrefixes
+from teola_plugin.runtime.driver.growing import Growing
+from teola_plugin.runtime.driver.growing_prefix import TRUSTED, GrowingPrefixes
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.scheduling.live_query import LivePrimitive
