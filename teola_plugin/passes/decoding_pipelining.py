@@ -7,13 +7,12 @@ parser, the user's lambda) run once, on the whole text. A VERIFY compares the tw
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from teola_plugin.graph import (
     ITEM,
     LLM_KINDS,
-    STREAM_ITEMS,
     Effect,
     Graph,
     GraphEdit,
@@ -30,8 +29,6 @@ from teola_plugin.passes.stage_decomposition import list_inputs
 _K = PrimitiveKind
 LIST_MAKERS = frozenset({_K.CALL, _K.OPAQUE})
 TENTATIVE_KINDS = frozenset({_K.EMBEDDING, _K.RERANKING, _K.SEARCHING, _K.CALL, _K.AGGREGATE, *LLM_KINDS})
-GROW = "grow"
-"""Option of a MAP whose width only the run knows: it grows item by item, as the decoding's STREAM_ITEMS say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class DecodingPipelining:
 def _streams(d: Primitive, graph: Graph) -> bool:
     """Whether this pass was here already."""
     return any(graph[r.producer].kind is _K.PARTIAL_DECODING for r in d.refs if not r.external) or bool(
-        d.option(STREAM_ITEMS)
+        d.attributes.stream_items
     )
 
 
@@ -153,9 +150,9 @@ def _awaited(q: Primitive, p: Primitive, d: Primitive) -> tuple[str, ...]:
 
 def _grown(edit: GraphEdit, d: Primitive, maps: list[Primitive]) -> None:
     if maps:
-        edit.replace(d.with_(options=d.options + tuple((STREAM_ITEMS, m.id) for m in maps)))
+        edit.replace(d.with_(attributes=replace(d.attributes, stream_items=tuple(m.id for m in maps))))
     for m in maps:
-        edit.replace(m.with_(options=(*m.options, (GROW, True))))
+        edit.replace(m.with_(attributes=replace(m.attributes, grow=True)))
 
 
 def _items(edit: GraphEdit, d: Primitive, graph: Graph, width: int) -> list[Ref]:

@@ -17,7 +17,7 @@ from teola_plugin.requests.request import Request
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.driver.tickets import call_ticket
 from teola_plugin.runtime.handles import PieceLog
-from teola_plugin.runtime.ports.engine_port import Port
+from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.identities import Identity, Party

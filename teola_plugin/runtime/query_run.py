@@ -6,19 +6,36 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
-from teola_plugin.runtime.driver.growing_prefix import Growing
+from teola_plugin.runtime.driver.growing import Growing
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.work import Work
 
-if TYPE_CHECKING:
-    from teola_plugin.runtime.local import LocalRuntime
+
+class Runtime(Protocol):
+    """What a query's handle needs of the runtime that the query lives in. To be called from any thread."""
+
+    def begin_part(
+        self, run: QueryRun, name: str, graph: Graph, calls: Mapping[str, Callable[..., Any]], value: Any
+    ) -> None: ...
+
+    def end_part(self, run: QueryRun, name: str) -> None: ...
+
+    def observe(self, run: QueryRun, primitive: str, value: Any) -> None: ...
+
+    def call(
+        self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = ..., run: QueryRun
+    ) -> CallHandle: ...
+
+    def close_run(self, run: QueryRun) -> None: ...
+
+    def cancel_run(self, run: QueryRun) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +77,7 @@ class LivePrimitiveRun:
 class QueryRun:
     """What the adapters hold of a live query. `observe`, `call` and `close` may be used from any thread."""
 
-    runtime: LocalRuntime
+    runtime: Runtime
     """None (and never asked) for a call of no live query."""
     query: Query
     graph: Graph | None

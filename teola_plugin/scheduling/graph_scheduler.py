@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from teola_plugin.graph import IMPURE_KINDS, INPUT, STREAM_ITEMS, Fragment, PrimitiveKind, Ref
+from teola_plugin.graph import IMPURE_KINDS, INPUT, Fragment, PrimitiveKind, Ref
 from teola_plugin.graph.build import captures
 from teola_plugin.scheduling.events import (
     Admit,
@@ -417,7 +417,7 @@ class GraphScheduler:
     def _item_closed(self, query: LiveQuery, event: ItemClosed) -> None:
         """A list is still being decoded and an item of it has closed: work on it begins, tentatively."""
         decoding = query.get(event.primitive)
-        names = [v for key, v in decoding.primitive.options if key == STREAM_ITEMS] if decoding is not None else []
+        names = decoding.primitive.attributes.stream_items if decoding is not None else ()
         for name in names:
             holder = query.get(name)
             if holder is not None and holder.status is Status.WAITING and event.index == len(holder.predicted):

@@ -18,11 +18,11 @@ from teola_plugin.cluster.host.scaling import QueueDepth
 from teola_plugin.cluster.kept import Held, Kept, keep, kept_in
 from teola_plugin.cluster.wire import Began, Ended, Queue, Said, pack, pack_orders, unpack, unpack_orders
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
-from teola_plugin.graph import Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Piece, Result
-from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.runtime.ports.port import Follow
 from teola_plugin.scheduling.events import Enqueue
 
 K = PrimitiveKind
@@ -188,7 +188,9 @@ def test_small_values_and_those_that_others_read_travel() -> None:
 # ---------------------------------------------------------------- followers
 
 EMBED = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input")))
-SEARCH = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("embed")), options=(("collection", "c"), ("k", 2)))
+SEARCH = Primitive(
+    "search", K.SEARCHING, "store", named(vectors=Ref("embed")), attributes=Attributes(collection="c", k=2)
+)
 
 
 def event(primitive: Primitive) -> Enqueue:

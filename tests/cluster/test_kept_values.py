@@ -20,7 +20,7 @@ from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow
 from teola_plugin.runtime.works.kept_values import KeptValue
@@ -34,18 +34,18 @@ INPUTS = {"texts": TEXTS, "chunks": CHUNKS}
 def index(collection: str) -> Graph:
     """Embed, then store: only the store reads the vectors."""
     embed = Primitive("embed", K.EMBEDDING, "wide", named(texts=Ref("$input", ("texts",))), batchable=True).with_(
-        options=(("role", "document"),)
+        attributes=Attributes(role="document")
     )
     read = named(chunks=Ref("$input", ("chunks",)), vectors=Ref("embed"))
-    options = (("collection", collection),)
-    store = Primitive("store", K.INGESTION, "store", read, batchable=True, options=options)
+    said = Attributes(collection=collection)
+    store = Primitive("store", K.INGESTION, "store", read, batchable=True, attributes=said)
     return Graph([embed, store], Ref("store"))
 
 
 def chain_after(collection: str) -> Graph:
     """Store, then embed, which is sent along with the storing."""
     read = named(chunks=Ref("$input", ("chunks",)), vectors=Ref("$input", ("vectors",)))
-    store = Primitive("store", K.INGESTION, "store", read, batchable=True, options=(("collection", collection),))
+    store = Primitive("store", K.INGESTION, "store", read, batchable=True, attributes=Attributes(collection=collection))
     after = Primitive("after", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("text",))), after=("store",))
     return Graph([store, after], Ref("after"))
 

@@ -19,7 +19,7 @@ from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
 from teola_plugin.errors import EngineUnavailable, RegistrationError
 from teola_plugin.runtime.local import LocalRuntime
-from teola_plugin.runtime.ports.engine_port import Port
+from teola_plugin.runtime.ports.port import Port
 
 START_SECONDS = 900.0
 """An engine that is asked for the first time may have to load its model."""

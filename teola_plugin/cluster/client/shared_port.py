@@ -33,8 +33,7 @@ from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Primitive
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.driver.prescheduling import Follow
-from teola_plugin.runtime.ports.engine_port import ForwardingPort, PortListener
+from teola_plugin.runtime.ports.port import Follow, ForwardingPort, PortListener
 from teola_plugin.runtime.works.work import PendingCall, Work, request_id
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective

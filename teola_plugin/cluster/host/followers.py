@@ -15,7 +15,7 @@ from teola_plugin.cluster.wire import Queue
 from teola_plugin.graph import Primitive, read_path
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime import primitive_requests as requests
-from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.runtime.ports.port import Follow
 
 log = logging.getLogger("teola_plugin")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from teola_plugin.errors import QueryCancelled
-from teola_plugin.graph import LOOKAHEAD, Primitive, PrimitiveKind
+from teola_plugin.graph import Primitive, PrimitiveKind
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
@@ -28,7 +28,7 @@ from teola_plugin.runtime.driver.prescheduling import PreScheduling
 from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.driver.tickets import classed, ticket
 from teola_plugin.runtime.failures import located
-from teola_plugin.runtime.ports.engine_port import ForwardingPort, Port
+from teola_plugin.runtime.ports.port import ForwardingPort, Port
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.works.identities import Fingerprint, Identity, Party, Rule, fingerprint, identity, rule_of
 from teola_plugin.runtime.works.table import WorkTable
@@ -124,7 +124,7 @@ class EngineWork:
             known = self.identity_of(port, run.query.tenant, payload)
             request = f"{name}.{number}" if name else ""
             work = self.join(run, Party.EARLY, port, p.kind, payload, known, p.id, request)
-            work.spare = not work.made and p.option(LOOKAHEAD) is not None
+            work.spare = not work.made and p.attributes.lookahead is not None
             live.wait_for(work)
             run.waiters.setdefault(work.request.id, []).append(p.id)
             if not work.made and not (run.ahead and work.rule is Rule.WRITE):

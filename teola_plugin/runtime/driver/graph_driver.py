@@ -21,11 +21,12 @@ from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.deadlines import Deadlines
 from teola_plugin.runtime.driver.engine_work import EngineWork
 from teola_plugin.runtime.driver.fragments import expansion
-from teola_plugin.runtime.driver.growing_prefix import GrowingPrefixes, growing
+from teola_plugin.runtime.driver.growing import growing
+from teola_plugin.runtime.driver.growing_prefix import GrowingPrefixes
 from teola_plugin.runtime.driver.query_end import settle, settle_part
 from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.failures import outcome_error
-from teola_plugin.runtime.ports.engine_port import Port
+from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.events import (

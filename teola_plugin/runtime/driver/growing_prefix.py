@@ -13,16 +13,14 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
-from teola_plugin.graph import Graph, Growth, Primitive, PrimitiveKind, Ref, growths, read_path, runs_on_loop
+from teola_plugin.graph import Growth, Primitive, PrimitiveKind, Ref, read_path, runs_on_loop
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.runtime.driver.client_code import ClientCode
+from teola_plugin.runtime.driver.growing import Growing
+from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.live_query import LivePrimitive, Status
-
-if TYPE_CHECKING:
-    from teola_plugin.runtime.query_run import QueryRun
 
 RIGHT = 0.75
 """Share of a guess that must be right."""
@@ -31,39 +29,6 @@ STEP = 8
 
 TRUSTED = 256
 """Prompts, each of one tenant, of which it is remembered whether they grow."""
-
-
-@dataclass(slots=True, eq=False)
-class Growing:
-    """A prompt of a live query."""
-
-    growth: Growth
-    seen: int = 0
-    """Outputs of the list that the latest text is made of."""
-    ready: int = 0
-    """Outputs that were there when it was looked at last, of this list:"""
-    outputs: list[Ref] = field(default_factory=list)
-    whole: str | None = None
-    """That text; of no outputs at first."""
-    text: str = ""
-    """How the prompt will begin, as far as it can be guessed from the texts so far."""
-    over: bool = False
-    looking: bool = False
-    """Whether the client's code is making the next text."""
-    warmup: str = ""
-    """The primitive that is prefilling what was known last; empty when there is none under way."""
-    warmups: int = 0
-
-
-_known: WeakKeyDictionary[Graph, tuple[Growth, ...]] = WeakKeyDictionary()
-
-
-def growing(graph: Graph) -> list[Growing]:
-    """The prompts of a query with this e-graph that may grow."""
-    found = _known.get(graph)
-    if found is None:
-        found = _known[graph] = growths(graph)
-    return [Growing(one) for one in found]
 
 
 @dataclass(slots=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from teola_plugin.graph import Primitive, PrimitiveKind, Ref
-from teola_plugin.runtime.ports.engine_port import ForwardingPort, Port
+from teola_plugin.runtime.ports.port import Follow, ForwardingPort, Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.events import Enqueue
@@ -25,23 +24,6 @@ FOLLOWING = frozenset({_K.EMBEDDING, _K.INGESTION, _K.SEARCHING, _K.RERANKING})
 LONGEST = 32
 """Primitives of one chain that are sent together."""
 _numbers = itertools.count(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """A primitive to be queued as soon as another has ended well. Its requests are named `name.0`, `name.1`, ..."""
-
-    primitive: Primitive
-    name: str
-    inputs: Mapping[str, Any]
-    """Values that are known already, by input name."""
-    pending: tuple[tuple[str, tuple[Any, ...]], ...]
-    """Inputs to be filled with what lies under a path in the value of the primitive before."""
-    event: Enqueue
-    tenant: str
-    then: tuple[Follow, ...] = ()
-    stays: bool = False
-    """Whether its value may stay where it is made."""
 
 
 class PreScheduling:
@@ -90,7 +72,7 @@ class PreScheduling:
     @staticmethod
     def _fits(run: QueryRun, live: LivePrimitive, before: Primitive) -> bool:
         p = live.primitive
-        if p.kind not in FOLLOWING or p.call or p.option("wrapped") or p.tentative:
+        if p.kind not in FOLLOWING or p.call or p.attributes.wrapped or p.tentative:
             return False
         if p.kind is _K.INGESTION and run.ahead:  # rows wait for the plain object
             return False

@@ -16,7 +16,7 @@ def ticket(at: float, run: QueryRun, p: Primitive, depth: int, live: LivePrimiti
     """`live` is None for a prefix that has grown: it is not in the graph."""
     query, wanted = run.query, live.wanted if live is not None else WARM_UP
     session = f"{run.id}/{p.call}" if p.prompt else ""
-    idle = p.option("when") == "idle"
+    idle = p.attributes.when == "idle"
     terms = query.app, query.weight, session, idle, _gang(run, wanted), wanted.objective
     return Enqueue(at, run.id, p.id, p.kind, (), depth, *terms)
 

@@ -21,7 +21,7 @@ from teola_plugin.runtime.ports.batches import Batches, Reports
 from teola_plugin.runtime.ports.callers import Callers
 from teola_plugin.runtime.ports.held_requests import HeldRequests
 from teola_plugin.runtime.ports.instances import Instances
-from teola_plugin.runtime.ports.port import ForwardingPort, Port, PortListener
+from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
@@ -41,7 +41,6 @@ from teola_plugin.scheduling.events import (
     RunBatch,
 )
 
-__all__ = ["EnginePort", "ForwardingPort", "Port", "PortListener"]
 log = logging.getLogger("teola_plugin")
 
 

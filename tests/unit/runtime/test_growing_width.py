@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from teola_plugin.graph import (
-    GROWS_WITH,
+    Attributes,
     Graph,
     Growth,
     Primitive,
@@ -17,7 +17,8 @@ from teola_plugin.graph import (
     named,
 )
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.growing_prefix import TRUSTED, Growing, GrowingPrefixes
+from teola_plugin.runtime.driver.growing import Growing
+from teola_plugin.runtime.driver.growing_prefix import TRUSTED, GrowingPrefixes
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.scheduling.live_query import LivePrimitive
@@ -118,7 +119,7 @@ def test_nothing_is_learned_for_another_pool() -> None:
 
 
 def test_a_graph_that_is_looked_at_keeps_no_sets_of_ancestors() -> None:
-    marked = ASK.with_(options=((GROWS_WITH, "m"),))
+    marked = ASK.with_(attributes=Attributes(grows_with="m"))
     items = Primitive("m", K.CALL)
     graph = Graph([items, JOIN, marked], Ref("p"))
     assert [one.variable for one in growths(graph)] == ["context"]
