@@ -241,7 +241,7 @@ class TeolaVectorStore(VectorStore):
         return store
 
     def as_retriever(self, **kwargs: Any) -> TeolaRetriever:
-        tags = kwargs.pop("tags", None) or [*self._get_retriever_tags()]
+        tags = super().as_retriever(tags=kwargs.pop("tags", None)).tags
         return TeolaRetriever(vectorstore=self, tags=tags, **kwargs)
 
 
