@@ -251,8 +251,9 @@ def splitter_sizes(splitter: Any) -> SplitterSizes | None:
     Private: its `_chunk_size`, `_chunk_overlap` and `_length_function`; since langchain-text-splitters 1.1.0. Without
     them: None, and the number of chunks is not foreseen.
     """
-    found = [getattr(splitter, name, None) for name in ("_chunk_size", "_chunk_overlap", "_length_function")]
-    return None if None in found else SplitterSizes(*found)
+    if not all(hasattr(splitter, name) for name in ("_chunk_size", "_chunk_overlap", "_length_function")):
+        return None
+    return SplitterSizes(splitter._chunk_size, splitter._chunk_overlap, splitter._length_function)
 
 
 # ------------------------------------------------------------ langchain_classic
@@ -273,8 +274,8 @@ def stuffing(function: Any) -> Stuffing | None:
     Private: the variables of that function's closure, one of them `_document_prompt`; since langchain-classic 1.0.0.
     Where they are called otherwise: None, and it runs as user code does.
     """
-    module, name = "langchain_classic.chains.combine_documents.stuff", "create_stuff_documents_chain.<locals>.format_docs"
-    if not _is_from(function, module, name):
+    name = "create_stuff_documents_chain.<locals>.format_docs"
+    if not _is_from(function, "langchain_classic.chains.combine_documents.stuff", name):
         return None
     held = (cell.cell_contents for cell in function.__closure__ or ())
     cells = dict(zip(function.__code__.co_freevars, held, strict=True))

@@ -211,6 +211,7 @@ def _kept(value: Any, depth: int = 20) -> Any:
 
 def _quiet_context() -> Context:
     """The caller's context variables, without those by which handlers hear of a call."""
+
     def silence() -> None:
         current_run.set(None)
         inside_early.set(False)

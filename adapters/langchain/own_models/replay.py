@@ -159,6 +159,7 @@ def may_be_kept_back(config: RunnableConfig, *, models: bool) -> bool:
 
 def prepare(context: Context, config: RunnableConfig, run: Any) -> None:
     """Make `context` one in which nothing but the config's callbacks hears of a call."""
+
     def setup() -> None:
         current_run.set(run)
         inside_early.set(True)
