@@ -47,6 +47,7 @@ class Batches:
         _pool: Any
         _routed: Any
         _chain: Runnable[Any, Any]
+        _limit: Gate | None
 
         def _begin(
             self,

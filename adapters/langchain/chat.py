@@ -25,6 +25,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Sampling
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.shims.langchain import prompt_value
 from teola_plugin.tracer.leaf import GenerationLeaf
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class ChatTeola(CalledOrStreamed, EngineModel, BaseChatModel):
         items, expected = list_shape(sampling.json_schema)
         return GenerationLeaf(
             engine=self.engine,
-            payload=lambda value: Generate(to_prompt(self._convert_input(value).to_messages()), sampling),
+            payload=lambda value: Generate(to_prompt(prompt_value(self, value).to_messages()), sampling),
             message=on_loop(lambda generation: replies.to_message(generation, self.model_name)),
             items=items,
             expected=expected,

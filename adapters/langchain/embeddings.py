@@ -46,9 +46,10 @@ class TeolaEmbeddings(BaseModel, Embeddings):
     async def aembed_documents(self, texts: Iterable[str]) -> list[list[float]]:
         return [to_list(vector) for vector in await self._call(texts, "document")]
 
-    def staying(self, texts: Iterable[str]) -> CallHandle:
-        """`embed_documents` for rows in a store of the same pool: the vectors may be `KeptValue`s."""
-        return self._call(texts, "document", stays=True)
+    def begin_documents(self, texts: Iterable[str], *, stays: bool = False) -> CallHandle:
+        """`embed_documents`, under way. With `stays`, which is for rows in a store of the same pool, the vectors may
+        be `KeptValue`s."""
+        return self._call(texts, "document", stays=stays)
 
     def _call(self, texts: Iterable[str], role: Role, *, stays: bool = False) -> CallHandle:
         asked = [EmbedText(text, role) for text in texts]

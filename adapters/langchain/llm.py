@@ -22,6 +22,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Prompt
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.shims.langchain import prompt_value
 from teola_plugin.tracer.leaf import GenerationLeaf
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class TeolaLLM(CalledOrStreamed, EngineModel, BaseLLM):
         items, expected = list_shape(sampling.json_schema)
         return GenerationLeaf(
             engine=self.engine,
-            payload=lambda value: Generate(Prompt(text=self._convert_input(value).to_string()), sampling),
+            payload=lambda value: Generate(Prompt(text=prompt_value(self, value).to_string()), sampling),
             message=on_loop(lambda generation: generation.text),
             items=items,
             expected=expected,

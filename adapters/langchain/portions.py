@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import Any, Protocol
 
+from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.requests.payloads import Chunk
 from teola_plugin.runtime.handles import CallHandle
-
-if TYPE_CHECKING:
-    from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
-    from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 
 PORTIONS = 8
 """Parts of a list whose storing overlaps with its embedding, at most; each costs a transaction."""
@@ -24,10 +22,18 @@ LEAST = 16
 """Rows of a portion, at least."""
 
 
+class Store(Protocol):
+    """What is written to."""
+
+    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Any]) -> CallHandle: ...
+
+    def administer(self, method: str, *args: Any) -> Future[Any]: ...
+
+
 class Portions:
     """Of one step: `chunks`, each of an id of its own, into `store`."""
 
-    def __init__(self, store: TeolaVectorStore, embedding: TeolaEmbeddings, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, store: Store, embedding: TeolaEmbeddings, chunks: Sequence[Chunk]) -> None:
         self._store, self._embedding = store, embedding
         size = max(LEAST, -(-len(chunks) // PORTIONS))
         self._parts = [chunks[at : at + size] for at in range(0, len(chunks), size)]
@@ -37,12 +43,12 @@ class Portions:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def known(self) -> Any:
-        """The chunks of these ids that are there: a future. With any, write all at once."""
-        return self._store._admin("get", [chunk.id for part in self._parts for chunk in part])
+    def known(self) -> Future[Any]:
+        """The chunks of these ids that are there. With any, write all at once."""
+        return self._store.administer("get", [chunk.id for part in self._parts for chunk in part])
 
     def _embed(self) -> None:
-        self._vectors = [self._embedding._call([chunk.text for chunk in part], "document") for part in self._parts]
+        self._vectors = [self._embedding.begin_documents([chunk.text for chunk in part]) for part in self._parts]
 
     def _store_part(self, number: int, vectors: Sequence[Any]) -> None:
         part = self._parts[number]
@@ -64,7 +70,7 @@ class Portions:
             for _, rows in self._begun:
                 _waited(rows)
             if ids := self._written():
-                self._store._admin("delete", ids).result()
+                self._store.administer("delete", ids).result()
             raise
 
     async def awrite(self) -> None:
@@ -83,7 +89,7 @@ class Portions:
     async def _take_back(self) -> None:
         await asyncio.gather(*(rows for _, rows in self._begun), return_exceptions=True)
         if ids := self._written():
-            await asyncio.wrap_future(self._store._admin("delete", ids))
+            await asyncio.wrap_future(self._store.administer("delete", ids))
 
     def _stop(self) -> None:
         for vectors in self._vectors:

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables.config import ensure_config, merge_configs
 from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.ahead import joinable, log_fallback, runs_ahead, shape, submitted
 from teola_plugin.adapters.langchain.active import active_runs, asked_in
 from teola_plugin.adapters.langchain.batches import Batches
-from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport
+from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport, check_repeatable
 from teola_plugin.adapters.langchain.live.begun import Begun
 from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
 from teola_plugin.adapters.langchain.own_models.gates import Gate
@@ -86,6 +86,15 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         made._speculate = speculate
         made._app = app or NO_APP
         return made
+
+    def copied_by(self, again: Callable[[Runnable[Any, Any]], AcceleratedRunnable]) -> None:
+        """From now on copies are made of the original, by `again`, and so is what is pickled."""
+        self._again = again
+
+    def shadowed(self, share: float) -> None:
+        """From now on a share of the calls is compared. Raises `RegistrationError` for a chain that writes."""
+        check_repeatable(self.bound, self._traced.template)
+        self._shadow = Shadow(share)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
         """A copy of the original, accelerated on the same terms; pools are shared."""
@@ -168,7 +177,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         `RegistrationError` for terms that make no sense.
         """
         routed = None if kind is None or kwargs else self._routed
-        merged = ensure_config(self._merge_configs(config) if self.config else config)
+        merged = ensure_config(self._with_own(config) if self.config else config)
         asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
         if self._pool is not None or routed is not None:
             try:
@@ -179,6 +188,11 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
                 if begun is not None:
                     return begun
         return self._unplanned(config, asked, runs)
+
+    def _with_own(self, config: RunnableConfig | None) -> RunnableConfig:
+        """With the config that is bound to this object, as the framework's bindings merge theirs."""
+        merged = merge_configs(self.config, config)
+        return merge_configs(merged, *(factory(merged) for factory in self.config_factories))
 
     def _unplanned(self, config: RunnableConfig | None, asked: Asked, runs: list[Any]) -> Begun:
         """The original, on the terms that were asked for: in the query around it, if that fits, or in none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from teola_plugin.tracer.langchain.classes import leaf_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf
 
 if TYPE_CHECKING:
-    from asyncio import Future
+    from concurrent.futures import Future
 
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 
@@ -49,6 +50,10 @@ class TeolaVectorStore(VectorStore):
     @property
     def embeddings(self) -> Embeddings:
         return self._embedding
+
+    def embed_with(self, embedding: Embeddings) -> None:
+        """From now on texts and queries are embedded by this one."""
+        self._embedding = embedding
 
     # ------------------------------------------------------------ writing
 
@@ -92,7 +97,9 @@ class TeolaVectorStore(VectorStore):
             return
         texts = [chunk.text for chunk in chunks]
         beside = self._beside()
-        vectors = beside.staying(texts).result() if beside else self._embedding.embed_documents(texts)
+        vectors = (
+            beside.begin_documents(texts, stays=True).result() if beside else self._embedding.embed_documents(texts)
+        )
         self.ingest(chunks, vectors).result()
 
     async def awrite(self, chunks: Sequence[Chunk]) -> None:
@@ -103,7 +110,8 @@ class TeolaVectorStore(VectorStore):
             return
         texts = [chunk.text for chunk in chunks]
         beside = self._beside()
-        await self.ingest(chunks, await (beside.staying(texts) if beside else self._embedding.aembed_documents(texts)))
+        embedded = beside.begin_documents(texts, stays=True) if beside else self._embedding.aembed_documents(texts)
+        await self.ingest(chunks, await embedded)
 
     def _beside(self) -> TeolaEmbeddings | None:
         """The embeddings, if their engine is in the same shared pool."""
@@ -140,20 +148,20 @@ class TeolaVectorStore(VectorStore):
     def _delete(self, ids: list[str] | None, kwargs: Mapping[str, Any]) -> Any:
         _refuse(kwargs, "delete", ["ids"])
         if ids is None:
-            return self._admin("delete_collection")
-        return self._admin("delete", list(ids))
+            return self.administer("delete_collection")
+        return self.administer("delete", list(ids))
 
     # ------------------------------------------------------------ reading
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        return to_documents(self._admin("get", list(ids)).result())
+        return to_documents(self.administer("get", list(ids)).result())
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        return to_documents(await _waited(self._admin("get", list(ids))))
+        return to_documents(await _waited(self.administer("get", list(ids))))
 
     def count(self) -> int:
         """Rows of the collection; 0 when it does not exist."""
-        return int(self._admin("count").result())
+        return int(self.administer("count").result())
 
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
         return _unscored(self.similarity_search_with_score(query, k, **kwargs))
@@ -206,8 +214,10 @@ class TeolaVectorStore(VectorStore):
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         return lambda similarity: min(1.0, max(0.0, similarity))
 
-    def _admin(self, method: str, *args: Any) -> Any:
-        return self.pool.admin(self.engine, method, self.collection, *args)
+    def administer(self, method: str, *args: Any) -> Future[Any]:
+        """One of the store's own operations (`get`, `count`, `delete`, `delete_collection`) on this collection."""
+        made: Future[Any] = self.pool.admin(self.engine, method, self.collection, *args)
+        return made
 
     # ------------------------------------------------------------ making
 
@@ -241,7 +251,7 @@ class TeolaVectorStore(VectorStore):
         return store
 
     def as_retriever(self, **kwargs: Any) -> TeolaRetriever:
-        tags = kwargs.pop("tags", None) or [*self._get_retriever_tags()]
+        tags = super().as_retriever(tags=kwargs.pop("tags", None)).tags
         return TeolaRetriever(vectorstore=self, tags=tags, **kwargs)
 
 
@@ -318,7 +328,5 @@ def _diverse(
     return [found[i] for i in chosen]
 
 
-def _waited(future: Any) -> Future[Any]:
-    import asyncio
-
+def _waited(future: Future[Any]) -> asyncio.Future[Any]:
     return asyncio.wrap_future(future)

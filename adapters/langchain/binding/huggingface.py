@@ -13,6 +13,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import ScorePair
+from teola_plugin.shims.langchain import sentence_transformer
 from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RerankingLeaf
 
@@ -72,7 +73,9 @@ def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
 
 def _check_embedder(obj: Any, server: Any) -> None:
     _check_model(obj, server, "EmbeddingEngine")
-    client = getattr(obj, "_client", None) or obj.client
+    client = sentence_transformer(obj)
+    if client is None:
+        raise _differs(obj, "its model cannot be looked at in the installed version", "leave it unbound")
     kinds = {type(module).__name__ for module in client}
     if obj.multi_process or "Router" in kinds:
         what = (

@@ -70,7 +70,7 @@ def store_on(store: VectorStore, embeddings: TeolaEmbeddings) -> VectorStore:
     if not isinstance(store, TeolaVectorStore):
         raise _refused(f"a {type(store).__name__} that is searched by something else than its own retriever")
     made = copy.copy(store)
-    made._embedding = embeddings
+    made.embed_with(embeddings)
     return made
 
 
