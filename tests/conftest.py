@@ -9,6 +9,8 @@ import gc
 import os
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -123,10 +125,22 @@ def ray_address() -> Iterator[str]:
         yield cluster.address
 
 
-@pytest.fixture(scope="session")
-def vllm_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """vLLM's API server on the bundled model; about 25 s to start."""
+@pytest.fixture(scope="session", autouse=True)
+def coming_api(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Future[ApiServer] | None]:
+    """vLLM's API server, if any test needs it: it starts beside the first tests, since it takes 25 s on its core."""
+    run = [item for item in request.session.items if not item.get_closest_marker("skip")]
+    if not any("vllm_api" in item.fixturenames for item in run):  # type: ignore[attr-defined]
+        yield None
+        return
     from support.api_server import api_server
 
-    with api_server(tmp_path_factory.mktemp("vllm-api")) as server:
-        yield server
+    with ExitStack() as held, ThreadPoolExecutor(1, "api-server") as thread:
+        yield thread.submit(held.enter_context, api_server(tmp_path_factory.mktemp("vllm-api")))
+
+
+@pytest.fixture(scope="session")
+def vllm_api(coming_api: Future[ApiServer]) -> ApiServer:
+    """vLLM's API server on the bundled model."""
+    return coming_api.result()
