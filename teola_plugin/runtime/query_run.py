@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from teola_plugin.errors import QueryTimeout
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query
+from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.growing import Growing
@@ -127,7 +127,7 @@ class QueryRun:
 
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
         """The callables that the primitive's names are of."""
-        return self.parts.get(primitive.partition("/")[0], self.calls)
+        return self.parts.get(InstancePath(primitive).outermost, self.calls)
 
     def part(self, graph: Graph, calls: Mapping[str, Callable[..., Any]], value: Any) -> PartRun:
         """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query."""
@@ -181,7 +181,7 @@ class PartRun:
 
     def observe(self, primitive: str, value: Any) -> None:
         """The plain object has computed the value of an opaque primitive of the part."""
-        self.whole.observe(f"{self.name}/{primitive}", value)
+        self.whole.observe(InstancePath(self.name).child(primitive), value)
 
     def close(self) -> None:
         """The plain object has the part's value, or gave it up: what nobody claimed is dropped."""

@@ -28,7 +28,7 @@ from teola_plugin.runtime.driver.prescheduling import PreScheduling
 from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.driver.tickets import classed, ticket
 from teola_plugin.runtime.failures import located
-from teola_plugin.runtime.ports.port import ForwardingPort, Port
+from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.works.identities import Fingerprint, Identity, Party, Rule, fingerprint, identity, rule_of
 from teola_plugin.runtime.works.table import WorkTable
@@ -122,7 +122,7 @@ class EngineWork:
         port, name = self._upper.ports[p.engine], run.sent_ahead.get(p.id)
         for number, payload in enumerate(payloads):
             known = self.identity_of(port, run.query.tenant, payload)
-            request = f"{name}.{number}" if name else ""
+            request = follower_request(name, number) if name else ""
             work = self.join(run, Party.EARLY, port, p.kind, payload, known, p.id, request)
             work.spare = not work.made and p.attributes.lookahead is not None
             live.wait_for(work)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind
+from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import primitive_requests as requests
 from teola_plugin.runtime.client_values import client_value, computed, runs_user_code
@@ -244,7 +244,7 @@ class GraphDriver:
 
     def _start_early(self, run: QueryRun, p: Primitive) -> None:
         """Dispatch what is not in the graph: a prefix that has grown. Its prompt's own primitive is one deeper."""
-        whole = self._live(run, p.id.partition(".grown#")[0])
+        whole = self._live(run, InstancePath(p.id).ungrown)
         self.engines.dispatch(run, Dispatch(run.id, p, 1 + (whole.depth if whole is not None else 0)))
 
     def _stop_early(self, run: QueryRun, name: str) -> None:

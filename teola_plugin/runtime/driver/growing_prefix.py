@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from teola_plugin.graph import Growth, Primitive, PrimitiveKind, Ref, read_path, runs_on_loop
+from teola_plugin.graph import Growth, InstancePath, Primitive, PrimitiveKind, Ref, read_path, runs_on_loop
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.growing import Growing
@@ -63,7 +63,7 @@ class GrowingPrefixes:
     def made(self, run: QueryRun, name: str) -> None:
         """A primitive has its value, or has ended."""
         for one in run.growing:
-            if not one.over and (name == one.warmup or name.startswith(f"{one.growth.holder}[")):
+            if not one.over and (name == one.warmup or InstancePath(name).in_instance_of(one.growth.holder)):
                 one.warmup = "" if name == one.warmup else one.warmup
                 self._look(run, one)
 
@@ -152,7 +152,7 @@ class GrowingPrefixes:
     def _warm(self, run: QueryRun, one: Growing, made: dict[str, Any]) -> None:
         p = one.growth.prefilling
         one.warmups += 1
-        one.warmup = f"{p.id}.grown#{one.warmups - 1}"
+        one.warmup = InstancePath(p.id).grown(one.warmups - 1)
         for key, value in made.items():
             run.store.put(f"{one.warmup}.{key}", value)
         inputs = tuple((key, Ref(f"{one.warmup}.{key}")) for key in made)
