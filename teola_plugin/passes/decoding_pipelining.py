@@ -178,7 +178,7 @@ def _after_lead(d: Primitive, graph: Graph, last: Ref) -> tuple[tuple[str, Ref],
     """The inputs of `d`, with the prefilling replaced by the last partial decoding."""
 
     def leads(ref: Ref) -> bool:
-        return not ref.external and graph[ref.producer].leads_group
+        return not ref.external and graph[ref.producer].prefills
 
     return tuple(("previous", last) if leads(ref) else (key, ref) for key, ref in d.inputs)
 

@@ -152,7 +152,7 @@ class GraphScheduler:
         if p.holds_fragment:
             self._ask_to_expand(query, live)
         elif p.on_engine and not p.decodes:
-            group = query.group(p.id) if p.leads_group else []
+            group = query.group(p.id) if p.prefills else []
             for member in group:
                 if member.status is Status.WAITING:
                     member.status = Status.READY
@@ -248,7 +248,7 @@ class GraphScheduler:
         if live is None or live.status.ended:
             return
         live.status = Status.FAILED
-        for member in query.group(live.id) if live.primitive.leads_group else []:
+        for member in query.group(live.id) if live.primitive.prefills else []:
             if member.status.active:
                 member.status = Status.DROPPED
                 self._cut_off(query, member)

@@ -108,7 +108,7 @@ class EngineWork:
         p = order.primitive
         self._upper.dispatched(run, p)
         live = run.primitives[p.id] = LivePrimitiveRun(p, order.depth)
-        if p.leads_group:
+        if p.prefills:
             live.group = GenerationGroup(p, order.group)
         fresh = self._joined(run, live, made)
         self._upper.trace.queued(run, p, order.depth, made)

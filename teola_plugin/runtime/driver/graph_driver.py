@@ -235,7 +235,7 @@ class GraphDriver:
 
     def dispatched(self, run: QueryRun, p: Primitive) -> None:
         """All inputs of a primitive are there."""
-        if run.growing and p.leads_group:
+        if run.growing and p.prefills:
             self._prefixes.dispatched(run, p)
 
     def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:

@@ -63,7 +63,7 @@ class PreScheduling:
 
     def followers(self, run: QueryRun, query: LiveQuery, before: Primitive, room: int = LONGEST) -> tuple[Follow, ...]:
         """What waits for `before` alone; each with what waits for it alone."""
-        if before.leads_group or before.decodes or room < 1:
+        if before.prefills or before.decodes or room < 1:
             return ()
         fitting = (live for live in query.children(before.id) if self._fits(run, live, before))
         made = (self._follow(run, query, live, before, room) for live in fitting)
