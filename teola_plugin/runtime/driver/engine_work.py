@@ -15,6 +15,7 @@ from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
 from teola_plugin.runtime.driver.client_code import ClientCode
+from teola_plugin.runtime.driver.enqueue_events import enqueue_event, gang_changed
 from teola_plugin.runtime.driver.generation_group import (
     Began,
     Decoded,
@@ -26,7 +27,6 @@ from teola_plugin.runtime.driver.generation_group import (
 )
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
 from teola_plugin.runtime.driver.recording import RunTrace
-from teola_plugin.runtime.driver.tickets import classed, ticket
 from teola_plugin.runtime.failures import located
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
@@ -70,7 +70,7 @@ class EngineWork:
         self._upper = upper
         self.works = WorkTable()
         self.writes = Writes()
-        self.ahead = PreScheduling(lambda: upper.ports, self._ticket)
+        self.ahead = PreScheduling(lambda: upper.ports, self._enqueue_event)
         self._fingerprints: dict[str, Fingerprint] = {}
 
     # ------------------------------------------------------------ dispatched primitives
@@ -178,7 +178,7 @@ class EngineWork:
         return identity(found, tenant, payload)
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
-        p, event = live.primitive, self._ticket(run, live.primitive, live.depth)
+        p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)
         port, query = self._upper.ports[p.engine], self._upper.query(run)
         if query is not None:
             self.ahead.leave(query, p, fresh)
@@ -194,8 +194,8 @@ class EngineWork:
             then = self.ahead.followers(run, query, p) if query is not None and all_fresh else ()
             port.enqueue(fresh, event, p, then)
 
-    def _ticket(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
-        return ticket(self._upper.now(), run, p, depth, self._live(run, p.id))
+    def _enqueue_event(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
+        return enqueue_event(self._upper.now(), run, p, depth, self._live(run, p.id))
 
     def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
         query = self._upper.query(run)
@@ -212,7 +212,7 @@ class EngineWork:
             work.passed_on |= bool(work.pieces) and live.reads_items
             for piece in list(work.pieces):
                 self._piece_of(run, live, piece)
-        known = classed(self._upper.now(), run, self._live(run, live.primitive.id), running)
+        known = gang_changed(self._upper.now(), run, self._live(run, live.primitive.id), running)
         if known is not None:
             self._upper.ports[live.primitive.engine].depths(known)
         if claimed:

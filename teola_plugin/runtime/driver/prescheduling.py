@@ -27,12 +27,12 @@ _numbers = itertools.count(1)
 
 
 class PreScheduling:
-    """Chooses what follows. `ticket` makes the event with which a primitive is queued."""
+    """Chooses what follows. `enqueue_event` makes the event with which a primitive is queued."""
 
     def __init__(
-        self, ports: Callable[[], Mapping[str, Port]], ticket: Callable[[QueryRun, Primitive, int], Enqueue]
+        self, ports: Callable[[], Mapping[str, Port]], enqueue_event: Callable[[QueryRun, Primitive, int], Enqueue]
     ) -> None:
-        self._ports, self._ticket = ports, ticket
+        self._ports, self._enqueue_event = ports, enqueue_event
 
     def withdraw(self, run: QueryRun) -> None:
         """Followers that the graph has not come to are not wanted any more."""
@@ -91,7 +91,7 @@ class PreScheduling:
         run.sent_ahead[p.id] = name
         known = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer != before.id}
         pending = tuple((key, ref.path) for key, ref in p.inputs if ref.producer == before.id)
-        event = self._ticket(run, p, live.depth)
+        event = self._enqueue_event(run, p, live.depth)
         port.expect(name, event)
         then = self.followers(run, query, p, room - 1)
         return Follow(p, name, known, pending, event, run.query.tenant, then, self._stays(query, p))
