@@ -12,7 +12,7 @@ from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
-from teola_plugin.runtime.driver.growing import Growing
+from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.work import Work
@@ -105,7 +105,7 @@ class QueryRun:
     """The plain object's last call by engine and kind, and whether it is known for a member of a gang."""
     sent_ahead: dict[str, str] = field(default_factory=dict)
     """Primitives that were sent along with the one before them, and the names of their requests."""
-    growing: list[Growing] = field(default_factory=list)
+    growing: list[GrowingPrompt] = field(default_factory=list)
     """Its prompts that may be prefilled as they grow."""
     parts: dict[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
     """Callables of the parts that began later, by the name that leads the ids of their primitives."""

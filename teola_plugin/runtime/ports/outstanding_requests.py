@@ -15,7 +15,7 @@ class OutstandingRequest:
     """A request at a port, from its queueing until its slot is free."""
 
     name: str
-    """Its id at the scheduler and at the engine; that of the request, unless one of that id is still outstanding there."""
+    """Its id at the scheduler and at the engine; that of the request, unless one of that id is still there."""
     entry: Work
     told: bool = False
     """Whether it has ended for its caller; the engine may have yet to let go of it."""
