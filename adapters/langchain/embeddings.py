@@ -47,7 +47,7 @@ class TeolaEmbeddings(BaseModel, Embeddings):
         return [to_list(vector) for vector in await self._call(texts, "document")]
 
     def staying(self, texts: Iterable[str]) -> CallHandle:
-        """`embed_documents` for rows in a store of the same pool: the vectors may be `KeptValue`s."""
+        """`embed_documents` for rows in a store of the same pool: the vectors may be `RemoteValue`s."""
         return self._call(texts, "document", stays=True)
 
     def _call(self, texts: Iterable[str], role: Role, *, stays: bool = False) -> CallHandle:

@@ -121,8 +121,8 @@ class SharedPort(ForwardingPort):
         for entry in entries:
             self._waiting.add(entry, event)
             self._adopted.add(entry.request.id)
-        if announced is not None and _standing(announced) != _standing(event):
-            depth, objective, gang = _standing(event)
+        if announced is not None and _urgency(announced) != _urgency(event):
+            depth, objective, gang = _urgency(event)
             self.depths(
                 DepthChanged(event.at, event.query, {event.primitive: depth}, {event.primitive: (objective, gang)})
             )
@@ -276,6 +276,6 @@ class SharedPort(ForwardingPort):
         )
 
 
-def _standing(event: Enqueue) -> tuple[int, Objective, str]:
+def _urgency(event: Enqueue) -> tuple[int, Objective, str]:
     """What may have changed since a primitive was announced."""
     return event.depth, event.objective, event.gang

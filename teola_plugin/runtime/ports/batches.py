@@ -13,11 +13,11 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
-from teola_plugin.runtime.bounded import abandon
 from teola_plugin.runtime.ports import engine_failures
 from teola_plugin.runtime.ports.callers import Callers
 from teola_plugin.runtime.ports.outstanding_requests import Batch, OutstandingRequest, OutstandingRequests
 from teola_plugin.runtime.ports.watchdog import Patience, Watchdog
+from teola_plugin.runtime.timeouts import abandon
 from teola_plugin.scheduling.events import EngineEvent, PrefillEnded, RequestsEnded, Retried, RunBatch
 
 log = logging.getLogger("teola_plugin")
@@ -142,7 +142,7 @@ class Batches:
     def _started(self, order: RunBatch, batch: Batch) -> list[Request]:
         """The requests as the engine gets them; those that were cancelled meanwhile leave their slots."""
         requests = []
-        for name, number, (depth, objective) in zip(order.requests, order.priorities, order.standings, strict=True):
+        for name, number, (depth, objective) in zip(order.requests, order.priorities, order.urgencies, strict=True):
             outstanding = batch.left.get(name)
             if outstanding is None:
                 continue

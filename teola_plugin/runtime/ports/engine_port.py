@@ -14,7 +14,6 @@ from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Warmup
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime import failures
-from teola_plugin.runtime.bounded import ended
 from teola_plugin.runtime.cache_events import cache_events
 from teola_plugin.runtime.ports import engine_failures, watchdog
 from teola_plugin.runtime.ports.batches import Batches, Reports
@@ -23,6 +22,7 @@ from teola_plugin.runtime.ports.instances import Instances
 from teola_plugin.runtime.ports.outstanding_requests import OutstandingRequests
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
+from teola_plugin.runtime.timeouts import ended
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
 from teola_plugin.scheduling.events import (
