@@ -48,7 +48,7 @@ class TeolaEmbeddings(BaseModel, Embeddings):
 
     def begin_documents(self, texts: Iterable[str], *, stays: bool = False) -> CallHandle:
         """`embed_documents`, under way. With `stays`, which is for rows in a store of the same pool, the vectors may
-        be `KeptValue`s."""
+        be `RemoteValue`s."""
         return self._call(texts, "document", stays=stays)
 
     def _call(self, texts: Iterable[str], role: Role, *, stays: bool = False) -> CallHandle:

@@ -20,7 +20,7 @@ from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.runtime.works.kept_values import KeptValue
+from teola_plugin.runtime.works.remote_values import RemoteValue
 from teola_plugin.tracer.langchain.classes import leaf_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf
 
@@ -131,7 +131,7 @@ class TeolaVectorStore(VectorStore):
             return None
         return Portions(self, own, chunks)
 
-    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | KeptValue]) -> CallHandle:
+    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | RemoteValue]) -> CallHandle:
         """Write chunks with their vectors, one request each; a row of the same id is replaced."""
         rows = [IngestRow(self.collection, c, _sent(v)) for c, v in zip(chunks, vectors, strict=True)]
         return self._call(PrimitiveKind.INGESTION, rows)
@@ -289,8 +289,8 @@ class TeolaRetriever(Called, VectorStoreRetriever):
         return RetrievalLeaf(store.engine, store.embeddings.engine, store.collection, k, wanted, to_documents)
 
 
-def _sent(vector: Sequence[float] | KeptValue) -> Any:
-    if isinstance(vector, KeptValue):
+def _sent(vector: Sequence[float] | RemoteValue) -> Any:
+    if isinstance(vector, RemoteValue):
         return vector
     return tuple(vector if isinstance(vector, list | tuple) else to_list(vector))
 

@@ -9,7 +9,7 @@ from teola_plugin.cluster import connection
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.deployment.head import alive, end_process, start_head
 from teola_plugin.cluster.deployment.records import Record, address_of
-from teola_plugin.cluster.names import actor_name, directory_name, directory_options
+from teola_plugin.cluster.names import actor_name, directory_name, directory_options, pool_of
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts
 from teola_plugin.errors import ConfigError, RegistrationError
@@ -131,7 +131,7 @@ def _kill(ray: Any, pool: str) -> None:
     """Every actor of the pool that is left."""
     for found in ray.util.list_named_actors(all_namespaces=True):
         name = found["name"]
-        if name == directory_name(pool) or name.startswith(f"{directory_name(pool)}/"):
+        if pool_of(name) == pool:
             try:
                 ray.kill(ray.get_actor(name, namespace=found["namespace"]), no_restart=True)
             except ValueError:

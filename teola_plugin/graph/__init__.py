@@ -6,6 +6,7 @@ from teola_plugin.graph.edit import GraphEdit
 from teola_plugin.graph.fragment import Fragment
 from teola_plugin.graph.graph import Graph
 from teola_plugin.graph.growth import Growth, growth, growths
+from teola_plugin.graph.instance_path import InstancePath
 from teola_plugin.graph.kinds import (
     ENGINE_KINDS,
     FRAGMENT_KINDS,
@@ -55,6 +56,7 @@ __all__ = [
     "Graph",
     "GraphEdit",
     "Growth",
+    "InstancePath",
     "Path",
     "Primitive",
     "PrimitiveKind",

@@ -75,7 +75,7 @@ class Graph:
 
     def _leads(self, ref: Ref) -> bool:
         made_by = self._by_id.get(ref.producer)
-        return made_by is not None and (made_by.leads_group or made_by.decodes)
+        return made_by is not None and (made_by.prefills or made_by.decodes)
 
     def _fault(self, p: Primitive, what: str, hint: str = "check the edit that made it") -> GraphError:
         from teola_plugin.graph.text import format_primitive

@@ -23,7 +23,7 @@ class Growth:
 
 def growths(graph: Graph) -> tuple[Growth, ...]:
     """Of all prefillings that say what they grow with."""
-    marked = ((p, p.attributes.grows_with) for p in graph if p.leads_group)
+    marked = ((p, p.attributes.grows_with) for p in graph if p.prefills)
     found = (growth(graph, p, holder) for p, holder in marked if holder)
     made = tuple(one for one in found if one is not None)
     graph.forget_ancestors()

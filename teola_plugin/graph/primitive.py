@@ -81,7 +81,7 @@ class Primitive:
         return self.kind in ENGINE_KINDS
 
     @property
-    def leads_group(self) -> bool:
+    def prefills(self) -> bool:
         return self.kind in LLM_PREFILLS
 
     @property

@@ -138,7 +138,7 @@ class PassPipeline:
             late = CARRIED if p.kind in (PrimitiveKind.FOLD, PrimitiveKind.LOOP) else frozenset[str]()
             for name in ("fragment", "otherwise"):
                 held: Fragment | None = getattr(p, name)
-                if held is None or not any(q.after or q.leads_group for q in held.graph):
+                if held is None or not any(q.after or q.prefills for q in held.graph):
                     continue
                 inner = self.run(held.graph, replace(context, late=late))
                 reports += inner.reports

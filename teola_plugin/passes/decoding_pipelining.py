@@ -16,6 +16,7 @@ from teola_plugin.graph import (
     Effect,
     Graph,
     GraphEdit,
+    InstancePath,
     Primitive,
     PrimitiveKind,
     Ref,
@@ -166,7 +167,7 @@ def _items(edit: GraphEdit, d: Primitive, graph: Graph, width: int) -> list[Ref]
 def _partials(d: Primitive, width: int) -> Iterator[Primitive]:
     inputs, after = d.inputs, d.after
     for item in range(width):
-        name = f"{d.id}#{item}"
+        name = InstancePath(d.id).stage(item)
         yield d.with_(
             id=name, kind=_K.PARTIAL_DECODING, inputs=inputs, after=after, splittable=False, size=1, item=item
         )
@@ -177,7 +178,7 @@ def _after_lead(d: Primitive, graph: Graph, last: Ref) -> tuple[tuple[str, Ref],
     """The inputs of `d`, with the prefilling replaced by the last partial decoding."""
 
     def leads(ref: Ref) -> bool:
-        return not ref.external and graph[ref.producer].leads_group
+        return not ref.external and graph[ref.producer].prefills
 
     return tuple(("previous", last) if leads(ref) else (key, ref) for key, ref in d.inputs)
 
@@ -187,7 +188,7 @@ def _early_instances(edit: GraphEdit, m: Primitive, d: Primitive, graph: Graph, 
     after = {q.id: m.after + _overtaken(q.effects, q, m, d, graph) for q in m.fragment.graph if q.effects}
     outputs: list[Ref] = []
     for i, item in enumerate(items):
-        name = f"{m.id}[{i}]"
+        name = InstancePath(m.id).instance(i)
         made, output = m.fragment.instantiate(name, {**captures(m.inputs, "items"), ITEM: item}, tentative=True)
         for inner, q in zip(m.fragment.graph, made, strict=True):
             waits = tuple(dict.fromkeys(q.after + after.get(inner.id, ())))
@@ -201,14 +202,14 @@ def _early_requests(edit: GraphEdit, p: Primitive, followers: list[Primitive], i
     key = list_inputs(p)[0]
     edit.add(*(_single(p, i, key, item) for i, item in enumerate(items)))
     for follower in followers:
-        made = (Ref(f"{p.id}[{i}]") for i in range(len(items)))
+        made = (Ref(InstancePath(p.id).instance(i)) for i in range(len(items)))
         edit.add(*(_single(follower, i, list_inputs(follower)[0], one) for i, one in enumerate(made)))
     _verify(edit, p, key, items)
 
 
 def _single(p: Primitive, item: int, key: str, value: Ref) -> Primitive:
     inputs = tuple((name, value if name == key else ref) for name, ref in p.inputs)
-    return p.with_(id=f"{p.id}[{item}]", inputs=inputs, batchable=False, size=1, tentative=True)
+    return p.with_(id=InstancePath(p.id).instance(item), inputs=inputs, batchable=False, size=1, tentative=True)
 
 
 def _followers(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
@@ -228,7 +229,7 @@ def _verify(edit: GraphEdit, p: Primitive, key: str, items: list[Ref], early: tu
     """`p` reads the list through a VERIFY that knows what was predicted."""
     actual = p.input(key)
     assert actual is not None
-    name = f"{p.id}.verify"
+    name = InstancePath(p.id).verify()
     predicted = tuple((f"predicted{i}", item) for i, item in enumerate(items))
     edit.add(Primitive(name, _K.VERIFY, inputs=(("actual", actual), *predicted), scope=p.scope))
     edit.replace(p.with_(inputs=tuple((k, Ref(name) if k == key else r) for k, r in p.inputs), early=p.early + early))

@@ -11,6 +11,7 @@ from teola_plugin.graph import (
     EngineProfile,
     Graph,
     GraphEdit,
+    InstancePath,
     Primitive,
     PrimitiveKind,
     growth,
@@ -172,7 +173,7 @@ def _split(edit: GraphEdit, p: Primitive, ends: list[int], pauses: bool) -> None
         prefix = p.prompt[:end]
         variables = {part.variable for part in prefix}
         partial = p.with_(
-            id=f"{p.id}.partial#{number}",
+            id=InstancePath(p.id).partial(number),
             kind=_K.PARTIAL_PREFILLING,
             inputs=tuple([(key, ref) for key, ref in p.inputs if key in variables]),
             after=before,

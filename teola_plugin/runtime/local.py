@@ -19,7 +19,6 @@ from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
 from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import Version
-from teola_plugin.runtime.bounded import at_most
 from teola_plugin.runtime.calls import Call, PlainCalls
 from teola_plugin.runtime.context import current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
@@ -30,6 +29,7 @@ from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.runtime.timeouts import at_most
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.events import CancelQuery, Close
 
@@ -221,7 +221,7 @@ class LocalRuntime:
         """One request per payload; inside a live query, what was asked for already is claimed.
 
         A call of no live query goes by `terms`, or those of the context. With `stays`, large values may stay where they
-        are made: what is got are `KeptValue`s, for other requests.
+        are made: what is got are `RemoteValue`s, for other requests.
         """
         port = self.port(engine)
         future: Future[list[Any]] = Future()

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from teola_plugin.errors import QueryTimeout
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query
+from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
-from teola_plugin.runtime.driver.growing import Growing
+from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.work import Work
@@ -105,7 +105,7 @@ class QueryRun:
     """The plain object's last call by engine and kind, and whether it is known for a member of a gang."""
     sent_ahead: dict[str, str] = field(default_factory=dict)
     """Primitives that were sent along with the one before them, and the names of their requests."""
-    growing: list[Growing] = field(default_factory=list)
+    growing: list[GrowingPrompt] = field(default_factory=list)
     """Its prompts that may be prefilled as they grow."""
     parts: dict[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
     """Callables of the parts that began later, by the name that leads the ids of their primitives."""
@@ -127,7 +127,7 @@ class QueryRun:
 
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
         """The callables that the primitive's names are of."""
-        return self.parts.get(primitive.partition("/")[0], self.calls)
+        return self.parts.get(InstancePath(primitive).outermost, self.calls)
 
     def part(self, graph: Graph, calls: Mapping[str, Callable[..., Any]], value: Any) -> PartRun:
         """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query."""
@@ -181,7 +181,7 @@ class PartRun:
 
     def observe(self, primitive: str, value: Any) -> None:
         """The plain object has computed the value of an opaque primitive of the part."""
-        self.whole.observe(f"{self.name}/{primitive}", value)
+        self.whole.observe(InstancePath(self.name).child(primitive), value)
 
     def close(self) -> None:
         """The plain object has the part's value, or gave it up: what nobody claimed is dropped."""

@@ -16,13 +16,14 @@ from teola_plugin.cluster.host.followers import Followers, follower_order
 from teola_plugin.cluster.host.outbox import Outbox
 from teola_plugin.cluster.host.scaling import QueueDepth
 from teola_plugin.cluster.kept import Held, Kept, keep, kept_in
+from teola_plugin.cluster.names import actor_name, directory_name, pool_of
 from teola_plugin.cluster.wire import Began, Ended, Queue, Said, pack, pack_orders, unpack, unpack_orders
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import Attributes, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Piece, Result
-from teola_plugin.runtime.ports.port import Follow
+from teola_plugin.runtime.ports.port import Follow, follower_of, follower_request
 from teola_plugin.scheduling.events import Enqueue
 
 K = PrimitiveKind
@@ -255,3 +256,15 @@ def test_a_chain_is_sent_on_with_what_follows() -> None:
     taken.followers.expect("me", order((follow((last,)),)))
     taken.followers.ended("me", "r1", [1.0], None)
     assert taken.elsewhere[0][1].then == (last,) and taken.elsewhere[0][1].primitive == SEARCH
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_actors_say_their_pool() -> None:
+    assert [pool_of(name) for name in (actor_name("farm", "llm"), directory_name("farm"))] == ["farm", "farm"]
+    assert [pool_of(name) for name in ("", "teola", "other/farm", "teolas/farm/llm")] == ["", "", "", ""]
+
+
+def test_requests_say_whose_followers_they_are() -> None:
+    assert follower_of(follower_request("q1-ahead2", 3)) == "q1-ahead2" and follower_of("q1-3") == ""

@@ -23,7 +23,7 @@ from teola_plugin.cluster.names import actor_name
 from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow
-from teola_plugin.runtime.works.kept_values import KeptValue
+from teola_plugin.runtime.works.remote_values import RemoteValue
 
 K = PrimitiveKind
 TEXTS = [f"text {i} of {i % 7} and {i % 11}" for i in range(384)]
@@ -131,7 +131,7 @@ def test_rows_wait_for_the_plain_object(shared: EnginePool, collection: str, vec
     run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, ahead=True)
     asked = [EmbedText(text, "document") for text in TEXTS]
     made = shared.call(K.EMBEDDING, "wide", asked, stays=True, run=run).result(60)
-    assert all(isinstance(vector, KeptValue) for vector in made)
+    assert all(isinstance(vector, RemoteValue) for vector in made)
     time.sleep(0.3)
     assert shared.admin("store", "count", collection).result(10) == 0
     rows = [IngestRow(collection, chunk, vector) for chunk, vector in zip(CHUNKS, made, strict=True)]
@@ -177,7 +177,7 @@ def test_values_that_are_lost_are_made_again(shared: EnginePool, collection: str
     assert settled(lambda: in_store() < 1000)
     ask = [EmbedText(text, "document") for text in TEXTS]
     kept = shared.call(K.EMBEDDING, "wide", ask, stays=True).result(30)
-    assert all(isinstance(value, KeptValue) for value in kept)
+    assert all(isinstance(value, RemoteValue) for value in kept)
     assert settled(lambda: in_store() > 100_000)
     host = actor(actor_name("fakes", "wide"))
     before = len(ray.get(host.recent_batches.remote()))

@@ -236,7 +236,7 @@ class Shout:
     def run(self, graph: Graph, context: PassContext) -> Graph:
         edit = GraphEdit(graph)
         for p in graph:
-            if p.leads_group and p.option("loud") is None:
+            if p.prefills and p.option("loud") is None:
                 edit.replace(p.with_(options=(*p.options, ("loud", True))))
         return edit.freeze()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.graph import Primitive, PrimitiveKind
+from teola_plugin.graph import InstancePath, Primitive, PrimitiveKind
 from teola_plugin.requests.items import ItemStream
 
 _K = PrimitiveKind
@@ -105,7 +105,7 @@ class GenerationGroup:
         place = next((i for i, m in enumerate(self._members) if m.item == index), None)
         if place is None:
             for member in self._grows:
-                yield Grown(member.id, index, f"{member.id}#{index}", item)
+                yield Grown(member.id, index, InstancePath(member.id).stage(index), item)
             return
         if place + 1 < len(self._members):
             yield Began(self._members[place + 1])

@@ -27,12 +27,12 @@ _numbers = itertools.count(1)
 
 
 class PreScheduling:
-    """Chooses what follows. `ticket` makes the event with which a primitive is queued."""
+    """Chooses what follows. `enqueue_event` makes the event with which a primitive is queued."""
 
     def __init__(
-        self, ports: Callable[[], Mapping[str, Port]], ticket: Callable[[QueryRun, Primitive, int], Enqueue]
+        self, ports: Callable[[], Mapping[str, Port]], enqueue_event: Callable[[QueryRun, Primitive, int], Enqueue]
     ) -> None:
-        self._ports, self._ticket = ports, ticket
+        self._ports, self._enqueue_event = ports, enqueue_event
 
     def withdraw(self, run: QueryRun) -> None:
         """Followers that the graph has not come to are not wanted any more."""
@@ -63,7 +63,7 @@ class PreScheduling:
 
     def followers(self, run: QueryRun, query: LiveQuery, before: Primitive, room: int = LONGEST) -> tuple[Follow, ...]:
         """What waits for `before` alone; each with what waits for it alone."""
-        if before.leads_group or before.decodes or room < 1:
+        if before.prefills or before.decodes or room < 1:
             return ()
         fitting = (live for live in query.children(before.id) if self._fits(run, live, before))
         made = (self._follow(run, query, live, before, room) for live in fitting)
@@ -91,7 +91,7 @@ class PreScheduling:
         run.sent_ahead[p.id] = name
         known = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer != before.id}
         pending = tuple((key, ref.path) for key, ref in p.inputs if ref.producer == before.id)
-        event = self._ticket(run, p, live.depth)
+        event = self._enqueue_event(run, p, live.depth)
         port.expect(name, event)
         then = self.followers(run, query, p, room - 1)
         return Follow(p, name, known, pending, event, run.query.tenant, then, self._stays(query, p))

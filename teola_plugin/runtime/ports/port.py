@@ -56,7 +56,7 @@ class Port(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """A primitive to be queued as soon as another has ended well. Its requests are named `name.0`, `name.1`, ..."""
+    """A primitive to be queued as soon as another has ended well. For its requests' names see `follower_request`."""
 
     primitive: Primitive
     name: str
@@ -69,6 +69,16 @@ class Follow:
     then: tuple[Follow, ...] = ()
     stays: bool = False
     """Whether its value may stay where it is made."""
+
+
+def follower_request(name: str, number: int) -> str:
+    """Of the follower of that name, its request of that number: both sides know it without telling each other."""
+    return f"{name}.{number}"
+
+
+def follower_of(request: str) -> str:
+    """The name of the follower whose request this is, if it is one's."""
+    return request.rpartition(".")[0]
 
 
 class ForwardingPort(Port, ABC):

@@ -1,12 +1,12 @@
-"""Large values that stay where they were made, at a shared pool: what stands for them in between."""
+"""Large values that stay at the instance that made them, in a shared pool: what stands for them elsewhere."""
 
 from __future__ import annotations
 
 
-class KeptValue:
+class RemoteValue:
     """Stands for a value that only engines read. It is looked up before anybody else may see it."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return "<kept value>"
+        return "<remote value>"

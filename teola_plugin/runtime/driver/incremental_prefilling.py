@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from teola_plugin.graph import Growth, Primitive, PrimitiveKind, Ref, read_path, runs_on_loop
+from teola_plugin.graph import Growth, InstancePath, Primitive, PrimitiveKind, Ref, read_path, runs_on_loop
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.growing import Growing
+from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.live_query import LivePrimitive, Status
 
@@ -32,7 +32,7 @@ TRUSTED = 256
 
 
 @dataclass(slots=True)
-class GrowingPrefixes:
+class IncrementalPrefilling:
     """Looks at every value that is made, and at every warm-up that ends. One for all queries of a driver."""
 
     holder: Callable[[QueryRun, str], LivePrimitive | None]
@@ -53,7 +53,7 @@ class GrowingPrefixes:
         """Forget what was learned of prompts."""
         self._trusted.clear()
 
-    def _learn(self, run: QueryRun, one: Growing, grows: bool) -> None:
+    def _learn(self, run: QueryRun, one: GrowingPrompt, grows: bool) -> None:
         key = run.query.tenant, one.growth
         self._trusted[key] = grows
         self._trusted.move_to_end(key)
@@ -63,7 +63,7 @@ class GrowingPrefixes:
     def made(self, run: QueryRun, name: str) -> None:
         """A primitive has its value, or has ended."""
         for one in run.growing:
-            if not one.over and (name == one.warmup or name.startswith(f"{one.growth.holder}[")):
+            if not one.over and (name == one.warmup or InstancePath(name).in_instance_of(one.growth.holder)):
                 one.warmup = "" if name == one.warmup else one.warmup
                 self._look(run, one)
 
@@ -80,7 +80,7 @@ class GrowingPrefixes:
                 whole = run.store.read(ref)
                 self._learn(run, one, isinstance(whole, str) and _begins(whole, one.text))
 
-    def _look(self, run: QueryRun, one: Growing) -> None:
+    def _look(self, run: QueryRun, one: GrowingPrompt) -> None:
         live = self.holder(run, one.growth.holder)
         if live is None or live.status.ended or one.looking or one.over:
             return
@@ -104,13 +104,13 @@ class GrowingPrefixes:
             short=self._short(run, one, known, whole),
         )
 
-    def _short(self, run: QueryRun, one: Growing, known: dict[str, Any], outputs: list[Any]) -> bool:
+    def _short(self, run: QueryRun, one: GrowingPrompt, known: dict[str, Any], outputs: list[Any]) -> bool:
         calls = (run.calls_of(call.id).get(call.call) for call in one.growth.calls)
         given = [outputs, known]
         return all(call is None or runs_on_loop(call, given) for call in calls)
 
     def _looked(
-        self, run: QueryRun, one: Growing, ready: int, made: tuple[dict[str, Any], dict[str, Any]] | None
+        self, run: QueryRun, one: GrowingPrompt, ready: int, made: tuple[dict[str, Any], dict[str, Any]] | None
     ) -> None:
         """What the prompt would be with the outputs that were there."""
         one.looking = False
@@ -135,7 +135,7 @@ class GrowingPrefixes:
             self._warm(run, one, {**made[1], variable: text + UNKNOWN})
         self._look(run, one)
 
-    def _computed(self, run: QueryRun, one: Growing, known: dict[str, Any], outputs: list[Any]) -> dict[str, Any]:
+    def _computed(self, run: QueryRun, one: GrowingPrompt, known: dict[str, Any], outputs: list[Any]) -> dict[str, Any]:
         """The variables of the prompt up to the one that grows, as of now; none of them where that cannot be said."""
         values = {**known, one.growth.holder: outputs}
         try:
@@ -149,10 +149,10 @@ class GrowingPrefixes:
         except Exception:  # a value that is not there yet, or the user's function on less than it will get
             return {}
 
-    def _warm(self, run: QueryRun, one: Growing, made: dict[str, Any]) -> None:
+    def _warm(self, run: QueryRun, one: GrowingPrompt, made: dict[str, Any]) -> None:
         p = one.growth.prefilling
         one.warmups += 1
-        one.warmup = f"{p.id}.grown#{one.warmups - 1}"
+        one.warmup = InstancePath(p.id).grown(one.warmups - 1)
         for key, value in made.items():
             run.store.put(f"{one.warmup}.{key}", value)
         inputs = tuple((key, Ref(f"{one.warmup}.{key}")) for key in made)
@@ -160,7 +160,7 @@ class GrowingPrefixes:
         self.start(run, p.with_(id=one.warmup, kind=self._kind, inputs=inputs, after=(), effects=(), prompt=prompt))
 
 
-def _ready(run: QueryRun, one: Growing, outputs: list[Ref]) -> int:
+def _ready(run: QueryRun, one: GrowingPrompt, outputs: list[Ref]) -> int:
     """How many outputs are there, in their order."""
     if outputs is not one.outputs:
         one.outputs, one.ready = outputs, 0
@@ -169,7 +169,7 @@ def _ready(run: QueryRun, one: Growing, outputs: list[Ref]) -> int:
     return one.ready
 
 
-def _reads(one: Growing) -> list[Ref]:
+def _reads(one: GrowingPrompt) -> list[Ref]:
     """What the text is made of, beside the list."""
     inputs = [ref for call in (*one.growth.calls, one.growth.prefilling) for _, ref in call.inputs]
     return [ref for ref in inputs if ref.producer != one.growth.holder]

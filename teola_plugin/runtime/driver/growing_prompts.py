@@ -1,4 +1,4 @@
-"""Prompts of a live query that may grow with a list, and how far each is known (see `growing_prefix`)."""
+"""Prompts of a live query that may grow with a list, and how far each is known (see `incremental_prefilling`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from teola_plugin.graph import Graph, Growth, Ref, growths
 
 
 @dataclass(slots=True, eq=False)
-class Growing:
+class GrowingPrompt:
     """A prompt of a live query."""
 
     growth: Growth
@@ -33,9 +33,9 @@ class Growing:
 _known: WeakKeyDictionary[Graph, tuple[Growth, ...]] = WeakKeyDictionary()
 
 
-def growing(graph: Graph) -> list[Growing]:
+def growing_prompts(graph: Graph) -> list[GrowingPrompt]:
     """The prompts of a query with this e-graph that may grow."""
     found = _known.get(graph)
     if found is None:
         found = _known[graph] = growths(graph)
-    return [Growing(one) for one in found]
+    return [GrowingPrompt(one) for one in found]

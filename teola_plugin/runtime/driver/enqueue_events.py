@@ -12,7 +12,7 @@ from teola_plugin.scheduling.live_query import LivePrimitive
 from teola_plugin.scheduling.objectives import WARM_UP, Objective, Wanted
 
 
-def ticket(at: float, run: QueryRun, p: Primitive, depth: int, live: LivePrimitive | None) -> Enqueue:
+def enqueue_event(at: float, run: QueryRun, p: Primitive, depth: int, live: LivePrimitive | None) -> Enqueue:
     """`live` is None for a prefix that has grown: it is not in the graph."""
     query, wanted = run.query, live.wanted if live is not None else WARM_UP
     session = f"{run.id}/{p.call}" if p.prompt else ""
@@ -21,7 +21,7 @@ def ticket(at: float, run: QueryRun, p: Primitive, depth: int, live: LivePrimiti
     return Enqueue(at, run.id, p.id, p.kind, (), depth, *terms)
 
 
-def classed(at: float, run: QueryRun, live: LivePrimitive | None, claimed: Iterable[Work]) -> DepthChanged | None:
+def gang_changed(at: float, run: QueryRun, live: LivePrimitive | None, claimed: Iterable[Work]) -> DepthChanged | None:
     """The plain object called before the graph came to it. If the graph knows that call for a member of a gang, the
     call's engine is told; otherwise None."""
     if live is None or live.wanted.objective is not Objective.THROUGHPUT:
@@ -31,7 +31,7 @@ def classed(at: float, run: QueryRun, live: LivePrimitive | None, claimed: Itera
     return DepthChanged(at, run.id, {}, dict.fromkeys(calls, wanted)) if calls else None
 
 
-def call_ticket(
+def call_enqueue_event(
     at: float, run: QueryRun, kind: PrimitiveKind, name: str, depth: int, fresh: Sequence[Work]
 ) -> tuple[Enqueue, DepthChanged | None]:
     """For a call of the plain object, which no graph says anything of, and what it tells of the call before.

@@ -17,8 +17,8 @@ from teola_plugin.graph import (
     named,
 )
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.growing import Growing
-from teola_plugin.runtime.driver.growing_prefix import TRUSTED, GrowingPrefixes
+from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
+from teola_plugin.runtime.driver.incremental_prefilling import TRUSTED, IncrementalPrefilling
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.scheduling.live_query import LivePrimitive
@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, tenant: str = "") -> None:
         self.id, self.query = "q", Query({}, tenant=tenant)
-        self.growing = [Growing(GROWTH)]
+        self.growing = [GrowingPrompt(GROWTH)]
         self.store = QueryStore({})
 
     def calls_of(self, primitive: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Followed:
         self.holder = LivePrimitive(Primitive("m", K.MAP), set())
         self.joined = 0
         self.started: list[str] = []
-        self.prefixes = GrowingPrefixes(
+        self.prefixes = IncrementalPrefilling(
             lambda run, name: self.holder,
             self._compute,
             lambda run, p: self.started.append(p.id),
