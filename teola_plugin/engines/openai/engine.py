@@ -104,7 +104,7 @@ class OpenAIServer:
         try:
             import httpx
         except ImportError as error:
-            raise EngineUnavailable("httpx is not installed.", engine=self.name, hint="pip install httpx") from error
+            raise _unusable(self.name, "httpx is not installed.", "pip install 'teola-plugin[openai]'") from error
         limits = httpx.Limits(max_connections=self._profile.max_requests + 8)
         timeout = httpx.Timeout(self._timeout, connect=min(10.0, self._timeout))
         client = httpx.AsyncClient(headers=self._headers, auth=self._login, timeout=timeout, limits=limits)
