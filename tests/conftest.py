@@ -118,10 +118,10 @@ def postgres_dsn() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
-    """The session's Ray node: its address. This process is connected to it."""
+    """The session's Ray node: its address. This process is connected to it. It has two GPUs, as far as Ray knows."""
     from support.ray_nodes import ray_nodes
 
-    with ray_nodes(8) as cluster:
+    with ray_nodes(8, gpus=2) as cluster:
         yield cluster.address
 
 
