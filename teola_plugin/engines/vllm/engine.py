@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from teola_plugin.engines.base import EngineLoad
-from teola_plugin.engines.cache_news import CacheNews
+from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
 from teola_plugin.engines.vllm.link import (
@@ -55,7 +55,7 @@ class VllmEngine:
     `model` is a folder or a hub name. `engine_args` go to vLLM's `AsyncEngineArgs` as they are and win over the
     defaults of `args`. `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `cores`). `log` is the file that
     takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes. With `tell_cache`
-    vLLM's KV events are followed, for placement; by default if there are several instances (see `cache_news`).
+    vLLM's KV events are followed, for placement; by default if there are several instances (see `prefix_events`).
     `scheduler="topology"` replaces vLLM's waiting queue (see `scheduler`); `start` raises `ConfigError` where it is
     not known to work.
 
@@ -80,7 +80,7 @@ class VllmEngine:
     ) -> None:
         self.name = name
         self.tell_cache = tell_cache
-        self.on_cache_news: Callable[[CacheNews], None] | None = None
+        self.on_prefix_events: Callable[[PrefixEvents], None] | None = None
         self._setup = Setup(name, str(model), dict(engine_args or {}), scheduler=scheduler)
         self._cores, self._start_timeout = cores, start_timeout
         self._own_log = log is None
@@ -259,8 +259,8 @@ class VllmEngine:
                 self._kv_used = news.kv_used
                 for item in news.items:
                     self._quietly("answer", self._hear, item)
-                if news.cache and self.on_cache_news is not None:
-                    self._quietly("cache", self.on_cache_news, news.cache)
+                if news.cache and self.on_prefix_events is not None:
+                    self._quietly("cache", self.on_prefix_events, news.cache)
         except EOFError:
             self._link = None
             await link.close()

@@ -25,7 +25,7 @@ from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.engines.vllm import events as llm_events
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
-from teola_plugin.engines.vllm.cache import HeldPrefixes
+from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.link import (
     Abort,
     Answer,
@@ -59,7 +59,7 @@ _NO_PROCESSES = "it starts its processes as it does by itself, which takes longe
 class Host:
     """Carries frames from the link to vLLM and what comes back to the link."""
 
-    def __init__(self, llm: AsyncLLMEngine, link: Link, gauge: Gauge, held: HeldPrefixes | None = None) -> None:
+    def __init__(self, llm: AsyncLLMEngine, link: Link, gauge: Gauge, held: CachedPrefixes | None = None) -> None:
         self._llm, self._link, self._gauge, self._held = llm, link, gauge, held
         self._work = LlmWork(llm, self._say, held)
         self._tasks: dict[int, asyncio.Task[None]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from teola_plugin.engines.cache_news import CacheNews
+from teola_plugin.engines.prefix_events import PrefixEvents
 
 _LENGTH = struct.Struct("!I")
 
@@ -148,7 +148,7 @@ class News:
 
     items: tuple[Delta | Answer | Refusal, ...]
     kv_used: float = 0.0
-    cache: CacheNews = ()
+    cache: PrefixEvents = ()
 
 
 class Link:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines.vllm.cache import HeldPrefixes
+from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.link import Answer, Delta, Reset, Submit
 from teola_plugin.engines.vllm.scheduler import KEY
 from teola_plugin.engines.vllm.tokens import Encoded, PromptTokens
@@ -34,7 +34,7 @@ class TooLarge(Exception):
 class LlmWork:
     """Does requests. `say` takes what must reach the caller before a request's answer; `held` is told of prompts."""
 
-    def __init__(self, llm: AsyncLLMEngine, say: Callable[[Delta], None], held: HeldPrefixes | None = None) -> None:
+    def __init__(self, llm: AsyncLLMEngine, say: Callable[[Delta], None], held: CachedPrefixes | None = None) -> None:
         self._llm, self._say, self._held = llm, say, held
         self._tokens = PromptTokens(llm.get_tokenizer())
         limits = limits_of(llm)
