@@ -19,15 +19,15 @@ from teola_plugin.engines.vllm.link import (
     Answer,
     Delta,
     Link,
-    News,
     NotReady,
+    Pickled,
     Ping,
     Ready,
     Refusal,
     Reset,
-    Sealed,
     Setup,
     Submit,
+    Update,
 )
 from teola_plugin.engines.vllm.process import HostProcess, log_file, private_folder
 from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable, RequestTooLarge
@@ -222,7 +222,7 @@ class VllmEngine:
             self._link.send(
                 Submit(
                     wire,
-                    Sealed.of(request.payload),
+                    Pickled.of(request.payload),
                     request.priority,
                     request.tenant,
                     request.stream,
@@ -255,12 +255,12 @@ class VllmEngine:
     async def _listen(self, link: Link) -> None:
         try:
             while True:
-                news: News = await link.receive()
-                self._kv_used = news.kv_used
-                for item in news.items:
-                    self._quietly("answer", self._hear, item)
-                if news.cache and self.on_prefix_events is not None:
-                    self._quietly("cache", self.on_prefix_events, news.cache)
+                update: Update = await link.receive()
+                self._kv_used = update.kv_used
+                for item in update.items:
+                    self._guarded("answer", self._receive, item)
+                if update.cache and self.on_prefix_events is not None:
+                    self._guarded("cache", self.on_prefix_events, update.cache)
         except EOFError:
             self._link = None
             await link.close()
@@ -268,14 +268,14 @@ class VllmEngine:
             if self._host is not None:
                 await asyncio.to_thread(self._host.end)
 
-    def _quietly(self, what: str, hear: Callable[[Any], None], news: Any) -> None:
+    def _guarded(self, what: str, take: Callable[[Any], None], news: Any) -> None:
         """Whatever one piece of news leads to, the others are heard."""
         try:
-            hear(news)
+            take(news)
         except Exception:
             log.exception("%s: what hears of its %s raised", self.name, what)
 
-    def _hear(self, item: Delta | Answer | Refusal) -> None:
+    def _receive(self, item: Delta | Answer | Refusal) -> None:
         asked = self._asked.pop(item.id, None)
         if asked is not None:
             if not asked.done() and isinstance(item, Answer):
@@ -316,7 +316,7 @@ class VllmEngine:
                 future.set_exception(error)
 
     def _unavailable(self, reason: str, hint: str = "") -> EngineUnavailable:
-        words = self._host.last_words() if self._host is not None else ""
+        words = self._host.log_tail() if self._host is not None else ""
         message = f"{self.name}: {reason}" + (f"\nLast lines of its log:\n{words}\n" if words else "")
         return EngineUnavailable(
             message, engine=self.name, retryable=True, hint=hint or f"see {self.log}; then restart()"

@@ -59,17 +59,17 @@ class NotReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class Pickled:
     """A payload as bytes, to be read on its own."""
 
     content: bytes
 
     @staticmethod
-    def of(payload: Any) -> Sealed:
+    def of(payload: Any) -> Pickled:
         """Raises what pickle raises."""
-        return Sealed(pickle.dumps(payload, pickle.HIGHEST_PROTOCOL))
+        return Pickled(pickle.dumps(payload, pickle.HIGHEST_PROTOCOL))
 
-    def open(self) -> Any:
+    def load(self) -> Any:
         return pickle.loads(self.content)
 
 
@@ -79,15 +79,15 @@ class Submit:
 
     id: int
     payload: Any
-    """On its way, `Sealed`: one that cannot be read by the host fails alone."""
+    """On its way, `Pickled`: one that cannot be read by the host fails alone."""
     priority: int = 0
     tenant: str = ""
     stream: bool = False
     background: bool = False
     chunk: int = 256
     """Tokens a warm-up may prefill at once beside other requests."""
-    standing: tuple[str, int, str] | None = None
-    """Query, depth and objective, for a scheduler class of ours."""
+    hints: tuple[str, int, str] | None = None
+    """Query, depth and objective, for a scheduler class of ours (`scheduler.Hints`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What the host has to say in one tick of its loop. `kv_used` is a share, 0 to 1."""
+class Update:
+    """What the host sends in one tick of its loop. `kv_used` is a share, 0 to 1."""
 
     items: tuple[Delta | Answer | Refusal, ...]
     kv_used: float = 0.0
