@@ -20,14 +20,14 @@ def up(
     address: str | None = None,
     *,
     host: str = "",
-    told: Callable[[EngineFacts], None] = lambda _: None,
+    on_started: Callable[[EngineFacts], None] = lambda _: None,
 ) -> str:
     """Start the pool, on a cluster of its own if no address is given. Returns the cluster's address.
 
     A cluster of its own asks for a token and listens on this machine alone, unless `host` (`address` or
-    `address:port`) says where others reach it. `told` hears of every engine as it is up. What was started is ended
-    again if something fails. Raises `EngineUnavailable`, `ConfigError`, `RegistrationError` (a pool of that name runs
-    with other settings).
+    `address:port`) says where others reach it. `on_started` is called with each engine that is up. What was started
+    is ended again if something fails. Raises `EngineUnavailable`, `ConfigError`, `RegistrationError` (a pool of that
+    name runs with other settings).
     """
     if address and host:
         raise ConfigError(
@@ -40,7 +40,7 @@ def up(
         record = _begun(config.name, host) if address is None else Record(config.name, address)
     try:
         connection.connect(record.address, token=record.token)
-        _create(config, told)
+        _create(config, on_started)
     except BaseException:
         if started:
             end_process(record.pid)
@@ -63,7 +63,7 @@ def _running(name: str) -> Record | None:
     return record
 
 
-def _create(config: PoolConfig, told: Callable[[EngineFacts], None]) -> None:
+def _create(config: PoolConfig, on_started: Callable[[EngineFacts], None]) -> None:
     ray = connection.ensure_ray()
     from teola_plugin.cluster.deployment.directory import Directory
 
@@ -79,7 +79,7 @@ def _create(config: PoolConfig, told: Callable[[EngineFacts], None]) -> None:
         for ref in ended:
             name = waiting.pop(ref)
             try:
-                told(ray.get(ref))
+                on_started(ray.get(ref))
             except Exception as error:
                 _kill(ray, config.name)
                 raise translated(error, name) from None

@@ -60,7 +60,7 @@ def run_up(options: argparse.Namespace) -> int:
             config,
             options.address,
             host=options.host,
-            told=lambda facts: console.print(f"{facts.name}: {len(facts.instances)} up", highlight=False),
+            on_started=lambda facts: console.print(f"{facts.name}: {len(facts.instances)} up", highlight=False),
         )
     console.print(f"pool {config.name!r} at {address}", highlight=False)
     console.print(f"  in an app:  EnginePool.connect({address!r}, pool={config.name!r})", highlight=False)

@@ -10,35 +10,35 @@ from teola_plugin.scheduling.events import DepthChanged, Enqueue
 
 
 @dataclass(slots=True)
-class _Ticket:
+class _Queued:
     """How a primitive is queued, and which of its requests have not ended."""
 
     event: Enqueue
     requests: set[str] = field(default_factory=set)
 
 
-class Waiting:
+class UnfinishedRequests:
     """By the requests' ids."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[Work, _Ticket]] = {}
-        self._tickets: dict[tuple[str, str], _Ticket] = {}
+        self._entries: dict[str, tuple[Work, _Queued]] = {}
+        self._queued: dict[tuple[str, str], _Queued] = {}
         """By query and primitive."""
 
     def __contains__(self, request: str) -> bool:
         return request in self._entries
 
     def __iter__(self) -> Iterator[tuple[Work, Enqueue]]:
-        return iter([(entry, ticket.event) for entry, ticket in self._entries.values()])
+        return iter([(entry, queued.event) for entry, queued in self._entries.values()])
 
     def add(self, entry: Work, event: Enqueue) -> None:
         key = event.query, event.primitive
-        ticket = self._tickets.get(key)
-        if ticket is None:
-            ticket = self._tickets[key] = _Ticket(event)
-        ticket.event = event
-        ticket.requests.add(entry.request.id)
-        self._entries[entry.request.id] = entry, ticket
+        queued = self._queued.get(key)
+        if queued is None:
+            queued = self._queued[key] = _Queued(event)
+        queued.event = event
+        queued.requests.add(entry.request.id)
+        self._entries[entry.request.id] = entry, queued
 
     def get(self, request: str) -> tuple[Work, Enqueue] | None:
         found = self._entries.get(request)
@@ -48,16 +48,16 @@ class Waiting:
         found = self._entries.pop(request, None)
         if found is None:
             return
-        ticket = found[1]
-        ticket.requests.discard(request)
-        if not ticket.requests:
-            self._tickets.pop((ticket.event.query, ticket.event.primitive), None)
+        queued = found[1]
+        queued.requests.discard(request)
+        if not queued.requests:
+            self._queued.pop((queued.event.query, queued.event.primitive), None)
 
     def changed(self, news: DepthChanged) -> None:
         """Depths, objectives and gangs that have become known after they were queued."""
         for primitive, depth in news.depths.items():
-            if (ticket := self._tickets.get((news.query, primitive))) is not None:
-                ticket.event = replace(ticket.event, depth=depth)
+            if (queued := self._queued.get((news.query, primitive))) is not None:
+                queued.event = replace(queued.event, depth=depth)
         for primitive, (objective, gang) in news.wanted.items():
-            if (ticket := self._tickets.get((news.query, primitive))) is not None:
-                ticket.event = replace(ticket.event, objective=objective, gang=gang)
+            if (queued := self._queued.get((news.query, primitive))) is not None:
+                queued.event = replace(queued.event, objective=objective, gang=gang)
