@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.openai import wire
-from teola_plugin.engines.openai.carried import without_credentials
+from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.http import (
     failed_by_network,
     json_of,
@@ -225,9 +225,9 @@ class OpenAIServer:
         inbox.put_nowait(end)
 
     async def _value(self, request: Request, inbox: asyncio.Queue[Result]) -> Generation | Warmed:
-        carried = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
+        as_is = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
         if self._client is None:
-            raise not_started(self.name, again=not carried)
+            raise not_started(self.name, again=not as_is)
         match request.payload:
             case Warmup() if request.kind in self.kinds:
                 return await self._warm_up(self._client, request, request.payload)
@@ -355,8 +355,8 @@ class OpenAIServer:
 
 def _chunk(line: str) -> str:
     """What a line of a stream carries; empty for its end and for lines between."""
-    carried = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-    return "" if carried == "[DONE]" else carried
+    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+    return "" if data == "[DONE]" else data
 
 
 def _unusable(name: str, reason: str, hint: str = "check base_url and api_key") -> EngineUnavailable:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.engines.openai.carried import Carried
+from teola_plugin.engines.openai.envelope import Envelope
 from teola_plugin.requests.payloads import UNKNOWN, Generation, Message, Prompt, Sampling
 from teola_plugin.requests.results import Piece
 
@@ -27,14 +27,14 @@ class WirePrompt(Prompt):
 
     Otherwise the answer may come as a stream that is put together again, whoever asks for it in either way.
     """
-    carried: Carried | None = None
+    envelope: Envelope | None = None
     """How the client addresses its server; None for the engine's own way."""
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], *, exact: bool, carried: Carried | None = None) -> WirePrompt:
+    def of(cls, body: Mapping[str, Any], *, exact: bool, envelope: Envelope | None = None) -> WirePrompt:
         kept = {key: value for key, value in body.items() if exact or key not in _OF_STREAMS}
         messages = tuple(Message(str(m.get("role", "")), _text(m.get("content"))) for m in body.get("messages", ()))
-        return cls(messages=messages, body=json.dumps(kept, ensure_ascii=False), exact=exact, carried=carried)
+        return cls(messages=messages, body=json.dumps(kept, ensure_ascii=False), exact=exact, envelope=envelope)
 
     @property
     def sampling(self) -> Sampling:
