@@ -11,6 +11,7 @@ from teola_plugin.engines.openai.envelope import Envelope
 from teola_plugin.requests.payloads import UNKNOWN, Generation, Message, Prompt, Sampling
 from teola_plugin.requests.results import Piece
 
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _OF_STREAMS = ("stream", "stream_options")
 _HARD_TO_JOIN = ("tools", "functions", "logprobs", "top_logprobs", "audio", "modalities", "prompt_logprobs")
 """Parameters whose answers have parts that chunks spread in ways of their own."""
@@ -167,6 +168,12 @@ def generation(response: str, *, wire: bool) -> Generation:
 def joinable(body: Mapping[str, Any]) -> bool:
     """Whether chunks add up to the very response that would come in one."""
     return not any(body.get(key) for key in _HARD_TO_JOIN) and body.get("n") in (None, 1)
+
+
+def chunk(line: str) -> str:
+    """What a line of a stream carries; empty for its end and for lines between."""
+    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+    return "" if data == "[DONE]" else data
 
 
 class Chunks:

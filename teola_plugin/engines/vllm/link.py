@@ -10,10 +10,11 @@ import pickle
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.engines.prefix_events import PrefixEvents
+from teola_plugin.graph import EngineProfile
 
 _LENGTH = struct.Struct("!I")
 
@@ -46,6 +47,21 @@ class Ready:
     """Whether news of the prefix cache will come."""
     lacking: tuple[str, ...] = ()
     """What is off because this vLLM is not as expected, and why."""
+
+    def limited(self, profile: EngineProfile) -> EngineProfile:
+        """The profile within these limits."""
+        return replace(
+            profile,
+            max_batch=self.max_batched_tokens,
+            max_efficient_batch=self.max_batched_tokens,
+            max_requests=self.max_num_seqs,
+            max_request_size=self.max_model_len,
+            min_split_tokens=max(profile.min_split_tokens, self.block_size),
+            cache_tokens=self.cache_tokens,
+            device=self.device,
+            # A CPU's step lasts as long as all of its tokens; a GPU's decoding leaves it time to prefill beside.
+            interference=1.0 if self.device.startswith("cpu") else 0.3,
+        )
 
 
 @dataclass(frozen=True, slots=True)
