@@ -115,7 +115,7 @@ def actor(name: str) -> Any:
     return ensure_ray().get_actor(name, namespace=NAMESPACE)
 
 
-def is_back() -> bool:
+def was_restarted() -> bool:
     """Whether Ray made this actor anew after it was lost."""
     ray = ensure_ray()
     return bool(ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)

@@ -28,16 +28,16 @@ def up(
     address: str | None = None,
     *,
     host: str = "",
-    told: Callable[[EngineFacts], None] = lambda _: None,
-    said: Callable[[str], None] = log.warning,
+    on_started: Callable[[EngineFacts], None] = lambda _: None,
+    on_waiting: Callable[[str], None] = log.warning,
 ) -> str:
     """Start the pool, on a cluster of its own if no address is given. Returns the cluster's address.
 
     A cluster of its own asks for a token and listens on this machine alone, unless `host` (`address` or
-    `address:port`) says where others reach it. `told` hears of every engine as it is up, `said` of what is waited for.
-    What was started is ended again if something fails. Raises `EngineUnavailable` (also where the cluster is too small
-    for what the engines reserve, and does not grow by itself), `ConfigError`, `RegistrationError` (a pool of that name
-    runs with other settings).
+    `address:port`) says where others reach it. `on_started` is called with each engine that is up, `on_waiting` with
+    what is waited for. What was started is ended again if something fails. Raises `EngineUnavailable` (also where the
+    cluster is too small for what the engines reserve, and does not grow by itself), `ConfigError`, `RegistrationError`
+    (a pool of that name runs with other settings).
     """
     if address and host:
         raise ConfigError(
@@ -51,8 +51,8 @@ def up(
     try:
         connection.connect(record.address, token=record.token)
         if not _exists(config.name):
-            need_room([Ask.of(name, one, one.instances) for name, one in config.engines.items()], said)
-        _create(config, told, said)
+            need_room([Ask.of(name, one, one.instances) for name, one in config.engines.items()], on_waiting)
+        _create(config, on_started, on_waiting)
     except BaseException:
         if started:
             end_process(record.pid)
@@ -83,7 +83,7 @@ def _exists(pool: str) -> bool:
     return True
 
 
-def _create(config: PoolConfig, told: Callable[[EngineFacts], None], said: Callable[[str], None]) -> None:
+def _create(config: PoolConfig, on_started: Callable[[EngineFacts], None], on_waiting: Callable[[str], None]) -> None:
     ray = connection.ensure_ray()
     from teola_plugin.cluster.deployment.directory import Directory
 
@@ -97,11 +97,11 @@ def _create(config: PoolConfig, told: Callable[[EngineFacts], None], said: Calla
     while waiting:
         ended, _ = ray.wait(list(waiting), num_returns=1, timeout=SILENT)
         if not ended:
-            said(f"still starting after {time.monotonic() - began:.0f} s: {', '.join(waiting.values())}")
+            on_waiting(f"still starting after {time.monotonic() - began:.0f} s: {', '.join(waiting.values())}")
         for ref in ended:
             name = waiting.pop(ref)
             try:
-                told(ray.get(ref))
+                on_started(ray.get(ref))
             except Exception as error:
                 _kill(ray, config.name)
                 raise translated(error, name) from None

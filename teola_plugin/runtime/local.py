@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.cache_news import ask_for_news
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.engines.devices.place import on_cards, place
+from teola_plugin.engines.prefix_events import request_prefix_events
 from teola_plugin.errors import EngineUnavailable, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
 from teola_plugin.observe.recorder import TraceRecorder, TraceSink
@@ -84,7 +84,7 @@ class LocalRuntime:
     async def astart(self) -> None:
         """`start` for a runtime on the caller's loop."""
         for instances in self._engines.values():
-            ask_for_news(instances)
+            request_prefix_events(instances)
         engines = [e for instances in self._engines.values() for e in instances]
         if placed := on_cards(engines):
             await asyncio.to_thread(place, placed)

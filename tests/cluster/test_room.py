@@ -142,6 +142,6 @@ def test_a_cluster_that_grows_is_waited_for(newer: bool, tmp_path: Path) -> None
     said: list[str] = []
     with growing(newer, head={"CPU": 1}, worker={"CPU": 1, "GPU": 1}) as address:
         assert cluster_room._grows()
-        deploy.up(pool("growing", llm={"gpus": 1}), address, said=said.append)
+        deploy.up(pool("growing", llm={"gpus": 1}), address, on_waiting=said.append)
         end(address, "growing")
     assert any("waiting for the cluster to grow: an instance of 'llm' asks for 1 GPU" in line for line in said)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.hosts import Cluster, Host, result
 
-from teola_plugin.cluster.wire import News, Parcel, Queue
+from teola_plugin.cluster.wire import Parcel, RequestEvent, Submit
 from teola_plugin.engines.fake import FakeEmbedder, FakeStore
 from teola_plugin.engines.fake.base import Faults
 from teola_plugin.errors import EngineError
@@ -78,7 +78,7 @@ async def test_a_follower_whose_terms_have_changed_is_queued_as_it_stands(monkey
         later = replace(EMBED, id="later")
         port.expect("q-ahead1", event(later, depth=1, gang=""))
         cluster.ask(port, request(), event(EMBED))  # fills the engine
-        port._link.send(Queue(event(later, depth=1, gang=""), (request("q-ahead1.0"),)))  # as its other host does
+        port._link.send(Submit(event(later, depth=1, gang=""), (request("q-ahead1.0"),)))  # as its other host does
         await cluster.until(lambda: len(host.asked) == 2)
         heard = cluster.listened(port, request("q-ahead1.0"), event(later))
         port.adopt("q-ahead1", [heard.entry], event(later, depth=9))
@@ -166,7 +166,7 @@ async def test_an_answer_that_cannot_travel_fails_alone(monkeypatch: pytest.Monk
 class ForeignHost(Host):
     """What it packs is of a module that nobody can import afterwards."""
 
-    def _packed(self, number: int, messages: Sequence[News]) -> Parcel:
+    def _packed(self, number: int, messages: Sequence[RequestEvent]) -> Parcel:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "only_there", SimpleNamespace(Foreign=Foreign))  # type: ignore[arg-type]
             return super()._packed(number, messages)

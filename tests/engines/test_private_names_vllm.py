@@ -239,7 +239,7 @@ async def greeted(frame: Ready | NotReady) -> VllmEngine:
     other.send(frame)
     engine = VllmEngine("llm", "model", scheduler="topology")
     try:
-        link = await engine._greet(SimpleNamespace(socket=ours, last_words=lambda: ""))  # type: ignore[arg-type]
+        link = await engine._greet(SimpleNamespace(socket=ours, log_tail=lambda: ""))  # type: ignore[arg-type]
         await link.close()
     finally:
         await other.close()

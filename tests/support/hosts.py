@@ -137,7 +137,7 @@ class Cluster:
         self._heard: dict[int, Heard] = {}
         for module in (link, engine_host):
             monkeypatch.setattr(module, "actor", self._actor)
-        monkeypatch.setattr(engine_host, "is_back", lambda: False)
+        monkeypatch.setattr(engine_host, "was_restarted", lambda: False)
 
     def _actor(self, name: str) -> _Handle:
         return self._handles[name]

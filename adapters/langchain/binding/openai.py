@@ -19,7 +19,7 @@ from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
 from teola_plugin.adapters.openai.told import Captured, atold_in, capturing, told, told_in
 from teola_plugin.adapters.openai.transport import AsyncCarrier, Carrier
-from teola_plugin.engines.openai.carried import without_credentials
+from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool

@@ -15,7 +15,7 @@ from teola_plugin.adapters.calls import astreamed_in, streamed_in
 from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, standing_in
 from teola_plugin.adapters.openai.told import Captured, atold_in, capturing, told, told_in
 from teola_plugin.adapters.openai.transport import AsyncCarrier, Carrier
-from teola_plugin.engines.openai.carried import without_credentials
+from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool

@@ -60,8 +60,8 @@ def run_up(options: argparse.Namespace) -> int:
             config,
             options.address,
             host=options.host,
-            told=lambda facts: console.print(f"{facts.name}: {len(facts.instances)} up", highlight=False),
-            said=lambda text: notes.print(text, highlight=False, soft_wrap=True),
+            on_started=lambda facts: console.print(f"{facts.name}: {len(facts.instances)} up", highlight=False),
+            on_waiting=lambda text: notes.print(text, highlight=False, soft_wrap=True),
         )
     console.print(f"pool {config.name!r} at {address}", highlight=False)
     console.print(f"  in an app:  EnginePool.connect({address!r}, pool={config.name!r})", highlight=False)

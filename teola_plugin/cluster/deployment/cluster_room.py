@@ -18,8 +18,8 @@ _MIRRORED = re.compile(r"node_[0-9a-f]+")
 """Ray's name for the type of a node that it has not started itself."""
 
 
-def need_room(asks: Sequence[Ask], said: Callable[[str], None]) -> None:
-    """Returns once what is asked for is there, or where an autoscaler may bring it; `said` then hears of it.
+def need_room(asks: Sequence[Ask], on_waiting: Callable[[str], None]) -> None:
+    """Returns once what is asked for is there, or where an autoscaler may bring it; `on_waiting` then hears of it.
 
     Raises `EngineUnavailable`, with the figures.
     """
@@ -32,7 +32,7 @@ def need_room(asks: Sequence[Ask], said: Callable[[str], None]) -> None:
                 f"the cluster is too small: {lacking}.",
                 hint="lower gpus, cpus or instances, or add a node (`ray start --address=...`)",
             )
-        said(f"waiting for the cluster to grow: {lacking}")
+        on_waiting(f"waiting for the cluster to grow: {lacking}")
         return
     if (lacking := _taken(asks)) and not _grows():
         raise EngineUnavailable(
@@ -41,7 +41,7 @@ def need_room(asks: Sequence[Ask], said: Callable[[str], None]) -> None:
             hint="end what holds it (`teola status` of other pools, `ray status`), or lower gpus, cpus or instances",
         )
     if lacking:
-        said(f"waiting for the cluster to grow, or for others to end; counting what is free, {lacking}")
+        on_waiting(f"waiting for the cluster to grow, or for others to end; counting what is free, {lacking}")
 
 
 def _taken(asks: Sequence[Ask]) -> str:

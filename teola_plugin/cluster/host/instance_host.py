@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.cluster.chunked import by_time
 from teola_plugin.cluster.client.shared_engine import settings_of
+from teola_plugin.cluster.coalescing import coalesced
 from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.host.cache_reports import CacheReport, CacheReports
-from teola_plugin.cluster.kept import fetched, keep
+from teola_plugin.cluster.remote_values import fetch_inputs, store_large
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.calibration import calibrate
@@ -73,16 +73,16 @@ class InstanceHost:
         """A whole batch at once: all results, in the order they ended. Large values may stay here."""
         batch = unpack(parcel)
         results = [result async for result in self._results(batch)]
-        kept = keep(results, {request.id for request in batch if request.stays})
+        kept = store_large(results, {request.id for request in batch if request.stays})
         return pack([*kept, *self._reports.take()])
 
     async def stream(self, parcel: Parcel) -> AsyncIterator[Parcel]:
         """Results as they come, in parcels by time."""
-        async for results in by_time(self._results(unpack(parcel)), CHUNK_SECONDS):
+        async for results in coalesced(self._results(unpack(parcel)), CHUNK_SECONDS):
             yield pack([*results, *self._reports.take()])
 
     async def _results(self, asked: list[Request]) -> AsyncIterator[Result]:
-        batch, lost = await fetched(asked)
+        batch, lost = await fetch_inputs(asked)
         for failed in lost:
             yield failed
         limit = self.engine.profile.max_request_size

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from teola_plugin.engines.vllm.cache import HeldPrefixes
+from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.shims.vllm import kv_events
 from teola_plugin.shims.vllm.llm import Limits
 from teola_plugin.shims.vllm.processes import socket_folder
@@ -35,7 +35,7 @@ class CacheEvents:
         import zmq
         import zmq.asyncio
 
-        self.held = HeldPrefixes(limits.block_size, most=2 * (limits.blocks or 10_000))
+        self.held = CachedPrefixes(limits.block_size, most=2 * (limits.blocks or 10_000))
         self._read = kv_events.reader(limits.block_size)
         self._socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
         self._socket.set_hwm(0)

@@ -26,13 +26,12 @@ from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.engines.vllm import events as llm_events
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
-from teola_plugin.engines.vllm.cache import HeldPrefixes
+from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.link import (
     Abort,
     Answer,
     Delta,
     Link,
-    News,
     NotReady,
     Ping,
     Ready,
@@ -40,10 +39,11 @@ from teola_plugin.engines.vllm.link import (
     Reset,
     Setup,
     Submit,
+    Update,
 )
 from teola_plugin.engines.vllm.memory import card_count
 from teola_plugin.engines.vllm.process import PARENT, kill_group
-from teola_plugin.engines.vllm.work import LlmWork, TooLarge
+from teola_plugin.engines.vllm.runner import PromptTooLong, RequestRunner
 from teola_plugin.errors import ConfigError, TeolaError
 from teola_plugin.requests.bad_input import advice
 from teola_plugin.shims.vllm import kv_events, processes, stats
@@ -61,36 +61,36 @@ _NO_PROCESSES = "it starts its processes as it does by itself, which takes longe
 class Host:
     """Carries frames from the link to vLLM and what comes back to the link."""
 
-    def __init__(self, llm: AsyncLLMEngine, link: Link, gauge: Gauge, held: HeldPrefixes | None = None) -> None:
+    def __init__(self, llm: AsyncLLMEngine, link: Link, gauge: Gauge, held: CachedPrefixes | None = None) -> None:
         self._llm, self._link, self._gauge, self._held = llm, link, gauge, held
-        self._work = LlmWork(llm, self._say, held)
+        self._runner = RequestRunner(llm, self._send, held)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._outbox: list[Delta | Answer | Refusal] = []
-        self._kv_said = 0.0
+        self._kv_sent = 0.0
 
     async def serve(self) -> None:
         """Until the other end or vLLM is gone."""
         watch = asyncio.create_task(self._watch())
         try:
             while True:
-                self._take(await self._link.receive())
+                self._receive(await self._link.receive())
         except EOFError:
             watch.cancel()
 
-    def _take(self, frame: object) -> None:
+    def _receive(self, frame: object) -> None:
         match frame:
             case Submit():
                 self._start(frame.id, self._do(frame))
             case Reset():
-                self._start(frame.id, self._work.reset(frame))
+                self._start(frame.id, self._runner.reset(frame))
             case Ping():
-                self._say(Answer(frame.id, not self._llm.errored))
+                self._send(Answer(frame.id, not self._llm.errored))
             case Abort() if frame.id in self._tasks:
                 self._tasks[frame.id].cancel()
 
     async def _do(self, frame: Submit) -> Answer:
         """What a payload raises, also while it is read, is that request's alone."""
-        return await self._work.do(replace(frame, payload=frame.payload.open()))
+        return await self._runner.run(replace(frame, payload=frame.payload.load()))
 
     def _start(self, wire: int, work: Any) -> None:
         task = self._tasks[wire] = asyncio.create_task(self._run(wire, work))
@@ -98,32 +98,32 @@ class Host:
 
     async def _run(self, wire: int, work: Any) -> None:
         try:
-            self._say(await work)
-        except TooLarge as large:
-            self._say(Refusal(wire, str(large), tokens=large.tokens, limit=large.limit))
+            self._send(await work)
+        except PromptTooLong as large:
+            self._send(Refusal(wire, str(large), tokens=large.tokens, limit=large.limit))
         except asyncio.CancelledError:
             raise
         except BaseException as bad:  # also the panics of tokenizers, which are no Exceptions
             if self._llm.errored:
                 await self._die()
-            self._say(Refusal(wire, f"{type(bad).__name__}: {bad}", hint=advice(bad)))
+            self._send(Refusal(wire, f"{type(bad).__name__}: {bad}", hint=advice(bad)))
 
-    def _say(self, item: Delta | Answer | Refusal) -> None:
+    def _send(self, item: Delta | Answer | Refusal) -> None:
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(item)
 
     def _flush(self) -> None:
         items, self._outbox = tuple(self._outbox), []
-        self._kv_said = self._gauge.kv_used
-        self._link.send(News(items, self._kv_said, self._held.take() if self._held is not None else ()))
+        self._kv_sent = self._gauge.kv_used
+        self._link.send(Update(items, self._kv_sent, self._held.take() if self._held is not None else ()))
 
     async def _watch(self) -> None:
         """Ends the host when vLLM is dead, also when no request is there to notice; keeps what is known of the cache
         fresh."""
         while not self._llm.errored:
             await asyncio.sleep(_WATCH_EVERY)
-            if abs(self._gauge.kv_used - self._kv_said) > 0.001 or (self._held is not None and self._held.changed):
+            if abs(self._gauge.kv_used - self._kv_sent) > 0.001 or (self._held is not None and self._held.changed):
                 self._flush()
         await self._die()
 

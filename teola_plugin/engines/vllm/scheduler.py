@@ -11,14 +11,14 @@ vLLM does not promise to keep what is subclassed here: only tested versions are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from teola_plugin.errors import ConfigError
 from teola_plugin.shims.vllm import scheduler as shim
 
 NAMES = ("", "topology")
 KEY = "teola"
-"""Under which a request's standing travels in `SamplingParams.extra_args`."""
+"""Under which a request's `Hints` travel in `SamplingParams.extra_args`."""
 PATIENCE = 20
 """Others that may be taken before a request whose turn it was by its priority."""
 _URGENCY = {"latency": 0, "throughput": 1, "spare": 2}
@@ -55,7 +55,7 @@ def class_name(*, cpu: bool, engine_args: Mapping[str, Any]) -> str:
     return f"{__name__}.{'TopologyScheduler' if synchronous else 'TopologyAsyncScheduler'}"
 
 
-class Waits(Protocol):
+class WaitingRequest(Protocol):
     """What the order looks at in vLLM's requests; they compare by priority and arrival."""
 
     request_id: str
@@ -64,10 +64,18 @@ class Waits(Protocol):
     def __lt__(self, other: Any) -> bool: ...
 
 
-def standing(request: Waits) -> tuple[str, int, str]:
-    """Query, depth and objective. A request that came past the engine scheduler is a query of its own."""
-    said = shim.extra(request, KEY)
-    return tuple(said) if said else (request.request_id, 0, "latency")  # type: ignore[return-value]
+class Hints(NamedTuple):
+    """What our engine scheduler knows of a request."""
+
+    query: str
+    depth: int = 0
+    objective: str = "latency"
+
+
+def hints(request: WaitingRequest) -> Hints:
+    """A request that came past the engine scheduler is a query of its own."""
+    given = shim.extra(request, KEY)
+    return Hints(*given) if given else Hints(request.request_id)
 
 
 class TopologyOrder:
@@ -84,7 +92,7 @@ class TopologyOrder:
         self.waiting.pop(request.request_id, None)
         self._passed.pop(request.request_id, None)
 
-    def next(self, running: Iterable[Waits]) -> Any:
+    def next(self, running: Iterable[WaitingRequest]) -> Any:
         """Raises IndexError when nobody waits."""
         if not self.waiting:
             raise IndexError("nobody waits")
@@ -93,11 +101,11 @@ class TopologyOrder:
             return min(starved)
         deepest: dict[str, int] = {}
         for request in running:
-            query, depth, _ = standing(request)
+            query, depth, _ = hints(request)
             deepest[query] = max(depth, deepest.get(query, -1))
         buckets: dict[tuple[str, bool], list[Any]] = {}
         for request in self.waiting.values():
-            query, _, objective = standing(request)
+            query, _, objective = hints(request)
             buckets.setdefault((query, objective == "spare"), []).append(request)
         ranked = [_rank(query, bucket, deepest) for (query, _), bucket in buckets.items()]
         return min(ranked)[-1]
@@ -112,9 +120,9 @@ class TopologyOrder:
 
 def _rank(query: str, bucket: list[Any], deepest: Mapping[str, int]) -> tuple[bool, int, Any, Any]:
     """Queries that have had no turn first; then by objective, then by their first request. Last, who is next of it."""
-    depth = max(standing(request)[1] for request in bucket)
-    level = [request for request in bucket if standing(request)[1] == depth]
-    urgency = min(_URGENCY.get(standing(request)[2], 0) for request in level)
+    depth = max(hints(request).depth for request in bucket)
+    level = [request for request in bucket if hints(request).depth == depth]
+    urgency = min(_URGENCY.get(hints(request).objective, 0) for request in level)
     return deepest.get(query, -1) > depth, urgency, min(bucket), min(level)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.cache_news import CacheNews
+from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Warmup
@@ -178,11 +178,11 @@ class EnginePort:
         self._handle(event)
 
     def _follow(self, instance: str, engine: Engine) -> None:
-        """Pass on what the instance says of its cache, if it does (see `engines.cache_news`)."""
-        if hasattr(engine, "on_cache_news"):
-            engine.on_cache_news = lambda news: self._cache_news(instance, engine, news)
+        """Pass on what the instance says of its cache, if it does (see `engines.prefix_events`)."""
+        if hasattr(engine, "on_prefix_events"):
+            engine.on_prefix_events = lambda news: self._prefix_events(instance, engine, news)
 
-    def _cache_news(self, instance: str, engine: Engine, news: CacheNews) -> None:
+    def _prefix_events(self, instance: str, engine: Engine, news: PrefixEvents) -> None:
         for event in cache_events(self._now(), instance, news, engine.load().kv_used):
             self._handle(event)
 

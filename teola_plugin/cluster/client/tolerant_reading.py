@@ -9,23 +9,23 @@ import io
 import pickle
 from typing import Any
 
-from teola_plugin.cluster.kept import carrying
-from teola_plugin.cluster.wire import News, Parcel, sendable, unpack
+from teola_plugin.cluster.remote_values import collecting_refs
+from teola_plugin.cluster.wire import Parcel, RequestEvent, sendable, unpack
 
 
-def read(parcel: Parcel, engine: str) -> tuple[int, list[News]]:
+def read_parcel(parcel: Parcel, engine: str) -> tuple[int, list[RequestEvent]]:
     """The number of a parcel and its news; those that hold something unknown are ends that say so."""
     try:
         number, *news = unpack(parcel)
     except (ImportError, AttributeError):
-        number, *found = _forgiving(parcel)
+        number, *found = _unpack_tolerantly(parcel)
         news = [sendable(engine, one) for one in found]
     return number, news
 
 
-def _forgiving(parcel: Parcel) -> list[Any]:
+def _unpack_tolerantly(parcel: Parcel) -> list[Any]:
     body, refs = parcel if isinstance(parcel, tuple) else (parcel, [])
-    with carrying(refs):
+    with collecting_refs(refs):
         found: list[Any] = _Reader(io.BytesIO(body)).load()
     return found
 

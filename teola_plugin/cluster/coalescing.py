@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from teola_plugin.requests.results import Piece, Result
 
 
-async def by_time(results: AsyncIterator[Result], seconds: float) -> AsyncIterator[list[Result]]:
+async def coalesced(results: AsyncIterator[Result], seconds: float) -> AsyncIterator[list[Result]]:
     """Lists of results: the first piece of each request and every end go out at once, later pieces wait for company
     for up to `seconds`. Pieces of one request that wait together are joined."""
     queue: asyncio.Queue[Result | None] = asyncio.Queue()

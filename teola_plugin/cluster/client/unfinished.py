@@ -17,7 +17,7 @@ class _Queued:
     requests: set[str] = field(default_factory=set)
 
 
-class Waiting:
+class UnfinishedRequests:
     """By the requests' ids."""
 
     def __init__(self) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from teola_plugin.cluster.host.remote_instance import RemoteInstance
 
 log = logging.getLogger("teola_plugin")
-Starts = dict[str, "asyncio.Task[None]"]
+PendingStarts = dict[str, "asyncio.Task[None]"]
 
 
-async def brought_up(made: Mapping[str, RemoteInstance], *, every: bool) -> tuple[dict[str, RemoteInstance], Starts]:
+async def start_instances(
+    made: Mapping[str, RemoteInstance], *, every: bool
+) -> tuple[dict[str, RemoteInstance], PendingStarts]:
     """The instances that are up, and the starts that go on. With `every` that is all of them and none; otherwise one
     that is up is enough: the cluster may have shrunk. Raises `EngineUnavailable`, and then nothing is left."""
     starts = {number: asyncio.ensure_future(instance.start()) for number, instance in made.items()}
@@ -22,13 +24,13 @@ async def brought_up(made: Mapping[str, RemoteInstance], *, every: bool) -> tupl
         else:
             await _one_of(starts)
     except BaseException:
-        await dropped(made, starts)
+        await stop_instances(made, starts)
         raise
     up = {number: made[number] for number, start in starts.items() if _succeeded(start)}
     return up, {number: start for number, start in starts.items() if not start.done()}
 
 
-async def _one_of(starts: Starts) -> None:
+async def _one_of(starts: PendingStarts) -> None:
     going = set(starts.values())
     while going and not any(map(_succeeded, starts.values())):
         _, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
@@ -43,7 +45,7 @@ def _succeeded(start: asyncio.Task[None]) -> bool:
     return start.done() and not start.cancelled() and start.exception() is None
 
 
-async def dropped(made: Mapping[str, RemoteInstance], starts: Starts) -> None:
+async def stop_instances(made: Mapping[str, RemoteInstance], starts: PendingStarts) -> None:
     """Nothing is left of these instances, whether they are up or on their way."""
     for start in starts.values():
         start.cancel()

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines.vllm.cache import HeldPrefixes
+from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.link import Answer, Delta, Reset, Submit
 from teola_plugin.engines.vllm.scheduler import KEY
 from teola_plugin.engines.vllm.tokens import Encoded, PromptTokens
@@ -23,7 +23,7 @@ _LAST = 1 << 40
 """Added to the priority of background work: after everything that somebody waits for."""
 
 
-class TooLarge(Exception):
+class PromptTooLong(Exception):
     """The prompt leaves no room for a single output token."""
 
     def __init__(self, tokens: int, limit: int) -> None:
@@ -31,11 +31,11 @@ class TooLarge(Exception):
         self.tokens, self.limit = tokens, limit
 
 
-class LlmWork:
-    """Does requests. `say` takes what must reach the caller before a request's answer; `held` is told of prompts."""
+class RequestRunner:
+    """Runs requests. `send` takes what must reach the caller before a request's answer; `held` is told of prompts."""
 
-    def __init__(self, llm: AsyncLLMEngine, say: Callable[[Delta], None], held: HeldPrefixes | None = None) -> None:
-        self._llm, self._say, self._held = llm, say, held
+    def __init__(self, llm: AsyncLLMEngine, send: Callable[[Delta], None], held: CachedPrefixes | None = None) -> None:
+        self._llm, self._send, self._held = llm, send, held
         self._tokens = PromptTokens(llm.get_tokenizer())
         limits = limits_of(llm)
         self._limit, self._block = limits.max_model_len, limits.block_size
@@ -43,8 +43,8 @@ class LlmWork:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def do(self, submit: Submit) -> Answer:
-        """Raises `TooLarge`, `ValueError` for what vLLM cannot do, and vLLM's own errors."""
+    async def run(self, submit: Submit) -> Answer:
+        """Raises `PromptTooLong`, `ValueError` for what vLLM cannot do, and vLLM's own errors."""
         match submit.payload:
             case Generate():
                 return await self._generate(submit, submit.payload)
@@ -78,7 +78,7 @@ class LlmWork:
                     first = time.perf_counter() - begun
                     cached = output.num_cached_tokens or 0
                 if submit.stream or not tokens:  # the first piece always: it ends the prefilling
-                    self._say(Delta(submit.id, piece.text, len(piece.token_ids)))
+                    self._send(Delta(submit.id, piece.text, len(piece.token_ids)))
                 text += piece.text
                 tokens += len(piece.token_ids)
                 reason = piece.finish_reason
@@ -114,15 +114,15 @@ class LlmWork:
 
     def _stream(self, ids: list[int], params: SamplingParams, submit: Submit, name: str) -> AsyncIterator[Any]:
         prompt = token_prompt(ids, submit.tenant)
-        if submit.standing is not None:
-            params.extra_args = {KEY: submit.standing}
+        if submit.hints is not None:
+            params.extra_args = {KEY: submit.hints}
         priority = submit.priority + (_LAST if submit.background else 0)
         return self._llm.generate(prompt, params, name, priority=priority)  # type: ignore[no-any-return]
 
     def _checked(self, encoded: Encoded, submit: Submit) -> list[int]:
         ids = encoded.ids
         if len(ids) >= self._limit:
-            raise TooLarge(len(ids), self._limit)
+            raise PromptTooLong(len(ids), self._limit)
         if self._held is not None and (ends := encoded.ends(self._block)) is not None:
             names = block_hashes(encoded.prompt.known(), tenant=submit.tenant)
             self._held.expect(ids, ends, names, submit.tenant)

@@ -21,7 +21,7 @@ _ITS_NAME = ("OpenAI/", "AsyncOpenAI/")
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class Envelope:
     """The address and the headers of a request, as its client wrote them."""
 
     params: tuple[tuple[str, str], ...] = field(repr=False)
@@ -32,7 +32,7 @@ class Carried:
     """All that are sent."""
 
     @classmethod
-    def of(cls, url: str, params: Iterable[tuple[str, str]], headers: Iterable[tuple[str, str]]) -> Carried:
+    def of(cls, url: str, params: Iterable[tuple[str, str]], headers: Iterable[tuple[str, str]]) -> Envelope:
         sent = tuple((name, value) for name, value in headers if name.lower() not in _OF_THE_CONNECTION)
         deciding = sorted((name.lower(), value) for name, value in sent if not _tells_of_the_client(name, value))
         query = tuple(params)

@@ -25,7 +25,7 @@ LARGE = 64 * 1024
 """Bytes of the values of one batch from which on they stay: below, references cost more than carrying the values."""
 PATIENCE = 30.0
 """Seconds that a look-up may take before the value counts as lost."""
-_carried: ContextVar[list[Any]] = ContextVar("teola_carried")
+_refs: ContextVar[list[Any]] = ContextVar("teola_refs")
 
 
 class ValueLost(EngineError):
@@ -33,16 +33,16 @@ class ValueLost(EngineError):
 
 
 @contextmanager
-def carrying(refs: list[Any]) -> Iterator[None]:
+def collecting_refs(refs: list[Any]) -> Iterator[None]:
     """While a parcel is packed or unpacked: Ray's references, which travel beside its bytes so that Ray counts them."""
-    token = _carried.set(refs)
+    token = _refs.set(refs)
     try:
         yield
     finally:
-        _carried.reset(token)
+        _refs.reset(token)
 
 
-class Held:
+class RayBatch:
     """One Ray object, with the values of one batch."""
 
     __slots__ = ("ref",)
@@ -51,32 +51,32 @@ class Held:
         self.ref = ref
 
     def __reduce__(self) -> Any:
-        refs = _carried.get()
+        refs = _refs.get()
         refs.append(self.ref)
-        return _held, (len(refs) - 1,)
+        return _ray_batch, (len(refs) - 1,)
 
 
-def _held(at: int) -> Held:
-    return Held(_carried.get()[at])
+def _ray_batch(at: int) -> RayBatch:
+    return RayBatch(_refs.get()[at])
 
 
-class Kept(RemoteValue):
+class RayValue(RemoteValue):
     """One of the values. `remake` is known at the client alone: it asks for the value anew."""
 
     __slots__ = ("at", "held", "remake")
 
-    def __init__(self, held: Held, at: int) -> None:
+    def __init__(self, held: RayBatch, at: int) -> None:
         self.held, self.at = held, at
         self.remake: Callable[[], Awaitable[Any]] | None = None
 
     def __reduce__(self) -> Any:
-        return Kept, (self.held, self.at)
+        return RayValue, (self.held, self.at)
 
 
 # ---------------------------------------------------------------- at the instance that makes them
 
 
-def keep(results: list[Result], staying: Collection[str]) -> list[Result]:
+def store_large(results: list[Result], staying: Collection[str]) -> list[Result]:
     """The results, with references in place of the values of the requests `staying`, if those are large together."""
     done = [result for result in results if isinstance(result, Done) and result.request_id in staying]
     values = pickle.dumps([result.value for result in done], protocol=5) if done else b""
@@ -85,47 +85,49 @@ def keep(results: list[Result], staying: Collection[str]) -> list[Result]:
     import ray
 
     try:
-        held = Held(ray.put(values))
+        held = RayBatch(ray.put(values))
     except Exception as error:  # no room: they travel
         log.warning("%d bytes of values cannot be kept: %r", len(values), error)
         return results
-    kept = {result.request_id: replace(result, value=Kept(held, number)) for number, result in enumerate(done)}
+    kept = {result.request_id: replace(result, value=RayValue(held, number)) for number, result in enumerate(done)}
     return [kept.get(result.request_id, result) for result in results]
 
 
 # ---------------------------------------------------------------- where they are read
 
 
-def kept_in(payload: Any) -> list[Kept]:
+def remote_values_in(payload: Any) -> list[RayValue]:
     """What stands in a payload's fields for values."""
     if not is_dataclass(payload):
         return []
-    return [value for field in fields(payload) if isinstance(value := getattr(payload, field.name), Kept)]
+    return [value for field in fields(payload) if isinstance(value := getattr(payload, field.name), RayValue)]
 
 
-def filled(payload: Any, found: Mapping[Kept, Any]) -> Any:
+def with_values(payload: Any, found: Mapping[RayValue, Any]) -> Any:
     """The payload with its values."""
-    values = {f.name: found[v] for f in fields(payload) if isinstance(v := getattr(payload, f.name), Kept)}
+    values = {f.name: found[v] for f in fields(payload) if isinstance(v := getattr(payload, f.name), RayValue)}
     return replace(payload, **values)
 
 
-async def fetched(batch: Sequence[Request]) -> tuple[list[Request], list[Failed]]:
+async def fetch_inputs(batch: Sequence[Request]) -> tuple[list[Request], list[Failed]]:
     """A batch with the values that it reads; requests whose values are lost fail."""
-    wanted = {request.id: kept for request in batch if (kept := kept_in(request.payload))}
+    wanted = {request.id: kept for request in batch if (kept := remote_values_in(request.payload))}
     if not wanted:
         return list(batch), []
-    found = await look_up([one for kept in wanted.values() for one in kept])
+    found = await fetch([one for kept in wanted.values() for one in kept])
     ready: list[Request] = []
     lost: list[Failed] = []
     for request in batch:
         if not all(one in found for one in wanted.get(request.id, ())):
             lost.append(Failed(request.id, ValueLost("a value that it reads is lost.")))
         else:
-            ready.append(replace(request, payload=filled(request.payload, found)) if request.id in wanted else request)
+            ready.append(
+                replace(request, payload=with_values(request.payload, found)) if request.id in wanted else request
+            )
     return ready, lost
 
 
-async def look_up(kept: Iterable[Kept]) -> dict[Kept, Any]:
+async def fetch(kept: Iterable[RayValue]) -> dict[RayValue, Any]:
     """The values; lost ones are left out."""
     asked = list(kept)
     refs = list({one.held.ref for one in asked})
@@ -144,14 +146,14 @@ async def _read(ref: Any) -> list[Any] | None:
     return values
 
 
-async def brought(kept: Sequence[Kept]) -> dict[Kept, Any]:
+async def fetch_or_remake(kept: Sequence[RayValue]) -> dict[RayValue, Any]:
     """The values at the client; lost ones are made again. Raises what their engine raises."""
-    found = await look_up(kept)
+    found = await fetch(kept)
     lost = [one for one in kept if one not in found]
-    return found | dict(zip(lost, await asyncio.gather(*map(_again, lost)), strict=True))
+    return found | dict(zip(lost, await asyncio.gather(*map(_remake, lost)), strict=True))
 
 
-async def _again(kept: Kept) -> Any:
+async def _remake(kept: RayValue) -> Any:
     if kept.remake is None:
         raise EngineUnavailable("a value of the shared pool is lost.", retryable=True, hint="ask again")
     return await kept.remake()
