@@ -11,8 +11,8 @@ from langchain_core.utils.aiter import aclosing
 
 from teola_plugin.adapters.langchain.active import asked_in
 from teola_plugin.adapters.langchain.live.begun import Begun, BegunBatch, shared_limit, streaming
-from teola_plugin.adapters.langchain.own_models.gates import Gate
-from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, placed
+from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable, closing
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.terms import NOTHING, Asked, Deadline, interrupting
 from teola_plugin.errors import QueryTimeout
 
@@ -47,15 +47,15 @@ class Batches:
         _pool: Any
         _routed: Any
         _chain: Runnable[Any, Any]
-        _limit: Gate | None
+        _limit: ConcurrencyLimit | None
 
         def _begin(
             self,
             input: Any,
             config: RunnableConfig | None,
             kwargs: Mapping[str, Any] | None = None,
-            kind: type[Place] | None = None,
-            limit: Gate | None = None,
+            kind: type[CallTable] | None = None,
+            limit: ConcurrencyLimit | None = None,
         ) -> Begun: ...
 
         def _original(self, config: RunnableConfig | None, asked: Asked | None = None) -> Begun: ...
@@ -65,7 +65,7 @@ class Batches:
         inputs: list[Any],
         configs: Sequence[RunnableConfig],
         kwargs: Mapping[str, Any],
-        kind: type[Place],
+        kind: type[CallTable],
     ) -> BegunBatch | None:
         """A live query per input, all at once; None when there is nothing to run ahead.
 
@@ -95,13 +95,13 @@ class Batches:
         **kwargs: Any,
     ) -> list[Any]:
         configs = get_config_list(config, len(inputs))
-        begun = self._begin_all(inputs, configs, kwargs, SyncPlace)
+        begun = self._begin_all(inputs, configs, kwargs, SyncCallTable)
         if begun is None:
             together = self._of_all(configs)
             with together.beside(checked=False):
                 made = self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
             return _in_time(made, together.deadline, return_exceptions)
-        with placed(*begun.places), streaming(*begun.runs):
+        with closing(*begun.tables), streaming(*begun.runs):
             made = begun.chain.batch(
                 inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
             )
@@ -116,13 +116,13 @@ class Batches:
         **kwargs: Any,
     ) -> list[Any]:
         configs = get_config_list(config, len(inputs))
-        begun = self._begin_all(inputs, configs, kwargs, AsyncPlace)
+        begun = self._begin_all(inputs, configs, kwargs, AsyncCallTable)
         if begun is None:
             together = self._of_all(configs)
             with together.beside(checked=False):
                 work = self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
                 return await _ain_time(work, together.deadline, len(inputs), return_exceptions)
-        with placed(*begun.places), streaming(*begun.runs):
+        with closing(*begun.tables), streaming(*begun.runs):
             told = {**self.kwargs, **kwargs}
             work = begun.chain.abatch(inputs, begun.configs, return_exceptions=return_exceptions, **told)
             return await _ain_time(work, begun.deadline, len(inputs), return_exceptions)

@@ -19,9 +19,10 @@ from teola_plugin.adapters.langchain.batches import Batches
 from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport, check_repeatable
 from teola_plugin.adapters.langchain.live.begun import Begun
 from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
-from teola_plugin.adapters.langchain.own_models.gates import Gate
-from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace
+from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.routed import Routed
+from teola_plugin.adapters.langchain.own_models.wrapped import ensure_engine
 from teola_plugin.adapters.terms import (
     NO_APP,
     Asked,
@@ -62,7 +63,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
     _routed: Routed | None = PrivateAttr(default=None)
     _again: Callable[[Runnable[Any, Any]], AcceleratedRunnable] | None = PrivateAttr(default=None)
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
-    _limit: Gate | None = PrivateAttr(default=None)
+    _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
 
     @classmethod
@@ -168,8 +169,8 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         input: Any,
         config: RunnableConfig | None,
         kwargs: Mapping[str, Any] | None = None,
-        kind: type[Place] | None = None,
-        limit: Gate | None = None,
+        kind: type[CallTable] | None = None,
+        limit: ConcurrencyLimit | None = None,
     ) -> Begun:
         """Start the live query; without one when there is nothing to run ahead, or planning failed: the original.
 
@@ -206,19 +207,19 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         config: RunnableConfig,
         terms: _Terms,
         routed: Routed | None,
-        kind: type[Place] | None,
-        limit: Gate | None,
+        kind: type[CallTable] | None,
+        limit: ConcurrencyLimit | None,
     ) -> Begun | None:
-        place = None
+        table = None
         if routed is not None and kind is not None:
-            place = routed.place(kind, input, config, limit or self._limit)
+            table = routed.table(kind, input, config, limit or self._limit)
         pool, traced, chain = self._pool, self._traced, self._chain
-        if place is not None and routed is not None:
+        if table is not None and routed is not None:
             pool, traced, chain = routed.pool, routed.traced, routed.chain
         if pool is None:
             return None
-        run = self._submit(input, terms, pool, traced, place)
-        begun = Begun(run, config, chain, place, deadline=Deadline.of(run))
+        run = self._submit(input, terms, pool, traced, table)
+        begun = Begun(run, config, chain, table, deadline=Deadline.of(run))
         self._last[:] = [run]
         if kind is not None and routed is None and not run.claims:
             return begun  # only traced: the context variable of `live` will do, without a callback at every node
@@ -231,26 +232,27 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         return begun
 
     def _submit(
-        self, input: Any, terms: _Terms, pool: EnginePool, traced: Traced, place: Place | None
+        self, input: Any, terms: _Terms, pool: EnginePool, traced: Traced, table: CallTable | None
     ) -> QueryRun | PartRun:
         optimised = self._plan(traced, pool, input)
         around = standing(terms.asked, terms.runs, pool)
-        if place is None and (whole := joinable(around.run)) is not None:
+        if table is None and (whole := joinable(around.run)) is not None:
             return whole.part(optimised.graph, traced.calls, input)
         query = self._query(input, terms, pool)
         ahead = optimised.source is None or runs_ahead(optimised.source, optimised.graph)
-        if place is None and not ahead:
+        if table is None and not ahead:
             return pool.runtime.watch(query, joins=True)
-        if place is not None:
-            place.open(query.id, pool)
+        if table is not None:
+            ensure_engine(pool)
+            table.open(query.id)
         try:
             run = submitted(pool, query, optimised, traced.calls)
         except BaseException:
-            if place is not None:
-                place.close()
+            if table is not None:
+                table.close()
             raise
-        if place is not None:
-            place.begin(run)
+        if table is not None:
+            table.begin(run)
         return run
 
     def _query(self, input: Any, given: _Terms, pool: EnginePool) -> Query:
@@ -266,7 +268,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         return self._invoke(input, config, **kwargs)
 
     def _invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        begun = self._begin(input, config, kwargs, SyncPlace)
+        begun = self._begin(input, config, kwargs, SyncCallTable)
         with begun.beside():
             return begun.chain.invoke(input, begun.config, **self._arguments(begun, kwargs))
 
@@ -276,7 +278,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         return await self._ainvoke(input, config, **kwargs)
 
     async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        begun = self._begin(input, config, kwargs, AsyncPlace)
+        begun = self._begin(input, config, kwargs, AsyncCallTable)
         with begun.beside():
             async with interrupting(begun.deadline):
                 return await begun.chain.ainvoke(input, begun.config, **self._arguments(begun, kwargs))

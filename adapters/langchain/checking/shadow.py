@@ -19,7 +19,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from teola_plugin.adapters.langchain.checking.sameness import difference, failure, snapshot
 from teola_plugin.adapters.langchain.own_models.composites import parts
-from teola_plugin.adapters.langchain.own_models.gates import inside_early
+from teola_plugin.adapters.langchain.own_models.concurrency import inside_early
 from teola_plugin.adapters.langchain.own_models.replay import untraced
 from teola_plugin.errors import QueryError, RegistrationError
 from teola_plugin.graph import WorkflowTemplate
