@@ -9,7 +9,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 
-from teola_plugin.adapters.langchain.active import asked_in
+from teola_plugin.adapters.langchain.current_query import asked_in
 from teola_plugin.adapters.langchain.live.begun import Begun, BegunBatch, shared_limit, streaming
 from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable, closing
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit

@@ -14,9 +14,9 @@ from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.ahead import joinable, log_fallback, runs_ahead, shape, submitted
-from teola_plugin.adapters.langchain.active import active_runs, asked_in
 from teola_plugin.adapters.langchain.batches import Batches
 from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport, check_repeatable
+from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
 from teola_plugin.adapters.langchain.live.begun import Begun
 from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
 from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable
@@ -27,10 +27,10 @@ from teola_plugin.adapters.terms import (
     NO_APP,
     Asked,
     Deadline,
+    context_of,
     interrupting,
     named,
     outer_terms,
-    standing,
     unplanned,
 )
 from teola_plugin.graph import PrimitiveKind, Query
@@ -235,7 +235,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         self, input: Any, terms: _Terms, pool: EnginePool, traced: Traced, table: CallTable | None
     ) -> QueryRun | PartRun:
         optimised = self._plan(traced, pool, input)
-        around = standing(terms.asked, terms.runs, pool)
+        around = context_of(terms.asked, terms.runs, pool)
         if table is None and (whole := joinable(around.run)) is not None:
             return whole.part(optimised.graph, traced.calls, input)
         query = self._query(input, terms, pool)

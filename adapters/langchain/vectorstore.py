@@ -12,7 +12,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from teola_plugin.adapters.calls import check_engine, joined, to_list
-from teola_plugin.adapters.langchain.active import Called, place_of
+from teola_plugin.adapters.langchain.current_query import ConfigScoped, call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.portions import LEAST, Portions
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
@@ -126,7 +126,7 @@ class TeolaVectorStore(VectorStore):
 
     def _portions(self, chunks: Sequence[Chunk]) -> Portions | None:
         """How they are written where a graph runs ahead; None where they are written all at once."""
-        (run, _), own = place_of(self.pool), None if self.pool.shared else self._own_embeddings()
+        (run, _), own = call_context(self.pool), None if self.pool.shared else self._own_embeddings()
         if run is None or not run.claims or own is None or len(chunks) <= LEAST:
             return None
         return Portions(self, own, chunks)
@@ -207,7 +207,7 @@ class TeolaVectorStore(VectorStore):
         return self._call(PrimitiveKind.SEARCHING, [request])
 
     def _call(self, kind: PrimitiveKind, payloads: Sequence[Any]) -> CallHandle:
-        run, terms = place_of(self.pool)
+        run, terms = call_context(self.pool)
         handle: CallHandle = self.pool.call(kind, self.engine, payloads, run=run, terms=terms)
         return handle
 
@@ -255,11 +255,11 @@ class TeolaVectorStore(VectorStore):
         return TeolaRetriever(vectorstore=self, tags=tags, **kwargs)
 
 
-class TeolaRetriever(Called, VectorStoreRetriever):
+class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
     """The retriever of a `TeolaVectorStore`; `search_type` and `search_kwargs` (`k`, `filter`) as in LangChain."""
 
     def _joined(self, run_manager: Any) -> AbstractContextManager[None]:
-        return joined(*place_of(self.vectorstore.pool, run_manager))  # type: ignore[attr-defined]
+        return joined(*call_context(self.vectorstore.pool, run_manager))  # type: ignore[attr-defined]
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any

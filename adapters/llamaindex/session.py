@@ -18,7 +18,7 @@ from teola_plugin.adapters.ahead import ending, failing, joinable, log_fallback,
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.llamaindex.parts import Accelerate, with_parts
 from teola_plugin.adapters.llamaindex.unblocked import unblocked
-from teola_plugin.adapters.terms import Asked, Deadline, interrupting, named, outer_terms, standing, unplanned
+from teola_plugin.adapters.terms import Asked, Deadline, context_of, interrupting, named, outer_terms, unplanned
 from teola_plugin.graph import Query, Terms
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
@@ -180,7 +180,7 @@ class Session:
         return Begun(None, self.served, *unplanned(self.terms.asked, runs, self.terms.app, clock))
 
     def _submit(self, pool: EnginePool, entry: str, given: Given | None, runs: Sequence[Any]) -> Run:
-        whole = joinable(standing(self.terms.asked, runs, pool).run)
+        whole = joinable(context_of(self.terms.asked, runs, pool).run)
         query = self.terms.of_query(given, runs, pool.runtime.time())
         if given is None:  # it cannot be planned; its parts can
             return Joined(whole) if whole is not None else pool.runtime.watch(query, joins=True)

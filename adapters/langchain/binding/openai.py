@@ -16,7 +16,7 @@ from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import joined
-from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
+from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
 from teola_plugin.adapters.openai.told import Captured, atold_in, capturing, told, told_in
 from teola_plugin.adapters.openai.transport import AsyncCarrier, Carrier
 from teola_plugin.engines.openai.carried import without_credentials
@@ -74,7 +74,7 @@ def _check(obj: Any, server: Any) -> None:
         )
 
 
-class _Served(CalledOrStreamed):
+class _Served(ConfigScopedModel):
     """Before the object's class in the order of methods: calls find their query, wherever they run."""
 
     if TYPE_CHECKING:
@@ -86,11 +86,11 @@ class _Served(CalledOrStreamed):
         return self._teola_pool
 
     def _generate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(*place_of(self.pool, run_manager)), told():
+        with joined(*call_context(self.pool, run_manager)), told():
             return super()._generate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
     async def _agenerate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(*place_of(self.pool, run_manager)), told():
+        with joined(*call_context(self.pool, run_manager)), told():
             return await super()._agenerate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:

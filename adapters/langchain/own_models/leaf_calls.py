@@ -30,7 +30,7 @@ class CallSite:
     limit: ConcurrencyLimit | None
     """Of the object: one call at a time, unless it is known to be safe."""
     mapped: bool = False
-    """Called once for each item of a list, so maybe with what an item is predicted to be."""
+    """ConfigScoped once for each item of a list, so maybe with what an item is predicted to be."""
     within: str = ""
     """Path of the user's object that holds it, where that is planned with an equivalent chain."""
     changes_input: threading.Event = field(default_factory=threading.Event)

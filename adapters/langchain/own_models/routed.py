@@ -15,7 +15,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from pydantic import PrivateAttr
 
-from teola_plugin.adapters.langchain.active import runs_in
+from teola_plugin.adapters.langchain.current_query import runs_in
 from teola_plugin.adapters.langchain.own_models.call_sites import batches_by_calls, sites_of, take_as_long
 from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable, open_tables
 from teola_plugin.adapters.langchain.own_models.composites import Node, rebuilt
