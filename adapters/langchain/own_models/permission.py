@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.adapters.ahead import freed, takes_time
+from teola_plugin.adapters.early_work import freed, takes_time
 from teola_plugin.adapters.langchain.own_models.wrapped import WRAPPED
 from teola_plugin.graph import INPUT, STREAM_ITEMS, Effect, Graph, Path, Primitive, PrimitiveKind, Ref, is_impure
 from teola_plugin.passes import Optimised

@@ -1,4 +1,4 @@
-"""A call that has begun: the live query, and what runs beside it; or the original, on the terms that were asked for."""
+"""A call that has started: the live query, and what runs beside it; or the original, on the terms asked for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from teola_plugin.adapters.ahead import ending
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.early_work import ending
 from teola_plugin.adapters.langchain.live.session import live
 from teola_plugin.adapters.langchain.own_models.call_table import CallTable, closing
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
@@ -20,7 +20,7 @@ from teola_plugin.runtime.query_run import PartRun, QueryRun
 T = TypeVar("T")
 
 
-class Begun(NamedTuple):
+class StartedCall(NamedTuple):
     """One input."""
 
     run: QueryRun | PartRun | None
@@ -40,7 +40,7 @@ class Begun(NamedTuple):
             self.table.close()
 
     @contextmanager
-    def beside(self, *, checked: bool = True) -> Iterator[None]:
+    def running(self, *, checked: bool = True) -> Iterator[None]:
         """The body runs as part of the query, which ends with it. Raises `QueryTimeout` after a body that is late, if
         that is `checked`."""
         if self.run is None:
@@ -88,7 +88,7 @@ class Begun(NamedTuple):
 _END: Any = object()
 
 
-class BegunBatch(NamedTuple):
+class StartedBatch(NamedTuple):
     """Many inputs, a query each; one object runs them all."""
 
     runs: list[QueryRun | PartRun]
@@ -99,16 +99,16 @@ class BegunBatch(NamedTuple):
     """The first of them."""
 
     @classmethod
-    def of(cls, begun: Sequence[Begun]) -> BegunBatch | None:
-        """None, with nothing left running, unless every input has begun."""
-        runs = [one.run for one in begun if one.run is not None]
-        if len(runs) < len(begun):
-            for one in begun:
+    def of(cls, started: Sequence[StartedCall]) -> StartedBatch | None:
+        """None, with nothing left running, unless every input has started."""
+        runs = [one.run for one in started if one.run is not None]
+        if len(runs) < len(started):
+            for one in started:
                 one.give_up()
             return None
-        chain = next((one.chain for one in begun if one.table is not None), begun[0].chain)
-        first = min((one.deadline for one in begun if one.deadline), key=lambda one: one.at, default=None)
-        return cls(runs, [one.config or {} for one in begun], chain, [one.table for one in begun], first)
+        chain = next((one.chain for one in started if one.table is not None), started[0].chain)
+        first = min((one.deadline for one in started if one.deadline), key=lambda one: one.at, default=None)
+        return cls(runs, [one.config or {} for one in started], chain, [one.table for one in started], first)
 
 
 class streaming:
