@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from teola_plugin.tracer.purity.bounds import Size, constant, plus, scaled
 from teola_plugin.tracer.purity.calls import MOST, width
+from teola_plugin.tracer.purity.size_bounds import Size, constant, plus, scaled
 from teola_plugin.tracer.purity.values import (
     NULL,
     SMALL,
