@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from teola_plugin.graph import INPUT, Component, Ref, Role, WorkflowTemplate, on_loop, read_path, simple
+from teola_plugin.tracer.list_outputs import with_splits
 from teola_plugin.tracer.purity.purity import size
 from teola_plugin.tracer.report import TraceNode, TraceReport
-from teola_plugin.tracer.splits import with_splits
 from teola_plugin.tracer.symbols import Prompted, Record, Value, packer, simplest
 
 Call = Callable[..., Any]

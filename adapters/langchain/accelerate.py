@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableGenerator
 from langchain_core.runnables.base import RunnableEach
 
-from teola_plugin.adapters.ahead import log_fallback
+from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
 from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.live.parts import with_parts

@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 
 from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
-from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
+from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
 from teola_plugin.adapters.langchain.messages import to_prompt
 from teola_plugin.adapters.langchain.structured import structured_output
 from teola_plugin.adapters.langchain.tools import Tool, Tools, described, taken
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _PREFILLING = PrimitiveKind.PREFILLING
 
 
-class ChatTeola(CalledOrStreamed, EngineModel, BaseChatModel):
+class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
     """A LangChain chat model whose work is done by the pool's engine `engine`.
 
     ::
@@ -136,7 +136,7 @@ class ChatTeola(CalledOrStreamed, EngineModel, BaseChatModel):
             prompt = replace(prompt, tools=tools.shown)
             sampling = replace(sampling, json_schema=tools.schema or sampling.json_schema)
         request = Generate(prompt, sampling)
-        run, terms = place_of(self.pool, run_manager)
+        run, terms = call_context(self.pool, run_manager)
         made: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=stream, run=run, terms=terms)
         return made
 

@@ -9,7 +9,7 @@ from langchain_core.embeddings import Embeddings
 from pydantic import BaseModel, ConfigDict, Field
 
 from teola_plugin.adapters.calls import check_engine, to_list
-from teola_plugin.adapters.langchain.active import place_of
+from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import EmbedText
 from teola_plugin.runtime.handles import CallHandle
@@ -53,7 +53,7 @@ class TeolaEmbeddings(BaseModel, Embeddings):
 
     def _call(self, texts: Iterable[str], role: Role, *, stays: bool = False) -> CallHandle:
         asked = [EmbedText(text, role) for text in texts]
-        run, terms = place_of(self.pool)
+        run, terms = call_context(self.pool)
         kind = PrimitiveKind.EMBEDDING
         handle: CallHandle = self.pool.call(kind, self.engine, asked, stays=stays, run=run, terms=terms)
         return handle

@@ -13,7 +13,7 @@ from langchain_text_splitters import RecursiveCharacterTextSplitter, TextSplitte
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from teola_plugin.adapters.calls import joined
-from teola_plugin.adapters.langchain.active import place_of
+from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rows import latest, to_chunks
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
@@ -62,13 +62,13 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
         return await self._acall_with_config(self._aindex, input, config, **kwargs)
 
     def _index(self, documents: Documents, run_manager: Any) -> str:
-        with joined(*place_of(self.store.pool, run_manager)):
+        with joined(*call_context(self.store.pool, run_manager)):
             for chunks in self._parts(self.chunk(documents)):
                 self.store.write(chunks)
         return self.store.collection
 
     async def _aindex(self, documents: Documents, run_manager: Any) -> str:
-        with joined(*place_of(self.store.pool, run_manager)):
+        with joined(*call_context(self.store.pool, run_manager)):
             for chunks in self._parts(self.chunk(documents)):
                 await self.store.awrite(chunks)
         return self.store.collection

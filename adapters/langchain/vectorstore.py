@@ -12,9 +12,9 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from teola_plugin.adapters.calls import check_engine, joined, to_list
-from teola_plugin.adapters.langchain.active import Called, place_of
+from teola_plugin.adapters.langchain.current_query import ConfigScoped, call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
-from teola_plugin.adapters.langchain.portions import LEAST, Portions
+from teola_plugin.adapters.langchain.pipelined_write import LEAST_ROWS, PipelinedWrite
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
@@ -91,29 +91,29 @@ class TeolaVectorStore(VectorStore):
 
     def write(self, chunks: Sequence[Chunk]) -> None:
         """Embed chunks and store them. The vectors come here only where they must."""
-        portions = self._portions(chunks)
-        if portions is not None and not portions.known().result():
-            portions.write()
+        write = self._pipelined(chunks)
+        if write is not None and not write.known().result():
+            write.write()
             return
         texts = [chunk.text for chunk in chunks]
-        beside = self._beside()
+        shared = self._shared_embeddings()
         vectors = (
-            beside.begin_documents(texts, stays=True).result() if beside else self._embedding.embed_documents(texts)
+            shared.begin_documents(texts, stays=True).result() if shared else self._embedding.embed_documents(texts)
         )
         self.ingest(chunks, vectors).result()
 
     async def awrite(self, chunks: Sequence[Chunk]) -> None:
         """`write` in a loop."""
-        portions = self._portions(chunks)
-        if portions is not None and not await _waited(portions.known()):
-            await portions.awrite()
+        write = self._pipelined(chunks)
+        if write is not None and not await _waited(write.known()):
+            await write.awrite()
             return
         texts = [chunk.text for chunk in chunks]
-        beside = self._beside()
-        embedded = beside.begin_documents(texts, stays=True) if beside else self._embedding.aembed_documents(texts)
+        shared = self._shared_embeddings()
+        embedded = shared.begin_documents(texts, stays=True) if shared else self._embedding.aembed_documents(texts)
         await self.ingest(chunks, await embedded)
 
-    def _beside(self) -> TeolaEmbeddings | None:
+    def _shared_embeddings(self) -> TeolaEmbeddings | None:
         """The embeddings, if their engine is in the same shared pool."""
         return self._own_embeddings() if self.pool.shared else None
 
@@ -124,12 +124,12 @@ class TeolaVectorStore(VectorStore):
             return None
         return own if isinstance(leaf_of(own, {}), EmbeddingLeaf) else None
 
-    def _portions(self, chunks: Sequence[Chunk]) -> Portions | None:
+    def _pipelined(self, chunks: Sequence[Chunk]) -> PipelinedWrite | None:
         """How they are written where a graph runs ahead; None where they are written all at once."""
-        (run, _), own = place_of(self.pool), None if self.pool.shared else self._own_embeddings()
-        if run is None or not run.claims or own is None or len(chunks) <= LEAST:
+        (run, _), own = call_context(self.pool), None if self.pool.shared else self._own_embeddings()
+        if run is None or not run.claims or own is None or len(chunks) <= LEAST_ROWS:
             return None
-        return Portions(self, own, chunks)
+        return PipelinedWrite(self, own, chunks)
 
     def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | RemoteValue]) -> CallHandle:
         """Write chunks with their vectors, one request each; a row of the same id is replaced."""
@@ -207,7 +207,7 @@ class TeolaVectorStore(VectorStore):
         return self._call(PrimitiveKind.SEARCHING, [request])
 
     def _call(self, kind: PrimitiveKind, payloads: Sequence[Any]) -> CallHandle:
-        run, terms = place_of(self.pool)
+        run, terms = call_context(self.pool)
         handle: CallHandle = self.pool.call(kind, self.engine, payloads, run=run, terms=terms)
         return handle
 
@@ -255,11 +255,11 @@ class TeolaVectorStore(VectorStore):
         return TeolaRetriever(vectorstore=self, tags=tags, **kwargs)
 
 
-class TeolaRetriever(Called, VectorStoreRetriever):
+class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
     """The retriever of a `TeolaVectorStore`; `search_type` and `search_kwargs` (`k`, `filter`) as in LangChain."""
 
     def _joined(self, run_manager: Any) -> AbstractContextManager[None]:
-        return joined(*place_of(self.vectorstore.pool, run_manager))  # type: ignore[attr-defined]
+        return joined(*call_context(self.vectorstore.pool, run_manager))  # type: ignore[attr-defined]
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any

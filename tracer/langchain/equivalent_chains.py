@@ -10,7 +10,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel,
 
 from teola_plugin.shims.langchain import stuffing
 from teola_plugin.tracer.langchain.classes import changed
-from teola_plugin.tracer.langchain.equivalent_parts import AsDict, Computed, OneByOne
+from teola_plugin.tracer.langchain.equivalent_parts import AsDict, Computed, SequentialEach
 from teola_plugin.tracer.langchain.prompts import understand
 
 Node = Runnable[Any, Any]
@@ -94,7 +94,7 @@ def mapped(node: Any) -> Node | None:
         return [{node.document_variable_name: one.page_content, **shared} for one in given[node.input_key]]
 
     read = _reads(node.input_key, *others)
-    return _input(node) | read | Computed(inputs) | OneByOne(bound=said)
+    return _input(node) | read | Computed(inputs) | SequentialEach(bound=said)
 
 
 def stuffing_function(node: Any) -> Node | None:

@@ -18,10 +18,10 @@ from teola_plugin.shims.langchain import keeps_documents_as_bytes
 from teola_plugin.tracer.langchain import equivalent_chains as chains
 from teola_plugin.tracer.langchain.classes import changed, is_pool_backed
 from teola_plugin.tracer.langchain.equivalent_compressors import step_of
-from teola_plugin.tracer.langchain.equivalent_parts import AsDict, Computed, OneByOne
+from teola_plugin.tracer.langchain.equivalent_parts import AsDict, Computed, SequentialEach
 from teola_plugin.tracer.symbols import NotUnderstood
 
-__all__ = ["AsDict", "Computed", "OneByOne", "beginning", "equivalent"]
+__all__ = ["AsDict", "Computed", "SequentialEach", "beginning", "equivalent"]
 
 Node = Runnable[Any, Any]
 Make = Callable[[Any], Node | None]

@@ -42,7 +42,7 @@ from teola_plugin.tracer.langchain.classes import (
     short_name,
     silent,
 )
-from teola_plugin.tracer.langchain.equivalents import AsDict, Computed, OneByOne, beginning, equivalent
+from teola_plugin.tracer.langchain.equivalents import AsDict, Computed, SequentialEach, beginning, equivalent
 from teola_plugin.tracer.langchain.leaves import lower_leaf, lower_parser
 from teola_plugin.tracer.langchain.lookahead import begun_early, choice
 from teola_plugin.tracer.langchain.prompts import bind, understand
@@ -226,7 +226,7 @@ class _Walk:
         row = len(self._draft.nodes)
         self._draft.absorb(body)
         self._row(node, place, "lowered", (name,), at=row)
-        said = Attributes(beside=isinstance(node, OneByOne))
+        said = Attributes(beside=isinstance(node, SequentialEach))
         component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template, attributes=said)
         return self._draft.add(component), Span((name,), (name,))
 

@@ -14,9 +14,9 @@ from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
-from teola_plugin.tracer.purity.bounds import ARGUMENT, Loops, Size, Term, constant, plus
 from teola_plugin.tracer.purity.calls import trusted
-from teola_plugin.tracer.purity.steps import INSTRUCTIONS, step
+from teola_plugin.tracer.purity.instructions import INSTRUCTIONS, step
+from teola_plugin.tracer.purity.size_bounds import ARGUMENT, Loops, Size, Term, constant, plus
 from teola_plugin.tracer.purity.values import Data, Frame, Inner, Method, State, Unbounded, Value, merged, size_of
 
 DEGREE, FACTOR = 2, 100_000

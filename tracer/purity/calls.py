@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
-from teola_plugin.tracer.purity.bounds import Size, constant, either, plus, scaled
 from teola_plugin.tracer.purity.machine import Machine
+from teola_plugin.tracer.purity.size_bounds import Size, constant, either, plus, scaled
 from teola_plugin.tracer.purity.values import (
     REPR,
     SMALL,

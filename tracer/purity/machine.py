@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
-from teola_plugin.tracer.purity.bounds import Loops, Size
+from teola_plugin.tracer.purity.size_bounds import Loops, Size
 from teola_plugin.tracer.purity.values import Data, Value
 
 

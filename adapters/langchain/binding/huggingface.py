@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.adapters.langchain.active import place_of
+from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -124,7 +124,7 @@ class PoolCrossEncoder:
 
     def score(self, text_pairs: Sequence[tuple[str, str]]) -> Any:
         pairs = [ScorePair(query, text) for query, text in text_pairs]
-        run, terms = place_of(self._pool)
+        run, terms = call_context(self._pool)
         handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, pairs, run=run, terms=terms)
         return _array(handle.result())
 

@@ -16,9 +16,15 @@ from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import joined
-from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
-from teola_plugin.adapters.openai.told import Captured, atold_in, capturing, told, told_in
-from teola_plugin.adapters.openai.transport import AsyncCarrier, Carrier
+from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
+from teola_plugin.adapters.openai.bypass import (
+    Captured,
+    araising_pool_errors_in,
+    capturing,
+    raising_pool_errors,
+    raising_pool_errors_in,
+)
+from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable
 from teola_plugin.errors import RegistrationError
@@ -53,9 +59,11 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
         object.__setattr__(made, slot, getattr(copied, slot))
     clients: dict[str, Any] = {"_teola_engine": engine, "_teola_pool": pool}
     if obj.root_client is not None:
-        root = obj.root_client.copy(http_client=Carrier.client(http_client(obj.root_client), pool, engine))
+        root = obj.root_client.copy(http_client=EngineTransport.client(http_client(obj.root_client), pool, engine))
         clients |= {"root_client": root, "client": root.chat.completions}
-    root = obj.root_async_client.copy(http_client=AsyncCarrier.client(http_client(obj.root_async_client), pool, engine))
+    root = obj.root_async_client.copy(
+        http_client=AsyncEngineTransport.client(http_client(obj.root_async_client), pool, engine)
+    )
     vars(made).update(clients | {"root_async_client": root, "async_client": root.chat.completions})
     return made
 
@@ -74,7 +82,7 @@ def _check(obj: Any, server: Any) -> None:
         )
 
 
-class _Served(CalledOrStreamed):
+class _Served(ConfigScopedModel):
     """Before the object's class in the order of methods: calls find their query, wherever they run."""
 
     if TYPE_CHECKING:
@@ -86,18 +94,18 @@ class _Served(CalledOrStreamed):
         return self._teola_pool
 
     def _generate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(*place_of(self.pool, run_manager)), told():
+        with joined(*call_context(self.pool, run_manager)), raising_pool_errors():
             return super()._generate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
     async def _agenerate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(*place_of(self.pool, run_manager)), told():
+        with joined(*call_context(self.pool, run_manager)), raising_pool_errors():
             return await super()._agenerate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        yield from told_in(super()._stream(*args, **kwargs))  # type: ignore[misc]
+        yield from raising_pool_errors_in(super()._stream(*args, **kwargs))  # type: ignore[misc]
 
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        async with aclosing(atold_in(super()._astream(*args, **kwargs))) as found:  # type: ignore[misc]
+        async with aclosing(araising_pool_errors_in(super()._astream(*args, **kwargs))) as found:  # type: ignore[misc]
             async for chunk in found:
                 yield chunk
 

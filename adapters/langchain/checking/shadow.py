@@ -17,9 +17,9 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from teola_plugin.adapters.langchain.checking.sameness import difference, failure, snapshot
+from teola_plugin.adapters.langchain.checking.comparison import difference, failure, snapshot
 from teola_plugin.adapters.langchain.own_models.composites import parts
-from teola_plugin.adapters.langchain.own_models.gates import inside_early
+from teola_plugin.adapters.langchain.own_models.concurrency import inside_early
 from teola_plugin.adapters.langchain.own_models.replay import untraced
 from teola_plugin.errors import QueryError, RegistrationError
 from teola_plugin.graph import WorkflowTemplate

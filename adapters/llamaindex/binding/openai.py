@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
 from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, standing_in
-from teola_plugin.adapters.openai.told import Captured, atold_in, capturing, told, told_in
-from teola_plugin.adapters.openai.transport import AsyncCarrier, Carrier
+from teola_plugin.adapters.openai.bypass import (
+    Captured,
+    araising_pool_errors_in,
+    capturing,
+    raising_pool_errors,
+    raising_pool_errors_in,
+)
+from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration
 from teola_plugin.errors import RegistrationError
@@ -34,20 +40,20 @@ class _Served(StandIn):
     """Streams belong to the query in which they were asked for, whenever they are read."""
 
     def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        with told():
+        with raising_pool_errors():
             return super()._chat(messages, **kwargs)  # type: ignore[misc,no-any-return]
 
     async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        with told():
+        with raising_pool_errors():
             return await super()._achat(messages, **kwargs)  # type: ignore[misc,no-any-return]
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generator[Any, None, None]:
-        made = told_in(super()._stream_chat(messages, **kwargs))  # type: ignore[misc]
+        made = raising_pool_errors_in(super()._stream_chat(messages, **kwargs))  # type: ignore[misc]
         return streamed_in(current_run.get(), current_terms.get(), made)  # type: ignore[return-value]
 
     async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncGenerator[Any, None]:
-        with told():
-            made = atold_in(await super()._astream_chat(messages, **kwargs))  # type: ignore[misc]
+        with raising_pool_errors():
+            made = araising_pool_errors_in(await super()._astream_chat(messages, **kwargs))  # type: ignore[misc]
         return astreamed_in(current_run.get(), current_terms.get(), made)
 
 
@@ -113,8 +119,8 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
     _check(obj, server)
     kind = _ServedAhead if server.prefix_caching and obj.metadata.is_chat_model and obj.reuse_client else _Served
     client, aclient = _clients(obj)
-    carried = Carrier.client(client._client, pool, engine)
-    acarried = AsyncCarrier.client(aclient._client, pool, engine)
+    carried = EngineTransport.client(client._client, pool, engine)
+    acarried = AsyncEngineTransport.client(aclient._client, pool, engine)
     private = {
         "_client": client.copy(http_client=carried),
         "_aclient": aclient.copy(http_client=acarried),

@@ -1,4 +1,4 @@
-"""A call that has begun: the live query, and what runs beside it; or the original, on the terms that were asked for."""
+"""A call that has started: the live query, and what runs beside it; or the original, on the terms asked for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from teola_plugin.adapters.ahead import ending
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.early_work import ending
 from teola_plugin.adapters.langchain.live.session import live
-from teola_plugin.adapters.langchain.own_models.gates import Gate
-from teola_plugin.adapters.langchain.own_models.places import Place, placed
+from teola_plugin.adapters.langchain.own_models.call_table import CallTable, closing
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.query_run import PartRun, QueryRun
@@ -20,7 +20,7 @@ from teola_plugin.runtime.query_run import PartRun, QueryRun
 T = TypeVar("T")
 
 
-class Begun(NamedTuple):
+class StartedCall(NamedTuple):
     """One input."""
 
     run: QueryRun | PartRun | None
@@ -28,7 +28,7 @@ class Begun(NamedTuple):
     config: RunnableConfig | None
     chain: Runnable[Any, Any]
     """The original, or its routed copy."""
-    place: Place | None = None
+    table: CallTable | None = None
     terms: Terms | None = None
     """Of what the original calls where there is no query; None for those around it."""
     deadline: Deadline | None = None
@@ -36,18 +36,18 @@ class Begun(NamedTuple):
     def give_up(self) -> None:
         if self.run is not None:
             self.run.close()
-        if self.place is not None:
-            self.place.close()
+        if self.table is not None:
+            self.table.close()
 
     @contextmanager
-    def beside(self, *, checked: bool = True) -> Iterator[None]:
+    def running(self, *, checked: bool = True) -> Iterator[None]:
         """The body runs as part of the query, which ends with it. Raises `QueryTimeout` after a body that is late, if
         that is `checked`."""
         if self.run is None:
             with joined(None, self.terms):
                 yield
         else:
-            with placed(self.place), live(self.run):
+            with closing(self.table), live(self.run):
                 yield
         if self.deadline is not None and checked:
             self.deadline.check()
@@ -88,27 +88,27 @@ class Begun(NamedTuple):
 _END: Any = object()
 
 
-class BegunBatch(NamedTuple):
+class StartedBatch(NamedTuple):
     """Many inputs, a query each; one object runs them all."""
 
     runs: list[QueryRun | PartRun]
     configs: list[RunnableConfig]
     chain: Runnable[Any, Any]
-    places: list[Place | None]
+    tables: list[CallTable | None]
     deadline: Deadline | None
     """The first of them."""
 
     @classmethod
-    def of(cls, begun: Sequence[Begun]) -> BegunBatch | None:
-        """None, with nothing left running, unless every input has begun."""
-        runs = [one.run for one in begun if one.run is not None]
-        if len(runs) < len(begun):
-            for one in begun:
+    def of(cls, started: Sequence[StartedCall]) -> StartedBatch | None:
+        """None, with nothing left running, unless every input has started."""
+        runs = [one.run for one in started if one.run is not None]
+        if len(runs) < len(started):
+            for one in started:
                 one.give_up()
             return None
-        chain = next((one.chain for one in begun if one.place is not None), begun[0].chain)
-        first = min((one.deadline for one in begun if one.deadline), key=lambda one: one.at, default=None)
-        return cls(runs, [one.config or {} for one in begun], chain, [one.place for one in begun], first)
+        chain = next((one.chain for one in started if one.table is not None), started[0].chain)
+        first = min((one.deadline for one in started if one.deadline), key=lambda one: one.at, default=None)
+        return cls(runs, [one.config or {} for one in started], chain, [one.table for one in started], first)
 
 
 class streaming:
@@ -131,7 +131,7 @@ class streaming:
                 run.cancel()
 
 
-def shared_limit(configs: Sequence[RunnableConfig]) -> Gate | None:
+def shared_limit(configs: Sequence[RunnableConfig]) -> ConcurrencyLimit | None:
     """What `max_concurrency` leaves to the early work of all inputs of a batch together."""
     most = [limit for one in configs if (limit := one.get("max_concurrency"))]
-    return Gate(min(most)) if most else None
+    return ConcurrencyLimit(min(most)) if most else None

@@ -1,6 +1,6 @@
 """Rows that are stored while later ones of the same step are still being embedded (paper, section 4.2: pipelining).
 
-The plain object has come to its step, and these are its own chunks. Rows are written in portions only where that cannot
+The plain object has come to its step, and these are its own chunks. Rows are written in parts only where that cannot
 show afterwards: ids that are new to the collection. Should anything fail, what was written is taken out again, so the
 store holds what it would hold without.
 """
@@ -16,10 +16,10 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.requests.payloads import Chunk
 from teola_plugin.runtime.handles import CallHandle
 
-PORTIONS = 8
+MOST_PARTS = 8
 """Parts of a list whose storing overlaps with its embedding, at most; each costs a transaction."""
-LEAST = 16
-"""Rows of a portion, at least."""
+LEAST_ROWS = 16
+"""Rows of a part, at least."""
 
 
 class Store(Protocol):
@@ -30,15 +30,15 @@ class Store(Protocol):
     def administer(self, method: str, *args: Any) -> Future[Any]: ...
 
 
-class Portions:
+class PipelinedWrite:
     """Of one step: `chunks`, each of an id of its own, into `store`."""
 
     def __init__(self, store: Store, embedding: TeolaEmbeddings, chunks: Sequence[Chunk]) -> None:
         self._store, self._embedding = store, embedding
-        size = max(LEAST, -(-len(chunks) // PORTIONS))
+        size = max(LEAST_ROWS, -(-len(chunks) // MOST_PARTS))
         self._parts = [chunks[at : at + size] for at in range(0, len(chunks), size)]
         self._vectors: list[CallHandle] = []
-        self._begun: list[tuple[Sequence[Chunk], CallHandle]] = []
+        self._writes: list[tuple[Sequence[Chunk], CallHandle]] = []
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -52,10 +52,10 @@ class Portions:
 
     def _store_part(self, number: int, vectors: Sequence[Any]) -> None:
         part = self._parts[number]
-        self._begun.append((part, self._store.ingest(part, vectors)))
+        self._writes.append((part, self._store.ingest(part, vectors)))
 
     def _written(self) -> list[str]:
-        return [chunk.id for part, _ in self._begun for chunk in part]
+        return [chunk.id for part, _ in self._writes for chunk in part]
 
     def write(self) -> None:
         """Embed and store all of them. Raises what the engines raise."""
@@ -63,11 +63,11 @@ class Portions:
         try:
             for number, vectors in enumerate(self._vectors):
                 self._store_part(number, vectors.result())
-            for _, rows in self._begun:
+            for _, rows in self._writes:
                 rows.result()
         except BaseException:
             self._stop()
-            for _, rows in self._begun:
+            for _, rows in self._writes:
                 _waited(rows)
             if ids := self._written():
                 self._store.administer("delete", ids).result()
@@ -79,7 +79,7 @@ class Portions:
         try:
             for number, vectors in enumerate(self._vectors):
                 self._store_part(number, await vectors)
-            for _, rows in self._begun:
+            for _, rows in self._writes:
                 await rows
         except BaseException:
             self._stop()
@@ -87,7 +87,7 @@ class Portions:
             raise
 
     async def _take_back(self) -> None:
-        await asyncio.gather(*(rows for _, rows in self._begun), return_exceptions=True)
+        await asyncio.gather(*(rows for _, rows in self._writes), return_exceptions=True)
         if ids := self._written():
             await asyncio.wrap_future(self._store.administer("delete", ids))
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Mapping
 from types import CodeType
 
-from teola_plugin.tracer.purity import made
-from teola_plugin.tracer.purity.bounds import constant, plus
+from teola_plugin.tracer.purity import operators
 from teola_plugin.tracer.purity.calls import BUILTINS, attribute, called, trusted
 from teola_plugin.tracer.purity.machine import Machine
-from teola_plugin.tracer.purity.made import CELL
+from teola_plugin.tracer.purity.operators import CELL
+from teola_plugin.tracer.purity.size_bounds import constant, plus
 from teola_plugin.tracer.purity.values import (
     NULL,
     Data,
@@ -294,23 +294,23 @@ _STEPS = _table(
     ("PUSH_NULL", _push_null),
     ("COPY", _copy),
     ("SWAP", _swap),
-    ("BUILD_LIST BUILD_MAP BUILD_SET BUILD_TUPLE", made.build),
-    ("BUILD_CONST_KEY_MAP", made.build_const_map),
-    ("BUILD_STRING", made.build_string),
-    ("BUILD_SLICE", made.build_slice),
-    ("DICT_MERGE DICT_UPDATE LIST_APPEND LIST_EXTEND SET_ADD SET_UPDATE", made.append),
-    ("MAP_ADD", made.map_add),
-    ("LIST_TO_TUPLE", made.same),
-    ("CALL_INTRINSIC_1", made.intrinsic),
-    ("UNPACK_SEQUENCE", made.unpack),
-    ("COMPARE_OP CONTAINS_OP TO_BOOL UNARY_NOT", made.truth),
-    ("IS_OP", made.is_same),
-    ("UNARY_INVERT UNARY_NEGATIVE", made.negative),
-    ("BINARY_SLICE BINARY_SUBSCR", made.subscript),
-    ("BINARY_OP", made.operator),
-    ("FORMAT_VALUE", made.format_value),
-    ("FORMAT_SIMPLE FORMAT_WITH_SPEC", made.format_simple),
-    ("CONVERT_VALUE", made.convert),
+    ("BUILD_LIST BUILD_MAP BUILD_SET BUILD_TUPLE", operators.build),
+    ("BUILD_CONST_KEY_MAP", operators.build_const_map),
+    ("BUILD_STRING", operators.build_string),
+    ("BUILD_SLICE", operators.build_slice),
+    ("DICT_MERGE DICT_UPDATE LIST_APPEND LIST_EXTEND SET_ADD SET_UPDATE", operators.append),
+    ("MAP_ADD", operators.map_add),
+    ("LIST_TO_TUPLE", operators.same),
+    ("CALL_INTRINSIC_1", operators.intrinsic),
+    ("UNPACK_SEQUENCE", operators.unpack),
+    ("COMPARE_OP CONTAINS_OP TO_BOOL UNARY_NOT", operators.truth),
+    ("IS_OP", operators.is_same),
+    ("UNARY_INVERT UNARY_NEGATIVE", operators.negative),
+    ("BINARY_SLICE BINARY_SUBSCR", operators.subscript),
+    ("BINARY_OP", operators.operator),
+    ("FORMAT_VALUE", operators.format_value),
+    ("FORMAT_SIMPLE FORMAT_WITH_SPEC", operators.format_simple),
+    ("CONVERT_VALUE", operators.convert),
     ("JUMP_BACKWARD JUMP_FORWARD", _jump),
     ("JUMP_IF_FALSE_OR_POP JUMP_IF_TRUE_OR_POP", _jump_if),
     ("POP_JUMP_BACKWARD_IF_FALSE POP_JUMP_BACKWARD_IF_NONE POP_JUMP_BACKWARD_IF_NOT_NONE", _jump_if),

@@ -1,4 +1,4 @@
-"""Chunks of an answer on their way to a client, as the server would have sent them to it alone."""
+"""Chunks of an answer as server-sent events for one client."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from teola_plugin.requests.payloads import Generate
 DONE = b"data: [DONE]\n\n"
 
 
-class Relay:
-    """Chunks on their way to the client, as the server would have sent them to it alone.
+class EventEncoder:
+    """Chunks to the bytes that the server would have sent to this client alone.
 
     An engine asks for the usage, which comes in a chunk of its own at the end. For a client that did not ask for it,
     that chunk is left out, and what else it says about the answer goes to the last of the others.
@@ -25,22 +25,22 @@ class Relay:
         self._held: dict[str, Any] | None = None
         """A chunk that ends a choice: perhaps the last."""
 
-    def take(self, chunk: str) -> bytes:
+    def encode(self, chunk: str) -> bytes:
         data = json.loads(chunk)
         if self._as_is or "choices" not in data:
-            return self.end() + _event(data)
+            return self.flush() + _event(data)
         data.pop("usage", None)
         if not data["choices"]:
             if self._held is not None:
                 self._held = {**data, **self._held}
             return b""
-        before = self.end()
+        before = self.flush()
         if data["choices"][0].get("finish_reason"):
             self._held = data
             return before
         return before + _event(data)
 
-    def end(self) -> bytes:
+    def flush(self) -> bytes:
         held, self._held = self._held, None
         return b"" if held is None else _event(held)
 

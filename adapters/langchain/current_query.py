@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
-from teola_plugin.adapters.terms import NOTHING, Asked, Standing, standing
+from teola_plugin.adapters.terms import NOTHING, Asked, CallContext, context_of
 from teola_plugin.runtime.context import current_run
 
 DEADLINE, TENANT, WEIGHT = "teola_deadline_s", "teola_tenant", "teola_weight"
@@ -19,7 +19,7 @@ DEADLINE, TENANT, WEIGHT = "teola_deadline_s", "teola_tenant", "teola_weight"
 share (a cache salt); its share among the queries of a pool (1.0 is ordinary)."""
 _KEYS = (DEADLINE, TENANT, WEIGHT)
 
-_called: ContextVar[tuple[Any, Any] | None] = ContextVar("teola_called", default=None)
+_innermost: ContextVar[tuple[Any, Any] | None] = ContextVar("teola_called", default=None)
 """The config of the innermost call of a pool-backed object, and LangChain's ambient one at that time."""
 
 
@@ -56,55 +56,55 @@ def asked_in(config: Mapping[str, Any] | None) -> Asked:
 
 
 @contextmanager
-def called(config: RunnableConfig | None) -> Iterator[None]:
+def config_scope(config: RunnableConfig | None) -> Iterator[None]:
     """A pool-backed object is called with this config: what it asks for counts for all that is called in the body."""
     if config is None:
         yield
         return
-    token = _called.set((config, var_child_runnable_config.get()))
+    token = _innermost.set((config, var_child_runnable_config.get()))
     try:
         yield
     finally:
-        _called.reset(token)
+        _innermost.reset(token)
 
 
-class Called:
+class ConfigScoped:
     """Stands before the framework's class in the order of methods: calls are made on the terms of their config."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        with called(config):
+        with config_scope(config):
             return super().invoke(input, config, **kwargs)  # type: ignore[misc]
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        with called(config):
+        with config_scope(config):
             return await super().ainvoke(input, config, **kwargs)  # type: ignore[misc]
 
 
-class CalledOrStreamed(Called):
-    """`Called` for models. LangChain hands no callbacks to `_stream`: the query is looked for here."""
+class ConfigScopedModel(ConfigScoped):
+    """`ConfigScoped` for models. LangChain hands no callbacks to `_stream`: the query is looked for here."""
 
     pool: Any
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         chunks = super().stream(input, config, **kwargs)  # type: ignore[misc]
-        yield from streamed_in(*self._stands(config), chunks)
+        yield from streamed_in(*self._context(config), chunks)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         chunks = super().astream(input, config, **kwargs)  # type: ignore[misc]
-        async with aclosing(astreamed_in(*self._stands(config), chunks)) as found:
+        async with aclosing(astreamed_in(*self._context(config), chunks)) as found:
             async for chunk in found:
                 yield chunk
 
-    def _stands(self, config: RunnableConfig | None) -> Standing:
-        with called(config):
-            return place_of(self.pool, None if config is None else config.get("callbacks"))
+    def _context(self, config: RunnableConfig | None) -> CallContext:
+        with config_scope(config):
+            return call_context(self.pool, None if config is None else config.get("callbacks"))
 
 
-def place_of(pool: Any, callbacks: Any = None) -> Standing:
+def call_context(pool: Any, callbacks: Any = None) -> CallContext:
     """Where a call into `pool` made here belongs: its live query, or the terms that it has without one."""
-    config, ambient = _called.get() or (None, None)
+    config, ambient = _innermost.get() or (None, None)
     inner = config if ambient is var_child_runnable_config.get() else None  # else another call has begun since
-    return standing(asked_in(inner), active_runs(callbacks), pool)
+    return context_of(asked_in(inner), active_runs(callbacks), pool)
 
 
 def _ambient() -> Mapping[str, Any]:

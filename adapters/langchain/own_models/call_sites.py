@@ -18,8 +18,8 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from teola_plugin.adapters.langchain.own_models.composites import Node, parts
-from teola_plugin.adapters.langchain.own_models.gates import Gate, gate_of
-from teola_plugin.adapters.langchain.own_models.leaf_calls import Site
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit, limit_of
+from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite
 from teola_plugin.tracer.langchain.classes import is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import asked_per_query
 
@@ -36,7 +36,7 @@ _ASYNC: tuple[tuple[type, str], ...] = (
 """The method by which a class says that it has async code of its own."""
 
 
-def sites_of(chain: Node, *, mapped: bool) -> dict[str, Site]:
+def sites_of(chain: Node, *, mapped: bool) -> dict[str, CallSite]:
     """The user's own leaves, by path. `mapped`: those, too, that are called once for each item of a list."""
     return dict(_Walk(mapped).sites(chain, "chain", {}, {}))
 
@@ -47,7 +47,7 @@ class _Walk:
 
     def sites(
         self, node: Node, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, *, each: bool = False
-    ) -> Iterator[tuple[str, Site]]:
+    ) -> Iterator[tuple[str, CallSite]]:
         """`each`: it stands inside of a `.map()`."""
         if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
             yield from self._leaf(node, path, kwargs, config, each)
@@ -65,17 +65,17 @@ class _Walk:
 
     def _leaf(
         self, node: Any, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, each: bool
-    ) -> Iterator[tuple[str, Site]]:
-        if eligible(node) and not (each and not one_by_one(node)):
-            yield path, Site(path, node, dict(kwargs), config, _gate(node), mapped=each)
+    ) -> Iterator[tuple[str, CallSite]]:
+        if eligible(node) and not (each and not batches_by_calls(node)):
+            yield path, CallSite(path, node, dict(kwargs), config, _limit(node), mapped=each)
         asked = asked_per_query(node) if self._mapped and not kwargs else None
         if asked is not None and eligible(asked):
             where = f"{path}.retriever"
-            yield where, Site(where, asked, {}, config, _gate(asked), mapped=True, within=path)
+            yield where, CallSite(where, asked, {}, config, _limit(asked), mapped=True, within=path)
 
 
-def _gate(node: Node) -> Gate | None:
-    return None if concurrent(node) else gate_of(node)
+def _limit(node: Node) -> ConcurrencyLimit | None:
+    return None if concurrent(node) else limit_of(node)
 
 
 def eligible(node: Any) -> bool:
@@ -85,7 +85,7 @@ def eligible(node: Any) -> bool:
     return not (getattr(node, "callbacks", None) or getattr(node, "verbose", False) or getattr(node, "cache", None))
 
 
-def one_by_one(node: Node) -> bool:
+def batches_by_calls(node: Node) -> bool:
     """Whether a batch makes one call an input, as is usual."""
     return type(node).batch is Runnable.batch and type(node).abatch is Runnable.abatch
 
@@ -97,7 +97,7 @@ def concurrent(node: Any) -> bool:
     return isinstance(node, VectorStoreRetriever) and _own(type(node.vectorstore), "asimilarity_search")
 
 
-def as_long(one: Any, other: Any) -> bool:
+def take_as_long(one: Any, other: Any) -> bool:
     """Whether calls of the two last as long, side by side, too: equal ones that wait for others to do the work."""
     store = getattr(one, "vectorstore", None)
     waits = concurrent(one) or _own(type(getattr(store, "embeddings", None)), "aembed_query")

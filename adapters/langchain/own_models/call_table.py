@@ -1,4 +1,4 @@
-"""Where the user's own models and retrievers are called: one place per query, shared by plain and early calls.
+"""The calls of the user's own models and retrievers: one table a query, shared by plain and early calls.
 
 Whoever comes first makes a call, the plain object or the graph; the other gets its outcome. So there is never a call
 that the plain object would not make, unless somebody changes in place what it is made with.
@@ -16,33 +16,30 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
 from teola_plugin.adapters.langchain.own_models import replay
-from teola_plugin.adapters.langchain.own_models.gates import Gate, Pass
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit, Permit
 from teola_plugin.adapters.langchain.own_models.leaf_calls import (
+    CallSite,
     LeafCall,
     Outcome,
-    Site,
     State,
     aoutcome_of,
     outcome_of,
 )
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 
-if TYPE_CHECKING:
-    from teola_plugin.pool import EnginePool
-
-open_places: dict[str, Place] = {}
+open_tables: dict[str, CallTable] = {}
 """By query id."""
 
 _UNKNOWN = object()
 """Stands for what cannot be copied: equal to nothing."""
 
 
-class Place:
+class CallTable:
     """The calls of one query. Used by the caller's side and by the pool's loop at once."""
 
     sync: bool
@@ -51,8 +48,8 @@ class Place:
         self,
         config: RunnableConfig,
         early: frozenset[str],
-        sites: Mapping[str, Site],
-        limit: Gate | None,
+        sites: Mapping[str, CallSite],
+        limit: ConcurrencyLimit | None,
         behind: Mapping[str, frozenset[str]],
     ) -> None:
         self.config = config
@@ -74,13 +71,10 @@ class Place:
 
     # ------------------------------------------------------------ life
 
-    def open(self, query: str, pool: EnginePool) -> None:
-        """From now on the pool's graph of this query finds the place. Raises `EngineUnavailable`."""
-        from teola_plugin.adapters.langchain.own_models.wrapped import started
-
-        started(pool)
+    def open(self, query: str) -> None:
+        """From now on the graph of this query finds the table."""
         self._query = query
-        open_places[query] = self
+        open_tables[query] = self
 
     def begin(self, run: Any) -> None:
         """Early calls may start; what they call in turn belongs to `run`."""
@@ -90,7 +84,7 @@ class Place:
 
     def close(self) -> None:
         """The query is over: early calls that nobody claimed are given up."""
-        open_places.pop(self._query, None)
+        open_tables.pop(self._query, None)
         with self._lock:
             self._closed = True
             unclaimed = [c for calls in self._calls.values() for c in calls if not c.for_plain]
@@ -99,7 +93,7 @@ class Place:
 
     # ------------------------------------------------------------ the graph's side
 
-    def ahead(self, key: str, input: Any) -> Future[Outcome]:
+    def call_early(self, key: str, input: Any) -> Future[Outcome]:
         """What the plain object's call gives, as a copy; it is made now where that may be done ahead of it."""
         site, asked = self.sites[key], _snapshot(input)
         often = site.mapped  # what was predicted of a list may come again with the list itself
@@ -126,7 +120,7 @@ class Place:
         for call in ready:
             self._start(call)
 
-    def _first_state(self, site: Site, asked: Any) -> State:
+    def _first_state(self, site: CallSite, asked: Any) -> State:
         """Of a call that the graph is the first to want. The plain object may have come with something else."""
         past = not site.mapped and any(c.for_plain for c in self._calls.get(site.key, ()))
         return State.DROPPED if self._closed or past or asked is _UNKNOWN else State.WAITING
@@ -134,8 +128,8 @@ class Place:
     def _start(self, call: LeafCall) -> None:
         raise NotImplementedError
 
-    def _pass(self, call: LeafCall, *, early: bool) -> Pass:
-        return Pass([gate for gate in (call.site.gate, self._limit) if gate is not None], early=early)
+    def _permit(self, call: LeafCall, *, early: bool) -> Permit:
+        return Permit([one for one in (call.site.limit, self._limit) if one is not None], early=early)
 
     def _take_up(self, call: LeafCall) -> bool:
         """Whether the early call is still to be made."""
@@ -145,7 +139,7 @@ class Place:
             call.state = State.EARLY
             return True
 
-    def _apart(self, site: Site, log: replay.EventLog) -> tuple[Context, RunnableConfig]:
+    def _apart(self, site: CallSite, log: replay.EventLog) -> tuple[Context, RunnableConfig]:
         """Where, and with which config, a call is made that only `log` hears of."""
         context = self._context.copy()
         config = replay.early_config(self.config, site.config, log, sync=self.sync)
@@ -154,7 +148,7 @@ class Place:
 
     # ------------------------------------------------------------ the plain object's side
 
-    def _claim(self, site: Site, input: Any) -> LeafCall:
+    def _claim(self, site: CallSite, input: Any) -> LeafCall:
         """The call that the plain object makes here: one made ahead (EARLY), or its own (PLAIN)."""
         with self._lock:
             call = self._find(site.key, input, lambda c: not c.for_plain)
@@ -189,17 +183,17 @@ def _snapshot(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def placed(*places: Place | None) -> Iterator[None]:
-    """The places are closed after the body."""
+def closing(*tables: CallTable | None) -> Iterator[None]:
+    """The tables are closed after the body."""
     try:
         yield
     finally:
-        for place in places:
-            if place is not None:
-                place.close()
+        for table in tables:
+            if table is not None:
+                table.close()
 
 
-class SyncPlace(Place):
+class SyncCallTable(CallTable):
     """For `invoke`: an early call runs on a thread of its own, as the framework's parallel branches do."""
 
     sync = True
@@ -209,7 +203,7 @@ class SyncPlace(Place):
         threading.Thread(target=context.run, args=(self._make, call, config), name="teola-early", daemon=True).start()
 
     def _make(self, call: LeafCall, config: RunnableConfig) -> None:
-        with self._pass(call, early=True):
+        with self._permit(call, early=True):
             if not self._take_up(call):
                 return
             given = snapshot(call.asked)
@@ -218,11 +212,11 @@ class SyncPlace(Place):
             call.note_changes(given)
             call.end(outcome)
 
-    def invoke(self, site: Site, input: Any, config: RunnableConfig | None) -> Any:
+    def invoke(self, site: CallSite, input: Any, config: RunnableConfig | None) -> Any:
         """`site.leaf.invoke`, or the outcome and the events of the same call made ahead."""
         call = self._claim(site, input)
         if call.state is State.PLAIN:
-            with self._pass(call, early=False):
+            with self._permit(call, early=False):
                 outcome = outcome_of(lambda: site.leaf.invoke(input, config, **site.kwargs))
             call.end(outcome)
             return outcome.get()
@@ -234,7 +228,7 @@ class SyncPlace(Place):
     def _once_more(self, call: LeafCall, input: Any) -> Outcome:
         """The leaf changes what it is called with: it is called with the plain object's own values, unheard."""
         context, config = self._apart(call.site, replay.EventLog())
-        turn = self._pass(call, early=False)
+        turn = self._permit(call, early=False)
 
         def make() -> Outcome:
             with replay.untraced(), turn:
@@ -243,7 +237,7 @@ class SyncPlace(Place):
         return context.run(make)
 
 
-class AsyncPlace(Place):
+class AsyncCallTable(CallTable):
     """For `ainvoke`: an early call is a task on the caller's loop."""
 
     sync = False
@@ -273,7 +267,7 @@ class AsyncPlace(Place):
             self._loop.call_soon_threadsafe(task.cancel)
 
     async def _make(self, call: LeafCall, config: RunnableConfig) -> None:
-        async with self._pass(call, early=True):
+        async with self._permit(call, early=True):
             if not self._take_up(call):
                 return
             given = snapshot(call.asked)
@@ -282,7 +276,7 @@ class AsyncPlace(Place):
             call.note_changes(given)
             call.end(outcome)
 
-    async def ainvoke(self, site: Site, input: Any, config: RunnableConfig | None) -> Any:
+    async def ainvoke(self, site: CallSite, input: Any, config: RunnableConfig | None) -> Any:
         """`site.leaf.ainvoke`, or the outcome and the events of the same call made ahead."""
         call = self._claim(site, input)
         if call.state is State.PLAIN:
@@ -301,7 +295,7 @@ class AsyncPlace(Place):
     async def _once_more(self, call: LeafCall, input: Any) -> Outcome:
         """The leaf changes what it is called with: it is called with the plain object's own values, unheard."""
         context, config = self._apart(call.site, replay.EventLog())
-        turn = self._pass(call, early=False)
+        turn = self._permit(call, early=False)
 
         async def make() -> Outcome:
             async with turn:
@@ -312,7 +306,7 @@ class AsyncPlace(Place):
 
     async def _plain(self, call: LeafCall, input: Any, config: RunnableConfig | None) -> Any:
         try:
-            async with self._pass(call, early=False):
+            async with self._permit(call, early=False):
                 outcome = await aoutcome_of(call.site.leaf.ainvoke(input, config, **call.site.kwargs))
         except asyncio.CancelledError as error:  # while it waited for its turn
             outcome = Outcome(error=error)

@@ -6,9 +6,9 @@ import dis
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from teola_plugin.tracer.purity.bounds import Size, constant, plus, scaled
 from teola_plugin.tracer.purity.calls import MOST, width
 from teola_plugin.tracer.purity.machine import Machine
+from teola_plugin.tracer.purity.size_bounds import Size, constant, plus, scaled
 from teola_plugin.tracer.purity.values import (
     NULL,
     SMALL,

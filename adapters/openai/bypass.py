@@ -1,4 +1,5 @@
-"""What is said past a client of the `openai` package, which retries and wraps every `Exception` that it sees."""
+"""Errors of the pool, and captured requests, past a client of the `openai` package: it retries or wraps every
+`Exception` that it sees."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from teola_plugin.requests.payloads import Generate
 T = TypeVar("T")
 _END = object()
 _capture: ContextVar[bool] = ContextVar("teola_capture", default=False)
-_telling: ContextVar[bool] = ContextVar("teola_telling", default=False)
+_raising: ContextVar[bool] = ContextVar("teola_raising", default=False)
 
 
 class Captured(BaseException):
@@ -24,7 +25,7 @@ class Captured(BaseException):
         self.asked = asked
 
 
-class Through(BaseException):
+class Bypass(BaseException):
     """An error of the pool on its way through the client. No `Exception`, so that no client retries or wraps it."""
 
     def __init__(self, error: TeolaError) -> None:
@@ -43,49 +44,49 @@ def capturing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def raising_pool_errors() -> Iterator[None]:
     """The body uses a client: what the pool says of its requests is raised as it is, past what the client would do.
 
     Around whatever of an object's methods sends requests. Outside of it a client is told that the connection broke.
     """
-    token = _telling.set(True)
+    token = _raising.set(True)
     try:
         yield
-    except Through as through:
-        raise through.error from through.error.__cause__
+    except Bypass as bypass:
+        raise bypass.error from bypass.error.__cause__
     finally:
-        _telling.reset(token)
+        _raising.reset(token)
 
 
-def told_in(items: Iterator[T]) -> Iterator[T]:
-    """The items, each made inside `told()`."""
+def raising_pool_errors_in(items: Iterator[T]) -> Iterator[T]:
+    """The items, each made inside `raising_pool_errors()`."""
     with contextlib.closing(items):  # type: ignore[type-var]
         while True:
-            with told():
+            with raising_pool_errors():
                 item = next(items, _END)
             if item is _END:
                 return
             yield item  # type: ignore[misc]
 
 
-async def atold_in(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """`told_in` in a loop."""
+async def araising_pool_errors_in(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """`raising_pool_errors_in` in a loop."""
     async with contextlib.aclosing(items):  # type: ignore[type-var]
         while True:
-            with told():
+            with raising_pool_errors():
                 item = await anext(items, _END)
             if item is _END:
                 return
             yield item  # type: ignore[misc]
 
 
-def said(error: TeolaError) -> None:
-    """Raises it past the client, inside of `told()`; does nothing elsewhere."""
-    if _telling.get():
-        raise Through(error)
+def raise_past_client(error: TeolaError) -> None:
+    """Raises it past the client, inside of `raising_pool_errors()`; does nothing elsewhere."""
+    if _raising.get():
+        raise Bypass(error)
 
 
-def caught(asked: Generate) -> None:
+def raise_captured(asked: Generate) -> None:
     """Raises `Captured`, inside of `capturing()`; does nothing elsewhere."""
     if _capture.get():
         raise Captured(asked)
