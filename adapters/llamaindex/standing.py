@@ -17,10 +17,10 @@ from teola_plugin.shims.llamaindex.copies import of_class, shared_privates
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 
 P = TypeVar("P", bound=Parts)
-_SEAT = "_teola_seat"
+_SERVED_BY = "__teola_served_by__"
 
 
-class _Seat(NamedTuple):
+class _EngineRef(NamedTuple):
     pool: EnginePool
     engine: str
 
@@ -30,13 +30,13 @@ class StandIn:
 
     @property
     def pool(self) -> EnginePool:
-        seat: _Seat = vars(self)[_SEAT]
-        return seat.pool
+        engine: _EngineRef = vars(self)[_SERVED_BY]
+        return engine.pool
 
     @property
     def engine(self) -> str:
-        seat: _Seat = vars(self)[_SEAT]
-        return seat.engine
+        engine: _EngineRef = vars(self)[_SERVED_BY]
+        return engine.engine
 
     def request(self, kind: PrimitiveKind, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle:
         return self.pool.call(kind, self.engine, payloads, stream=stream, run=current_run.get())
@@ -52,7 +52,7 @@ class StandIn:
 def standing_in(obj: Any, kind: Any, engine: str, pool: EnginePool, private: Mapping[str, Any] | None = None) -> Any:
     """A copy of the Pydantic object, of the `StandIn` class `kind` too, with these private attributes replaced."""
     own: Any = type(obj)
-    return of_class(_class(kind, own), obj, {_SEAT: _Seat(pool, engine)}, private or {})
+    return of_class(_class(kind, own), obj, {_SERVED_BY: _EngineRef(pool, engine)}, private or {})
 
 
 @lru_cache(maxsize=64)

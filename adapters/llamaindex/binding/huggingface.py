@@ -57,14 +57,14 @@ def embedding_on(obj: Any, engine: str, pool: EnginePool) -> Any:
     assert cls is not None
     if other := overridden(obj, cls):
         raise differs(obj, f"{other} changes how it embeds", "leave it unbound")
+    parts = read(HuggingFaceEmbeddingParts, obj)
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):
-        _check_embedder(obj, server)
+        _check_embedder(obj, parts, server)
     return standing_in(obj, _Embeds, engine, pool)
 
 
-def _check_embedder(obj: Any, server: Any) -> None:
-    parts = read(HuggingFaceEmbeddingParts, obj)
+def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> None:
     own = parts.model
     _check_name(obj, obj.model_name, server, "EmbeddingEngine")
     if parts.parallel_process:
@@ -131,12 +131,13 @@ def reranker_on(obj: Any, engine: str, pool: EnginePool) -> Any:
     assert cls is not None
     if other := overridden(obj, cls):
         raise differs(obj, f"{other} changes how it reranks", "leave it unbound")
+    parts = read(SentenceTransformerRerankParts, obj)
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):
         _check_name(obj, obj.model, server, "RerankingEngine")
         if server.model is not None:
-            _check_same(obj, read(SentenceTransformerRerankParts, obj).model, server.model)
-    return standing_in(obj, _Reranks, engine, pool, SentenceTransformerRerankParts.named(model=_Scores(engine, pool)))
+            _check_same(obj, parts.model, server.model)
+    return standing_in(obj, _Reranks, engine, pool, parts.named(model=_Scores(engine, pool)))
 
 
 def _array(scores: Sequence[float]) -> Any:

@@ -26,11 +26,11 @@ from teola_plugin.shims.llamaindex.models import (
     OpenAIParts,
     chatted,
     credentials,
-    http_client_of,
     messages_of,
     parsed,
     token_counts,
 )
+from teola_plugin.shims.openai import http_client
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
@@ -124,8 +124,8 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
     _check(obj, server)
     kind = _ServedAhead if server.prefix_caching and obj.metadata.is_chat_model and obj.reuse_client else _Served
     client, aclient = _clients(obj)
-    carried = Carrier.client(http_client_of(client), pool, engine)
-    acarried = AsyncCarrier.client(http_client_of(aclient), pool, engine)
+    carried = Carrier.client(http_client(client), pool, engine)
+    acarried = AsyncCarrier.client(http_client(aclient), pool, engine)
     private = OpenAIParts.named(
         client=client.copy(http_client=carried),
         aclient=aclient.copy(http_client=acarried),

@@ -58,11 +58,6 @@ def credentials(llm: Any, *, is_async: bool = False) -> dict[str, Any]:
     return made
 
 
-def http_client_of(client: Any) -> Any:
-    """The HTTP client below one of the package `openai`."""
-    return client._client
-
-
 def chatted(llm: Any, messages: Sequence[ChatMessage], arguments: dict[str, Any]) -> ChatResponse:
     """`chat` without events."""
     made: ChatResponse = llm._chat(messages, **arguments)
