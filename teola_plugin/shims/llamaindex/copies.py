@@ -9,6 +9,7 @@ import copy
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import lru_cache
+from types import MethodType
 from typing import Any
 
 from llama_index.core.callbacks import CallbackManager
@@ -42,6 +43,13 @@ def sharing(cls: type, obj: Any) -> Any:
     return made
 
 
+def copied_as(cls: type, obj: Any) -> Any:
+    """A shallow copy, of the class `cls`, of an object that is none of Pydantic's."""
+    made: Any = object.__new__(cls)
+    vars(made).update(vars(obj))
+    return made
+
+
 def of_class(cls: type, obj: Any, own: Mapping[str, Any], private: Mapping[str, Any]) -> Any:
     """A copy of a Pydantic object, of the class `cls`, with more attributes and other private ones."""
     copied = obj.model_copy()
@@ -56,6 +64,15 @@ def shared_privates(obj: Any, memo: dict[int, Any]) -> Any:
     """A deep copy of a Pydantic object, but for its private attributes, which are shared: models, clients."""
     made = obj.model_copy()
     object.__setattr__(made, "__dict__", {name: copy.deepcopy(value, memo) for name, value in vars(obj).items()})
+    return made
+
+
+def with_attributes(obj: Any, values: Mapping[str, Any]) -> Any:
+    """A shallow copy with these attributes; its own bound methods among them are the copy's."""
+    made = copy.copy(obj)
+    for name, value in values.items():
+        own = isinstance(value, MethodType) and value.__self__ is obj
+        vars(made)[name] = MethodType(value.__func__, made) if own else value
     return made
 
 

@@ -17,6 +17,8 @@ from llama_index.core.query_engine import (
     CitationQueryEngine,
     MultiStepQueryEngine,
     RetrieverQueryEngine,
+    RetryGuidelineQueryEngine,
+    RetryQueryEngine,
     RouterQueryEngine,
     SubQuestionQueryEngine,
     TransformQueryEngine,
@@ -29,7 +31,15 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index.core.tools.types import ToolMetadata
 
 from teola_plugin.shims.llamaindex.copies import clone, own_splitter
-from teola_plugin.shims.llamaindex.records import Parts, attribute
+from teola_plugin.shims.llamaindex.records import Parts, attribute, derived
+
+
+@dataclass(frozen=True, slots=True)
+class QueryEngineParts(Parts):
+    """Of every query engine."""
+
+    OF: ClassVar[tuple[type, ...]] = (RetryQueryEngine, RetryGuidelineQueryEngine)
+    METHODS: ClassVar[tuple[str, ...]] = ("_query", "_aquery")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ def citation_sources(engine: CitationQueryEngine, nodes: Sequence[NodeWithScore]
 
 
 @dataclass(frozen=True, slots=True)
-class TransformQueryEngineParts(Parts):
+class TransformQueryEngineParts(QueryEngineParts):
     OF: ClassVar = (TransformQueryEngine,)
 
     query_engine: BaseQueryEngine = attribute("_query_engine", BaseQueryEngine)
@@ -111,11 +121,11 @@ def sub_question_node(
 
 
 @dataclass(frozen=True, slots=True)
-class MultiStepQueryEngineParts(Parts):
+class MultiStepQueryEngineParts(QueryEngineParts):
     OF: ClassVar = (MultiStepQueryEngine,)
-    METHODS: ClassVar = ("_aquery",)
 
-    response_synthesizer: BaseSynthesizer = attribute("_response_synthesizer", BaseSynthesizer)
+    streaming: bool = derived(lambda engine: engine._response_synthesizer._streaming)
+    """Whether its last answer comes in pieces."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,14 +27,14 @@ class QueryHooks:
 
     if TYPE_CHECKING:
 
-        def querying(self, query: QueryBundle, plain: Callable[[Any], Any]) -> Any: ...
-        async def aquerying(self, query: QueryBundle, plain: Callable[[Any], Awaitable[Any]]) -> Any: ...
+        def __teola_query__(self, query: QueryBundle, plain: Callable[[Any], Any]) -> Any: ...
+        async def __teola_aquery__(self, query: QueryBundle, plain: Callable[[Any], Awaitable[Any]]) -> Any: ...
 
     def _query(self, query_bundle: QueryBundle) -> Any:
-        return self.querying(query_bundle, lambda node: node._query(query_bundle))
+        return self.__teola_query__(query_bundle, lambda node: node._query(query_bundle))
 
     async def _aquery(self, query_bundle: QueryBundle) -> Any:
-        return await self.aquerying(query_bundle, lambda node: node._aquery(query_bundle))
+        return await self.__teola_aquery__(query_bundle, lambda node: node._aquery(query_bundle))
 
 
 def query_below(engine: BaseQueryEngine, query: QueryBundle) -> Any:
@@ -42,9 +42,9 @@ def query_below(engine: BaseQueryEngine, query: QueryBundle) -> Any:
     return engine._query(query)
 
 
-def multi_step_aquery(engine: MultiStepQueryEngine, query: QueryBundle) -> Awaitable[Any]:
+def multi_step_aquery(engine: MultiStepQueryEngine, query: QueryBundle) -> Coroutine[Any, Any, Any]:
     """LlamaIndex's own async way of it, without the span."""
-    made: Awaitable[Any] = inspect.unwrap(MultiStepQueryEngine._aquery)(engine, query)
+    made: Coroutine[Any, Any, Any] = inspect.unwrap(MultiStepQueryEngine._aquery)(engine, query)
     return made
 
 
@@ -74,21 +74,21 @@ class VectorStoreIndexParts(Parts):
 
 
 class IndexHooks:
-    """Stands before an index's class: nodes are embedded and stored through the methods `adding` and `aadding`."""
+    """Stands before an index's class: nodes are embedded and stored by `__teola_add__` and `__teola_aadd__`."""
 
     if TYPE_CHECKING:
 
-        def adding(self, nodes: Nodes, add: Callable[[Nodes], None]) -> None: ...
-        async def aadding(self, nodes: Nodes, add: Callable[[Nodes], Awaitable[None]]) -> None: ...
+        def __teola_add__(self, nodes: Nodes, add: Callable[[Nodes], None]) -> None: ...
+        async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Nodes], Awaitable[None]]) -> None: ...
 
     def _add_nodes_to_index(
         self, index_struct: IndexDict, nodes: Nodes, show_progress: bool = False, **insert_kwargs: Any
     ) -> None:
         add = super()._add_nodes_to_index  # type: ignore[misc]
-        self.adding(nodes, lambda some: add(index_struct, some, show_progress, **insert_kwargs))
+        self.__teola_add__(nodes, lambda some: add(index_struct, some, show_progress, **insert_kwargs))
 
     async def _async_add_nodes_to_index(
         self, index_struct: IndexDict, nodes: Nodes, show_progress: bool = False, **insert_kwargs: Any
     ) -> None:
         add = super()._async_add_nodes_to_index  # type: ignore[misc]
-        await self.aadding(nodes, lambda some: add(index_struct, some, show_progress, **insert_kwargs))
+        await self.__teola_aadd__(nodes, lambda some: add(index_struct, some, show_progress, **insert_kwargs))

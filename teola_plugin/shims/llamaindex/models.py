@@ -58,11 +58,6 @@ def credentials(llm: Any, *, is_async: bool = False) -> dict[str, Any]:
     return made
 
 
-def http_client_of(client: Any) -> Any:
-    """The HTTP client below one of the package `openai`."""
-    return client._client
-
-
 def chatted(llm: Any, messages: Sequence[ChatMessage], arguments: dict[str, Any]) -> ChatResponse:
     """`chat` without events."""
     made: ChatResponse = llm._chat(messages, **arguments)
@@ -76,30 +71,30 @@ def token_counts(llm: Any, raw: Any) -> dict[str, Any]:
 
 
 class OpenAIHooks:
-    """Stands before `OpenAI` in the order of classes: what it does to ask goes through the methods `asking...`."""
+    """Stands before `OpenAI` in the order of classes: it asks by `__teola_chat__` and its like."""
 
     if TYPE_CHECKING:
 
-        def asking(self, chat: Callable[[], Any]) -> Any: ...
-        async def aasking(self, chat: Callable[[], Awaitable[Any]]) -> Any: ...
-        def asking_stream(self, chat: Callable[[], Any]) -> Any: ...
-        async def aasking_stream(self, chat: Callable[[], Awaitable[Any]]) -> Any: ...
+        def __teola_chat__(self, chat: Callable[[], Any]) -> Any: ...
+        async def __teola_achat__(self, chat: Callable[[], Awaitable[Any]]) -> Any: ...
+        def __teola_stream_chat__(self, chat: Callable[[], Any]) -> Any: ...
+        async def __teola_astream_chat__(self, chat: Callable[[], Awaitable[Any]]) -> Any: ...
 
     def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         chat = super()._chat  # type: ignore[misc]
-        return self.asking(lambda: chat(messages, **kwargs))
+        return self.__teola_chat__(lambda: chat(messages, **kwargs))
 
     async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         chat = super()._achat  # type: ignore[misc]
-        return await self.aasking(lambda: chat(messages, **kwargs))
+        return await self.__teola_achat__(lambda: chat(messages, **kwargs))
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         chat = super()._stream_chat  # type: ignore[misc]
-        return self.asking_stream(lambda: chat(messages, **kwargs))
+        return self.__teola_stream_chat__(lambda: chat(messages, **kwargs))
 
     async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         chat = super()._astream_chat  # type: ignore[misc]
-        return await self.aasking_stream(lambda: chat(messages, **kwargs))
+        return await self.__teola_astream_chat__(lambda: chat(messages, **kwargs))
 
 
 # ------------------------------------------------------------ sentence-transformers
@@ -114,14 +109,14 @@ class HuggingFaceEmbeddingParts(Parts):
 
 
 class EmbeddingHooks:
-    """Stands before `HuggingFaceEmbedding` in the order of classes: its model is called through `embedded`."""
+    """Stands before `HuggingFaceEmbedding` in the order of classes: its model is called through `__teola_embed__`."""
 
     if TYPE_CHECKING:
 
-        def embedded(self, inputs: list[Any], prompt_name: str | None, plain: Callable[..., Any]) -> Any: ...
+        def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, plain: Callable[..., Any]) -> Any: ...
 
     def _embed(self, inputs: list[Any], prompt_name: str | None = None) -> Any:
-        return self.embedded(inputs, prompt_name, super()._embed)  # type: ignore[misc]
+        return self.__teola_embed__(inputs, prompt_name, super()._embed)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
