@@ -82,7 +82,7 @@ class RunningRequest:
         return RunningRequest(request, queued.query, queued.primitive, queued.depth, size, instance, queued)
 
 
-class Room(Protocol):
+class FreeSlots(Protocol):
     """Free slots, as a policy sees them: those of one instance, or of all together."""
 
     in_order: bool

@@ -200,7 +200,7 @@ class GraphScheduler:
         if live.primitive.kind is not _K.FULL_PREFILLING:
             return
         waited = (query.get(name) for name in live.waits)
-        if all(w is None or _spare(w) for w in waited):  # mostly over with the first, however many they are
+        if all(w is None or _unstarted_warm_up(w) for w in waited):  # mostly over with the first, however many they are
             for name in sorted(live.waits):
                 if name in query:
                     self._drop(query, query[name])
@@ -441,7 +441,7 @@ class GraphScheduler:
         self._release(query, query.forget(name))
 
 
-def _spare(live: LivePrimitive) -> bool:
+def _unstarted_warm_up(live: LivePrimitive) -> bool:
     """A warm-up that has not begun."""
     return live.primitive.kind is _K.PARTIAL_PREFILLING and live.status is not Status.RUNNING
 

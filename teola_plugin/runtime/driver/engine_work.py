@@ -124,7 +124,7 @@ class EngineWork:
             known = self.identity_of(port, run.query.tenant, payload)
             request = follower_request(name, number) if name else ""
             work = self.join(run, Party.EARLY, port, p.kind, payload, known, p.id, request)
-            work.spare = not work.made and p.attributes.lookahead is not None
+            work.lookahead = not work.made and p.attributes.lookahead is not None
             live.wait_for(work)
             run.waiters.setdefault(work.request.id, []).append(p.id)
             if not work.made and not (run.ahead and work.rule is Rule.WRITE):

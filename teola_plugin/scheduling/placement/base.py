@@ -50,7 +50,7 @@ class Asked:
     """It has waited long enough: any instance with a free slot will do."""
     warm_up: bool = False
     """Fewer slots may do for it than for others."""
-    spare: bool = True
+    uncontended: bool = True
     """Nobody else wants the slots that are free now, so it may take one away from where it belongs."""
 
 

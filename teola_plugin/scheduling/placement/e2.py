@@ -187,7 +187,7 @@ class E2:
 
     def _wait(self, asked: Asked, seat: Seat, fits: Fits) -> Placed | None:
         """None to wait for a slot and compute the rest there; else an instance with a slot now, to compute more."""
-        if not asked.spare and not asked.urgent:
+        if not asked.uncontended and not asked.urgent:
             return None
         at, line = self._at, self._line
         waits = [(self.loads.wait(name, at) + line.get(name, 0.0), name, units) for name, units in seat.wanted]

@@ -28,7 +28,7 @@ def ask(name: str, *reads: str) -> list[Primitive]:
 
 
 def objectives(*primitives: Primitive, output: str) -> dict[str, str]:
-    """`latency`, `spare`, or the gang, by primitive."""
+    """`latency`, `background`, or the gang, by primitive."""
     found = deduce(Graph(primitives, Ref(output)))
     return {
         name: f"gang {w.gang}" if w.objective is Objective.THROUGHPUT else w.objective.value
@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_warm_up() -> None:
     full = p("full", K.FULL_PREFILLING, "e", after=("part",))
     graph = [p("part", K.PARTIAL_PREFILLING, "$input"), p("e", K.EMBEDDING, "$input"), full]
     found = objectives(*graph, p("a", K.DECODING, "full"), output="a")
-    assert found == {"part": "spare", "e": "latency", "full": "latency", "a": "latency"}
+    assert found == {"part": "background", "e": "latency", "full": "latency", "a": "latency"}
 
 
 # ---------------------------------------------------------------- instances of fragments
@@ -143,7 +143,7 @@ def test_a_call_that_is_waited_for_passes_the_rest_of_a_gang() -> None:
     for i in range(6):
         scheduler.handle(enqueue("q1", f"map{i}", Objective.THROUGHPUT))
     scheduler.handle(enqueue("q2", "answer", Objective.LATENCY))
-    scheduler.handle(enqueue("q3", "warm-up", Objective.SPARE))
+    scheduler.handle(enqueue("q3", "warm-up", Objective.BACKGROUND))
     assert served(scheduler) == ["map0", "map1", "answer", "map2", "map3", "map4", "map5", "warm-up"]
 
 
