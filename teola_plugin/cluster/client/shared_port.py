@@ -261,7 +261,7 @@ class SharedPort(ForwardingPort):
         for entry, _ in self._waiting:
             self._end(entry, None, reason)
 
-    def ask_again(self) -> None:
+    def resend(self) -> None:
         """Another engine's host was lost: what it was to send here may not have come. A host takes a request once."""
         for name in self._adopted:
             if held := self._waiting.get(name):
