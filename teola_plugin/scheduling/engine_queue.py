@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.scheduling.events import Enqueue, QueuedRequest
+from teola_plugin.scheduling.engine_events import Enqueue, QueuedRequest
 from teola_plugin.scheduling.fairness import Served
 from teola_plugin.scheduling.objectives import Objective
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.engine_events import (
     CacheCleared,
     CacheEvent,
     CacheRemoved,
@@ -25,14 +24,14 @@ from teola_plugin.scheduling.events import (
     InstanceDown,
     InstanceDrained,
     InstanceUp,
-    Instructions,
     PrefillEnded,
     Reject,
     RequestsEnded,
     Retried,
     RunBatch,
-    Tick,
 )
+from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest
+from teola_plugin.scheduling.events import Instructions, Tick
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.placement import E2, LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware

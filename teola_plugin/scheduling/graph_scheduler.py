@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from teola_plugin.graph import IMPURE_KINDS, INPUT, Fragment, InstancePath, PrimitiveKind, Ref
 from teola_plugin.graph.build import captures
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.events import Instructions, Tick, WakeAt
+from teola_plugin.scheduling.graph_events import (
     Admit,
     Await,
     Cancel,
@@ -27,7 +28,6 @@ from teola_plugin.scheduling.events import (
     Expanded,
     Finished,
     GraphEvent,
-    Instructions,
     ItemClosed,
     PartBegun,
     PartEnded,
@@ -36,9 +36,7 @@ from teola_plugin.scheduling.events import (
     Reprioritise,
     RunCall,
     Started,
-    Tick,
     Unused,
-    WakeAt,
 )
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status, optional_edge
 from teola_plugin.scheduling.objectives import SINK, gathered

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
+from teola_plugin.scheduling.engine_events import QueuedRequest
 from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Running, Slots
-from teola_plugin.scheduling.events import QueuedRequest
 from teola_plugin.scheduling.fairness import Turn, in_turn
 from teola_plugin.scheduling.objectives import Objective
 

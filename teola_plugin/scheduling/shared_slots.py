@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.scheduling.engine_events import QueuedRequest
 from teola_plugin.scheduling.engine_queue import OnInstance, QueuedPrimitive, Running, RunningRequest
-from teola_plugin.scheduling.events import QueuedRequest
 from teola_plugin.scheduling.placement import Asked, RequestPlacement
 
 PATIENCE = 20

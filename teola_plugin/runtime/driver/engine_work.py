@@ -34,7 +34,8 @@ from teola_plugin.runtime.works.identities import Fingerprint, Identity, Party, 
 from teola_plugin.runtime.works.table import WorkTable
 from teola_plugin.runtime.works.work import Work, request_id
 from teola_plugin.runtime.works.writes import Writes
-from teola_plugin.scheduling.events import Dispatch, Enqueue, Finished, GraphEvent, ItemClosed, Started, Unused
+from teola_plugin.scheduling.engine_events import Enqueue
+from teola_plugin.scheduling.graph_events import Dispatch, Finished, GraphEvent, ItemClosed, Started, Unused
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
 
 _K = PrimitiveKind

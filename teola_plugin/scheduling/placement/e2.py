@@ -13,7 +13,7 @@ from heapq import heapify, heappop
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.graph.prefix_blocks import BLOCK_TOKENS
-from teola_plugin.scheduling.events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
+from teola_plugin.scheduling.engine_events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
 from teola_plugin.scheduling.placement.base import Asked, Fits, Placed, Why
 from teola_plugin.scheduling.placement.least_outstanding import SessionAffinity
 from teola_plugin.scheduling.placement.load_model import LoadModel, prefill_cost

@@ -9,8 +9,9 @@ import pytest
 
 from teola_plugin.graph import Batching, EngineProfile, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import EngineScheduler, GraphScheduler
+from teola_plugin.scheduling.engine_events import Enqueue, QueuedRequest, RequestsEnded, RunBatch
 from teola_plugin.scheduling.engine_scheduler import LAG
-from teola_plugin.scheduling.events import Admit, Enqueue, Expanded, Finished, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.graph_events import Admit, Expanded, Finished
 from teola_plugin.scheduling.objectives import Objective, deduce
 
 K = PrimitiveKind

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler, TopologyAware
+from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded, RunBatch
 from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Running, Slots
-from teola_plugin.scheduling.events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded, RunBatch
 from teola_plugin.scheduling.fairness import Turn, in_turn
 from teola_plugin.scheduling.objectives import Objective
 from tests.support.steps import steps
