@@ -45,7 +45,7 @@ from teola_plugin.passes import (
     StageDecomposition,
 )
 from teola_plugin.runtime.virtual_time import run_virtual
-from teola_plugin.scheduling import events, graph_scheduler
+from teola_plugin.scheduling import engine_events, events, graph_events, graph_scheduler
 
 K = PrimitiveKind
 TWO = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
@@ -137,7 +137,7 @@ def _indented(graph: Graph) -> str:
 
 # ------------------------------------------------------------ schedulers
 
-E = events
+G, E = graph_events, engine_events
 
 UNSAID = {
     "DepthChanged": "Depths of queued primitives that have changed.",
@@ -150,8 +150,8 @@ def table(*kinds: type) -> str:
     """A Markdown table of events or instructions: name, fields, what its docstring says."""
     rows = ["| name | carries | meaning |", "|---|---|---|"]
     for kind in kinds:
-        common = ("at", "query") if issubclass(kind, (E.QueryEvent, E.QueryInstruction)) else ()
-        common = ("at",) if issubclass(kind, E.Event) and not common else common
+        common = ("at", "query") if issubclass(kind, (G.QueryEvent, G.QueryInstruction)) else ()
+        common = ("at",) if issubclass(kind, events.Event) and not common else common
         fields = ", ".join(f"`{name}`" for name in inspect.signature(kind).parameters if name not in common)
         said = (kind.__doc__ or "").split("\n")[0]
         meaning = UNSAID[kind.__name__] if said.startswith(kind.__name__ + "(") else said
@@ -327,20 +327,20 @@ GENERATED: dict[str, Callable[[], str]] = {
     "prefilling-split": lambda: fenced(rewrite(PrefillingSplit(), answer())),
     "decoding-pipelining": lambda: fenced(rewrite(DecodingPipelining(), questions())),
     "graph events": lambda: table(
-        E.Admit,
-        E.Started,
-        E.Finished,
-        E.Unused,
-        E.PrimitiveFailed,
-        E.Expanded,
-        E.ItemClosed,
-        E.PartBegun,
-        E.PartEnded,
-        E.CancelQuery,
-        E.Close,
+        G.Admit,
+        G.Started,
+        G.Finished,
+        G.Unused,
+        G.PrimitiveFailed,
+        G.Expanded,
+        G.ItemClosed,
+        G.PartBegun,
+        G.PartEnded,
+        G.CancelQuery,
+        G.Close,
     ),
     "graph instructions": lambda: table(
-        E.Dispatch, E.RunCall, E.Await, E.Expand, E.Collect, E.Release, E.Cancel, E.Reprioritise, E.End, E.WakeAt
+        G.Dispatch, G.RunCall, G.Await, G.Expand, G.Collect, G.Release, G.Cancel, G.Reprioritise, G.End, events.WakeAt
     ),
     "engine events": lambda: table(
         E.Enqueue,
