@@ -118,6 +118,37 @@ def test_named_tests_and_targets_exist(document: Path) -> None:
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
 
 
+NAMED_BY_FOLDER = {"conformance.py", "store_conformance.py", "calibration.py", "profiles.py"}
+"""Of the table in ARCHITECTURE.md, which names a folder before them."""
+PLACES = ("", "teola_plugin", "docs")
+"""Where a path in backticks begins."""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAME)
+def test_paths_in_backticks_lead_somewhere(document: Path) -> None:
+    """Files, and folders with a stroke: `tests/unit`, `benchmarks/*.py`, `runtime/works`."""
+    tops = {path.name for place in PLACES for path in (ROOT / place).iterdir() if path.is_dir()}
+    text = re.sub(r"(?ms)^```.*?^```$", "", document.read_text())
+    for named in re.findall(r"`([\w./*-]+)(?:::\w+)?`", text):
+        top, stroke, _ = named.partition("/")
+        is_path = (stroke and top in tops) or named.endswith((".py", ".md", ".toml", ".lock"))
+        if is_path and named not in NAMED_BY_FOLDER:
+            assert any(list((ROOT / place).glob(named)) for place in PLACES), f"{document.name} names {named}"
+
+
+def test_every_folder_of_tests_is_told_of() -> None:
+    """And every folder that is told of is there."""
+    rows = set(re.findall(r"(?m)^\| `tests/(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text()))
+    kept = subprocess.run(["git", "ls-files", "tests"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    folders = {Path(name).parts[1] for name in kept if len(Path(name).parts) > 2}
+    assert rows == folders or not kept
+
+
+def test_every_document_is_linked_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\(([^)#\s]+)", (ROOT / "README.md").read_text()))
+    assert {path.relative_to(ROOT).as_posix() for path in DOCUMENTS if path.name != "README.md"} <= linked
+
+
 def test_every_setting_of_the_environment_that_is_named_is_read() -> None:
     named = {name for document in DOCUMENTS for name in re.findall(r"\bTEOLA_[A-Z_]+", document.read_text())}
     for name in named:
