@@ -183,7 +183,7 @@ class EnginePool:
     ) -> CallHandle:
         """One request per payload on an engine; inside a live query (`run`), work done ahead is claimed.
 
-        With `stays`, a shared pool may leave large values where they are made: see `KeptValue`. `terms` (tenant, app,
+        With `stays`, a shared pool may leave large values where they are made: see `RemoteValue`. `terms` (tenant, app,
         deadline, weight) are those of a call that joins no live query.
         """
         return self.runtime.call(kind, engine, payloads, stream=stream, stays=stays, run=run, terms=terms)

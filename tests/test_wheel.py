@@ -24,7 +24,19 @@ ROOT = Path(__file__).parents[1]
 UV = [sys.executable, "-m", "uv", "--no-config", "--offline", "--quiet"]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "teola_plugin", "adapters", "tracer", "server")
 LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
-BASE = ["cli.main", "cli.doctor", "engines", "graph", "observe", "passes", "pool", "requests", "runtime", "scheduling"]
+BASE = [
+    "cli.main",
+    "cli.doctor",
+    "engines",
+    "graph",
+    "observe",
+    "passes",
+    "pool",
+    "requests",
+    "runtime",
+    "scheduling",
+    "server",
+]
 EVERY_MODULE = """
 import importlib, pkgutil, sys
 for name in sys.argv[1:]:
