@@ -294,6 +294,32 @@ def ray_overhead() -> str:
     return "\n".join(rows)
 
 
+def memory() -> str:
+    """The table of the committed run of benchmarks.memory."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "memory.json").read_text())["cases"]
+    names = {
+        "queries": "{count:,} short queries, one after the other",
+        "open query": "one query that stays open through {count:,} requests, with 1,000 parts of its own plan",
+    }
+    rows = ["| case | resident after warm-up | at the end |", "|---|--:|--:|"]
+    for name, said in names.items():
+        resident = found[name]["resident_mib"]
+        times = [f"{resident[key]:.1f} MiB" for key in ("after_warm_up", "end")]
+        rows.append(f"| {said.format(count=found[name]['count'])} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
+def neighbours() -> str:
+    """The table of the committed run of benchmarks.neighbours."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "neighbours.json").read_text())
+    names = {"pure function": "a pure function on a long text", "JSON parser": "a JSON parser", "upload": "an upload"}
+    rows = ["| heavy chain | beside the plain one | beside the accelerated one |", "|---|--:|--:|"]
+    for case in found["longest_wait_ms"]:
+        times = [f"{case[key]['median']:.1f} ms" for key in ("plain", "accelerated")]
+        rows.append(f"| {names[case['chain']]} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
 def example(script: str, name: str) -> str:
     """The source of a class of an example; with `Class.method`, up to the end of that method."""
     text = (ROOT / "examples" / f"{script}.py").read_text()
@@ -365,6 +391,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "llamaindex patterns": llamaindex_patterns,
     "routing": routing,
     "ray overhead": ray_overhead,
+    "memory": memory,
+    "neighbours": neighbours,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))
