@@ -263,9 +263,9 @@ def test_where_engines_would_compute(
     assert found == Check("devices", "ok", f"side by side and with nothing said: {told}")
 
 
-def test_engines_that_would_not_fit_are_told() -> None:
-    (found,) = device_checks.devices({"cuda": "12.9", "gpus": [{"name": "A", "free": 6 * GIB, "total": 8 * GIB}]})
-    assert found.status == "warning" and "8.0 GiB" in found.found and found.next
+def test_a_card_that_is_full_is_not_computed_on() -> None:
+    (found,) = device_checks.devices({"cuda": "12.9", "gpus": [{"name": "A", "free": GIB, "total": 40 * GIB}]})
+    assert found.found.endswith("embedding on the CPU, reranking on the CPU")
     (unknown,) = device_checks.devices(None)
     assert "not looked at" in unknown.found
 

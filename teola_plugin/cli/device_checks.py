@@ -46,7 +46,7 @@ def devices(seen: dict[str, Any] | None) -> Iterator[Check]:
     cards = [Card(at, card["name"], card["total"], card["free"]) for at, card in enumerate(seen.get("gpus", ()))]
     builds = [vllm_build(*one) for one in installed(PACKAGES[1]).items()]
     demands = [Demand("LLM", fills=True) for build in builds[:1] if cards or build == "CPU"]
-    demands += [Demand("embedding", needs=_SMALL), Demand("reranking", needs=_SMALL)]
+    demands += [Demand("embedding", work=_SMALL), Demand("reranking", work=_SMALL)]
     try:
         grants = allotted(demands, cards)
     except TeolaError as error:

@@ -21,7 +21,8 @@ def add_doctor(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="what is installed here, what is missing, and what to do about it",
-        description="Checks versions, engines, memory, disks, GPUs and where engines compute; starts nothing. Status 1 on a problem.",
+        description="Checks versions, engines, memory, disks and GPUs, and says where engines would compute; starts "
+        "nothing. Exit status 1 on a problem.",
     )
     parser.add_argument("--quick", action="store_true", help="do not import the engines' packages (about 20 s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")

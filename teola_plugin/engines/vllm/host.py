@@ -184,7 +184,8 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLM, Ready]:
             "torch": torch.__version__,
             "model": setup.model,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        },
+        }
+        | ({"gpu": current_platform.get_device_name()} if current_platform.is_cuda() else {}),
     )
 
 
