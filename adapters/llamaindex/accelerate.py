@@ -92,7 +92,7 @@ def bound_in(obj: Any, bind: Bindings | None, pool: EnginePool | None) -> Any:
     if missing:
         raise RegistrationError(
             f"bind= names a {type(missing[0]).__name__} that is not a part of the {type(obj).__name__}.",
-            hint="bind the very object that the engine uses, e.g. engine.retriever._embed_model",
+            hint="bind the very object that the engine was made with",
         )
     return made
 

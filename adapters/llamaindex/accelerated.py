@@ -8,6 +8,7 @@ original's beside a live query.
 from __future__ import annotations
 
 import copy
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -21,6 +22,8 @@ from teola_plugin.adapters.terms import Asked
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised
+from teola_plugin.shims.llamaindex.copies import sharing
+from teola_plugin.shims.llamaindex.hooks import QueryHooks
 from teola_plugin.tracer.report import TraceReport
 
 
@@ -87,7 +90,7 @@ class Accelerated:
         return None if last is None else last.trace.result(timeout)
 
 
-class AcceleratedQueryEngine(Accelerated):
+class AcceleratedQueryEngine(QueryHooks, Accelerated):
     """A `BaseQueryEngine`."""
 
     def query(self, str_or_query_bundle: Any) -> Any:
@@ -98,14 +101,13 @@ class AcceleratedQueryEngine(Accelerated):
         given = asked(str_or_query_bundle)
         return await self.__teola_session__.acall("query", given, lambda node: node.aquery(str_or_query_bundle))
 
-    def _query(self, query_bundle: Any) -> Any:
-        """Called by engines that retry; the entries above call the original's."""
-        given = asked(query_bundle)
-        return self.__teola_session__.call("query", given, lambda node: node._query(query_bundle))
+    def __teola_query__(self, query: Any, plain: Callable[[Any], Any]) -> Any:
+        """Below the entries, by engines that retry; the entries above call the original's."""
+        return self.__teola_session__.call("query", asked(query), plain)
 
-    async def _aquery(self, query_bundle: Any) -> Any:
-        given = asked(query_bundle)
-        return await self.__teola_session__.acall("query", given, lambda node: node._aquery(query_bundle))
+    async def __teola_aquery__(self, query: Any, plain: Callable[[Any], Awaitable[Any]]) -> Any:
+        """`__teola_query__` in a loop."""
+        return await self.__teola_session__.acall("query", asked(query), plain)
 
     def retrieve(self, query_bundle: Any) -> Any:
         return self.__teola_session__.call("retrieve", asked(query_bundle), lambda node: node.retrieve(query_bundle))
@@ -203,13 +205,7 @@ def accelerated(session: Session) -> Any:
     kind = next((mine for theirs, mine in KINDS if isinstance(served, theirs)), None)
     if kind is None:
         raise _refusal(served)
-    cls = _class(kind, type(served), session)
-    made: Any = object.__new__(cls)
-    object.__setattr__(made, "__dict__", vars(served))
-    for slot in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
-        if hasattr(served, slot):
-            object.__setattr__(made, slot, getattr(served, slot))
-    return made
+    return sharing(_class(kind, type(served), session), served)
 
 
 def _refusal(obj: Any) -> TraceError:

@@ -5,15 +5,14 @@ The originals are never touched; what is not replaced is shared with them.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
-from types import MethodType
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.response_synthesizers import BaseSynthesizer
 
+from teola_plugin.shims.llamaindex.copies import with_attributes
 from teola_plugin.tracer.llamaindex.known import is_composite
 
 Accelerate = Callable[[Any], Any]
@@ -72,8 +71,4 @@ def with_values(node: Any, values: Mapping[str, Any]) -> Any:
     """`node`, or a copy with other attributes where these differ; its bound methods are the copy's own."""
     if all(values[name] is value for name, value in vars(node).items()):
         return node
-    made = copy.copy(node)
-    for name, value in values.items():
-        own = isinstance(value, MethodType) and value.__self__ is node
-        vars(made)[name] = MethodType(value.__func__, made) if own else value
-    return made
+    return with_attributes(node, values)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from teola_plugin.adapters.llamaindex.pooled import refuse_pickling
 from teola_plugin.errors import RegistrationError
@@ -14,12 +13,14 @@ from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.shims.llamaindex.copies import of_class, shared_privates
+from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 
-_SEAT = "_teola_seat"
-_SLOTS = ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+P = TypeVar("P", bound=Parts)
+_SERVED_BY = "__teola_served_by__"
 
 
-class _Seat(NamedTuple):
+class _EngineRef(NamedTuple):
     pool: EnginePool
     engine: str
 
@@ -29,13 +30,13 @@ class StandIn:
 
     @property
     def pool(self) -> EnginePool:
-        seat: _Seat = vars(self)[_SEAT]
-        return seat.pool
+        engine: _EngineRef = vars(self)[_SERVED_BY]
+        return engine.pool
 
     @property
     def engine(self) -> str:
-        seat: _Seat = vars(self)[_SEAT]
-        return seat.engine
+        engine: _EngineRef = vars(self)[_SERVED_BY]
+        return engine.engine
 
     def request(self, kind: PrimitiveKind, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle:
         return self.pool.call(kind, self.engine, payloads, stream=stream, run=current_run.get())
@@ -45,22 +46,13 @@ class StandIn:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Models and clients, which are private attributes, are shared."""
-        made: Any = self.model_copy()  # type: ignore[attr-defined]
-        object.__setattr__(made, "__dict__", {name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
-        return made
+        return shared_privates(self, memo)
 
 
 def standing_in(obj: Any, kind: Any, engine: str, pool: EnginePool, private: Mapping[str, Any] | None = None) -> Any:
     """A copy of the Pydantic object, of the `StandIn` class `kind` too, with these private attributes replaced."""
-    copied = obj.model_copy()
     own: Any = type(obj)
-    made: Any = object.__new__(_class(kind, own))
-    object.__setattr__(made, "__dict__", {**vars(copied), _SEAT: _Seat(pool, engine)})
-    for slot in _SLOTS:
-        object.__setattr__(made, slot, getattr(copied, slot))
-    if private:
-        object.__setattr__(made, "__pydantic_private__", {**(copied.__pydantic_private__ or {}), **private})
-    return made
+    return of_class(_class(kind, own), obj, {_SERVED_BY: _EngineRef(pool, engine)}, private or {})
 
 
 @lru_cache(maxsize=64)
@@ -73,6 +65,14 @@ def instance_of(module: str, name: str, obj: Any) -> type[Any] | None:
     """The class of that name, if `obj` is an instance of it; without importing what nobody has imported."""
     cls = getattr(sys.modules.get(module), name, None)
     return cls if cls is not None and isinstance(obj, cls) else None
+
+
+def read(kind: type[P], obj: Any) -> P:
+    """What the object is made of. Raises `RegistrationError` where it is not built as the tested versions build it."""
+    try:
+        return kind.of(obj)
+    except Unreadable as why:
+        raise differs(obj, str(why), "leave it unbound") from why
 
 
 def differs(obj: Any, why: str, hint: str) -> RegistrationError:

@@ -7,8 +7,6 @@ called from any thread.
 from __future__ import annotations
 
 import asyncio
-import copy
-import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,37 +19,45 @@ from llama_index.core.query_engine import (
     TransformQueryEngine,
 )
 from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQueryEngine
-from llama_index_instrumentation import get_dispatcher
+from llama_index.core.schema import QueryBundle
 
+from teola_plugin.shims.llamaindex.engines import (
+    MultiStepQueryEngineParts,
+    QueryEngineParts,
+    TransformQueryEngineParts,
+)
+from teola_plugin.shims.llamaindex.hooks import multi_step_aquery, query_below, with_aquery
+from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 from teola_plugin.tracer.llamaindex.known import changed, inside, is_leaf
 
 
-async def _transformed(self: TransformQueryEngine, query_bundle: Any) -> Any:
+async def _transformed(engine: TransformQueryEngine, query: QueryBundle) -> Any:
     """The transform asks its LLM before anything is awaited."""
-    run = self._query_transform.run
-    query_bundle = await asyncio.to_thread(run, query_bundle, metadata=self._transform_metadata)
-    return await self._query_engine.aquery(query_bundle)
+    parts = TransformQueryEngineParts.of(engine)
+    run = parts.query_transform.run
+    query = await asyncio.to_thread(run, query, metadata=parts.transform_metadata)  # type: ignore[arg-type]
+    return await parts.query_engine.aquery(query)
 
 
-async def _in_a_thread(self: Any, query_bundle: Any) -> Any:
+async def _in_a_thread(engine: Any, query: QueryBundle) -> Any:
     """Its async way is its sync way."""
-    return await asyncio.to_thread(self._query, query_bundle)
+    return await asyncio.to_thread(query_below, engine, query)
 
 
-async def _stepped(self: MultiStepQueryEngine, query_bundle: Any) -> Any:
+async def _stepped(engine: MultiStepQueryEngine, query: QueryBundle) -> Any:
     """Only its last answer is awaited: it stalls a loop of its own. A stream belongs to the loop that reads it."""
-    work = inspect.unwrap(MultiStepQueryEngine._aquery)(self, query_bundle)
-    if self._response_synthesizer._streaming:
+    work = multi_step_aquery(engine, query)
+    if MultiStepQueryEngineParts.of(engine).streaming:
         return await work
     return await asyncio.to_thread(asyncio.run, work)
 
 
-_ASYNC: dict[type, Callable[[Any, Any], Awaitable[Any]]] = {
-    TransformQueryEngine: _transformed,
-    MultiStepQueryEngine: _stepped,
-    RetryQueryEngine: _in_a_thread,
-    RetryGuidelineQueryEngine: _in_a_thread,
-    RetrySourceQueryEngine: _in_a_thread,
+_ASYNC: dict[type, tuple[type[Parts], Callable[[Any, QueryBundle], Awaitable[Any]]]] = {
+    TransformQueryEngine: (TransformQueryEngineParts, _transformed),
+    MultiStepQueryEngine: (MultiStepQueryEngineParts, _stepped),
+    RetryQueryEngine: (QueryEngineParts, _in_a_thread),
+    RetryGuidelineQueryEngine: (QueryEngineParts, _in_a_thread),
+    RetrySourceQueryEngine: (QueryEngineParts, _in_a_thread),
 }
 
 
@@ -60,19 +66,12 @@ def unblocked(node: Any) -> Any:
     kind = type(node)
     if kind not in _ASYNC or changed(node, kind) or not all(map(is_leaf, _models(node))):
         return node
-    made, function = copy.copy(node), _named(_ASYNC[kind])
-    spanned: Any = get_dispatcher(kind.__module__).span(function)
-    vars(made)["_aquery"] = spanned.__get__(made, kind)
-    return made
-
-
-def _named(function: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-    """A function of its own, under the name that its span shall have."""
-
-    async def _aquery(self: Any, query_bundle: Any) -> Any:
-        return await function(self, query_bundle)
-
-    return _aquery
+    parts, function = _ASYNC[kind]
+    try:
+        parts.of(node)
+    except Unreadable:  # another version: its own way is the only one
+        return node
+    return with_aquery(node, function)
 
 
 def _models(node: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Result
-from teola_plugin.runtime.works.kept_values import KeptValue
+from teola_plugin.runtime.works.remote_values import RemoteValue
 
 log = logging.getLogger("teola_plugin")
 LARGE = 64 * 1024
@@ -60,7 +60,7 @@ def _ray_batch(at: int) -> RayBatch:
     return RayBatch(_refs.get()[at])
 
 
-class RayValue(KeptValue):
+class RayValue(RemoteValue):
     """One of the values. `remake` is known at the client alone: it asks for the value anew."""
 
     __slots__ = ("at", "held", "remake")

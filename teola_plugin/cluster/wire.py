@@ -19,7 +19,7 @@ from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind
 from teola_plugin.requests.payloads import Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.runtime.ports.port import Follow
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 
 PROTOCOL = 4

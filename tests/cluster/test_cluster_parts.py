@@ -15,6 +15,7 @@ from teola_plugin.cluster.host.clients import Client
 from teola_plugin.cluster.host.followers import Followers, follower_order
 from teola_plugin.cluster.host.outbox import Outbox
 from teola_plugin.cluster.host.scaling import QueueDepth
+from teola_plugin.cluster.names import actor_name, directory_name, pool_of
 from teola_plugin.cluster.remote_values import RayBatch, RayValue, remote_values_in, store_large
 from teola_plugin.cluster.wire import (
     RequestEnded,
@@ -27,11 +28,11 @@ from teola_plugin.cluster.wire import (
     unpack_orders,
 )
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
-from teola_plugin.graph import Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Piece, Result
-from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.runtime.ports.port import Follow, follower_of, follower_request
 from teola_plugin.scheduling.events import Enqueue
 
 K = PrimitiveKind
@@ -205,7 +206,9 @@ def test_small_values_and_those_that_others_read_travel() -> None:
 # ---------------------------------------------------------------- followers
 
 EMBED = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input")))
-SEARCH = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("embed")), options=(("collection", "c"), ("k", 2)))
+SEARCH = Primitive(
+    "search", K.SEARCHING, "store", named(vectors=Ref("embed")), attributes=Attributes(collection="c", k=2)
+)
 
 
 def event(primitive: Primitive) -> Enqueue:
@@ -270,3 +273,15 @@ def test_a_chain_is_sent_on_with_what_follows() -> None:
     taken.followers.expect("me", order((follow((last,)),)))
     taken.followers.ended("me", "r1", [1.0], None)
     assert taken.elsewhere[0][1].then == (last,) and taken.elsewhere[0][1].primitive == SEARCH
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_actors_say_their_pool() -> None:
+    assert [pool_of(name) for name in (actor_name("farm", "llm"), directory_name("farm"))] == ["farm", "farm"]
+    assert [pool_of(name) for name in ("", "teola", "other/farm", "teolas/farm/llm")] == ["", "", "", ""]
+
+
+def test_requests_say_whose_followers_they_are() -> None:
+    assert follower_of(follower_request("q1-ahead2", 3)) == "q1-ahead2" and follower_of("q1-3") == ""

@@ -15,18 +15,20 @@ from teola_plugin.cluster.wire import Parcel, RequestEvent, Submit
 from teola_plugin.engines.fake import FakeEmbedder, FakeStore
 from teola_plugin.engines.fake.base import Faults
 from teola_plugin.errors import EngineError
-from teola_plugin.graph import Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText, SearchVector, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Result
-from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.runtime.ports.port import Follow
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 
 K = PrimitiveKind
 EMBED = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input")))
-SEARCH = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("embed")), options=(("collection", "c"), ("k", 2)))
+SEARCH = Primitive(
+    "search", K.SEARCHING, "store", named(vectors=Ref("embed")), attributes=Attributes(collection="c", k=2)
+)
 TERMS: dict[str, Any] = {"depth": 3, "app": "search", "weight": 2.5, "session": "s", "objective": Objective.THROUGHPUT}
 
 

@@ -29,7 +29,8 @@ from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Messag
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done
 from teola_plugin.runtime.cache_events import cache_events
-from teola_plugin.runtime.ports.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.scheduling import E2
 from teola_plugin.scheduling.placement import Why
 

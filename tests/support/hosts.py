@@ -25,7 +25,7 @@ from teola_plugin.cluster.names import actor_name
 from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
 from teola_plugin.engines.base import Engine
 from teola_plugin.requests.request import Request
-from teola_plugin.runtime.ports.engine_port import PortListener
+from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.events import Enqueue
 

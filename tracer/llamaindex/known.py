@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate, SelectorPromptTemplate
 
+from teola_plugin.shims.llamaindex.copies import held, own_template
+from teola_plugin.shims.llamaindex.records import KNOWN, Unreadable
 from teola_plugin.tracer.report import Level
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -65,12 +67,14 @@ def as_made() -> Iterator[None]:
     """In the body, an attribute that is missing means: not what LlamaIndex makes, at least not the tested versions."""
     try:
         yield
+    except Unreadable as error:
+        raise NotUnderstood(str(error)) from error
     except AttributeError as error:
-        raise NotUnderstood(f"it has no {error.name!r}, which LlamaIndex 0.14 gives it") from error
+        raise NotUnderstood(f"it has no {error.name!r}, which {KNOWN} gives it") from error
 
 
-def plain_template(template: BasePromptTemplate) -> BasePromptTemplate:
-    """The template, if formatting it runs nothing of the user's. Raises `NotUnderstood`."""
+def own_prompt(template: BasePromptTemplate) -> BasePromptTemplate:
+    """A copy to be formatted beside the original, if that runs nothing of the user's. Raises `NotUnderstood`."""
     inner = [template]
     if isinstance(template, SelectorPromptTemplate):
         inner += [template.default_template, *(one for _, one in template.conditionals or ())]
@@ -82,7 +86,7 @@ def plain_template(template: BasePromptTemplate) -> BasePromptTemplate:
         parser = one.output_parser
         if parser is not None and not type(parser).__module__.startswith("llama_index.core."):
             raise NotUnderstood(f"{type(parser).__name__} is not known to be pure")
-    return template
+    return own_template(template)
 
 
 def own_function(function: Callable[..., Any]) -> bool:
@@ -115,8 +119,7 @@ def inside(root: object) -> Iterator[object]:
         elif hasattr(node, "__dict__") and not isinstance(node, type):
             yield node
             if is_composite(node):
-                todo += vars(node).values()
-                todo += (getattr(node, "__pydantic_private__", None) or {}).values()
+                todo += held(node)
 
 
 def is_composite(node: object) -> bool:

@@ -16,6 +16,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from teola_plugin.graph import INPUT, Ref
+from teola_plugin.shims.llamaindex.engines import AnsweringParts
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex import engines
 from teola_plugin.tracer.llamaindex.known import as_made, level
@@ -86,11 +87,13 @@ def _traced(walk: Walk, node: Any, entry: str, asked: Asked, word: str) -> Value
         nodes = walk.call("chunks", nodes_of, chunks=Ref(INPUT, (CHUNKS,)))
         return synthesize(walk, node, asked.text, nodes, word, "synthesize")
     if entry == "synthesize":
-        synth = node if isinstance(node, BaseSynthesizer) else getattr(node, "_response_synthesizer", None)
-        if not isinstance(synth, BaseSynthesizer):
+        if isinstance(node, BaseSynthesizer):
+            return synthesize(walk, node, asked.text, Ref(INPUT, (NODES,)), word, "synthesize")
+        parts = walk.parts(AnsweringParts, node)
+        if parts.response_synthesizer is None:
             raise NotUnderstood(f"{type(node).__name__} has no synthesizer of its own")
-        path = word if synth is node else f"{word}._response_synthesizer"
-        return synthesize(walk, synth, asked.text, Ref(INPUT, (NODES,)), path, "synthesize")
+        where = parts.path(word, "response_synthesizer")
+        return synthesize(walk, parts.response_synthesizer, asked.text, Ref(INPUT, (NODES,)), where, "synthesize")
     if isinstance(node, BaseRetriever):
         return retrieve(walk, node, asked, word, "retrieve")
     if not isinstance(node, BaseQueryEngine):

@@ -11,11 +11,15 @@ from llama_index.core.indices.query.query_transform.base import (
     HyDEQueryTransform,
     IdentityQueryTransform,
 )
-from llama_index.core.schema import QueryBundle
 
 from teola_plugin.graph import Ref
-from teola_plugin.tracer.llamaindex.known import rule_for
-from teola_plugin.tracer.llamaindex.stand_ins import clone, raw
+from teola_plugin.shims.llamaindex.queries import (
+    DecomposeQueryTransformParts,
+    HyDEQueryTransformParts,
+    decomposed_query,
+    hypothetical_document,
+)
+from teola_plugin.tracer.llamaindex.known import own_prompt, rule_for
 from teola_plugin.tracer.llamaindex.walk import Asked, Walk, pool_llm
 
 Given = Mapping[str, Any]
@@ -33,26 +37,24 @@ def transformed(
 
 def _hyde(walk: Walk, transform: HyDEQueryTransform, asked: Asked, metadata: Any, name: str) -> Asked:
     """An invented document is searched with, and the query beside it."""
-    [llm, both] = walk.read(transform, "_llm", "_include_original")
-    prompt = walk.template(transform, "_hyde_prompt")
+    parts = walk.parts(HyDEQueryTransformParts, transform)
+    prompt = own_prompt(parts.hyde_prompt)
 
     def invent(llm: Any, given: Given) -> str:
-        own = clone(transform, _llm=llm, _hyde_prompt=prompt, _include_original=False)
-        return str(raw(own, "_run")(QueryBundle(given["query"]), metadata).custom_embedding_strs[0])
+        return hypothetical_document(transform, llm, prompt, given["query"], metadata)
 
-    document = walk.ask(name, pool_llm(llm), invent, {"query": asked.text})
-    return Asked(asked.text, (document, *asked.texts) if both else (document,))
+    document = walk.ask(name, pool_llm(parts.llm), invent, {"query": asked.text})
+    return Asked(asked.text, (document, *asked.texts) if parts.include_original else (document,))
 
 
 def _decompose(walk: Walk, transform: DecomposeQueryTransform, asked: Asked, metadata: Any, name: str) -> Asked:
-    [llm] = walk.read(transform, "_llm")
-    prompt = walk.template(transform, "_decompose_query_prompt")
+    parts = walk.parts(DecomposeQueryTransformParts, transform)
+    prompt = own_prompt(parts.decompose_query_prompt)
 
     def rewrite(llm: Any, given: Given) -> str:
-        own = clone(transform, _llm=llm, _decompose_query_prompt=prompt)
-        return str(raw(own, "_run")(QueryBundle(given["query"]), metadata).query_str)
+        return decomposed_query(transform, llm, prompt, given["query"], metadata)
 
-    query = walk.ask(name, pool_llm(llm), rewrite, {"query": asked.text})
+    query = walk.ask(name, pool_llm(parts.llm), rewrite, {"query": asked.text})
     return Asked(query, (query,))
 
 

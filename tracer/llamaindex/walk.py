@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
-from teola_plugin.graph import Component, Ref, Role
+from teola_plugin.graph import Attributes, Component, Ref, Role
 from teola_plugin.graph.refs import Inputs
-from teola_plugin.tracer.draft import BESIDE, DERIVED, Draft, Names
+from teola_plugin.shims.llamaindex.records import Parts, Unreadable
+from teola_plugin.tracer.draft import DERIVED, Draft, Names
 from teola_plugin.tracer.llamaindex import known, stand_ins
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Value = Ref | None
+P = TypeVar("P", bound=Parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,23 @@ class Read:
 
     @property
     def holds(self) -> bool:
-        now = getattr(self.node, self.name, None)
-        return now is self.value or (isinstance(now, (str, int, float, bool)) and bool(now == self.value))
+        return _same(getattr(self.node, self.name, None), self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What an object was made of when it was read."""
+
+    node: Any
+    parts: Parts
+
+    @property
+    def holds(self) -> bool:
+        try:
+            now = type(self.parts).of(self.node)
+        except Unreadable:
+            return False
+        return all(_same(getattr(now, one.name), getattr(self.parts, one.name)) for one in fields(now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +84,11 @@ class Listed:
         return len(now) == len(self.elements) and all(a is b for a, b in zip(now, self.elements, strict=True))
 
 
-Premise = Read | Listed
+Premise = Read | Recorded | Listed
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (isinstance(now, (str, int, float, bool)) and bool(now == before))
 
 
 def _elements(container: Any) -> Sequence[Any]:
@@ -89,21 +110,17 @@ class Walk:
 
     # ------------------------------------------------------------ premises and the report
 
-    def read(self, node: Any, *names: str) -> list[Any]:
-        """Attributes that decide what the graph looks like. A plan is made anew when one of them has changed."""
-        found = []
-        for name in names:
-            value = getattr(node, name)
-            self.premises.append(Read(node, name, value))
-            if isinstance(value, (list, tuple, dict)):
-                self.premises.append(Listed(value, tuple(_elements(value))))
-            found.append(value)
-        return found
+    def read(self, node: Any, *names: str) -> None:
+        """Public attributes that decide what the graph looks like, as `parts` does it."""
+        self.premises += [Read(node, name, getattr(node, name)) for name in names]
 
-    def template(self, node: Any, name: str) -> Any:
-        """A prompt template of `node`, to be formatted beside the original."""
-        [template] = self.read(node, name)
-        return stand_ins.own_template(known.plain_template(template))
+    def parts(self, kind: type[P], node: Any) -> P:
+        """What `node` is made of. A plan is made anew when that has changed. Raises `Unreadable`."""
+        found = kind.of(node)
+        self.premises.append(Recorded(node, found))
+        values = (getattr(found, one.name) for one in fields(found))
+        self.premises += [Listed(one, tuple(_elements(one))) for one in values if isinstance(one, (list, tuple, dict))]
+        return found
 
     def note(self, path: str, node: object, level: Level, components: Sequence[str] = (), reason: str = "") -> None:
         self.draft.nodes.append(TraceNode(path, type(node).__name__, level, tuple(components), reason))
@@ -183,7 +200,7 @@ class Walk:
             prompt=stand_ins.parts(llm, run, names, blanks),
             expected=expected,
             scope=self.scope,
-            options=(("items", items),) if items else (),
+            attributes=Attributes(items=items),
         )
         made = self.draft.add(component, lambda given: stand_ins.asked(llm, run, given, blanks, names))
         if items:
@@ -202,7 +219,7 @@ class Walk:
         self.draft.absorb(body.draft)
         inner = body.draft.template(output, name)
         if role is Role.MAP:  # in `query`, one item comes after the other
-            more["options"] = (*more.get("options", ()), (BESIDE, True))
+            more["attributes"] = replace(more.get("attributes", Attributes()), beside=True)
         return self.draft.add(Component(name, role, inputs, body=inner, scope=self.scope, **more))
 
     # ------------------------------------------------------------ the order of the plain code

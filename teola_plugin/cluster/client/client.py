@@ -13,13 +13,13 @@ from typing import Any
 from teola_plugin.cluster import connection
 from teola_plugin.cluster.client.shared_engine import SharedEngine
 from teola_plugin.cluster.client.shared_port import SharedPort
-from teola_plugin.cluster.names import actor_name, directory_name
+from teola_plugin.cluster.names import actor_name, directory_name, pool_of
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.remote_values import RayValue, fetch_or_remake
 from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
 from teola_plugin.errors import EngineUnavailable, RegistrationError
 from teola_plugin.runtime.local import LocalRuntime
-from teola_plugin.runtime.ports.engine_port import Port
+from teola_plugin.runtime.ports.port import Port
 
 START_SECONDS = 900.0
 """An engine that is asked for the first time may have to load its model."""
@@ -46,7 +46,7 @@ def find_engines(address: str | None, pool: str) -> dict[str, SharedEngine]:
 
 def _pools(ray: Any) -> list[str]:
     names = (found["name"] for found in ray.util.list_named_actors(all_namespaces=True))
-    return sorted({name.split("/")[1] for name in names if name.startswith("teola/")})
+    return sorted({pool for name in names if (pool := pool_of(name))})
 
 
 class ClusterRuntime(LocalRuntime):

@@ -33,8 +33,7 @@ from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Primitive
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.driver.prescheduling import Follow
-from teola_plugin.runtime.ports.engine_port import ForwardingPort, PortListener
+from teola_plugin.runtime.ports.port import Follow, ForwardingPort, PortListener, follower_of, follower_request
 from teola_plugin.runtime.works.work import PendingCall, Work, request_id
 from teola_plugin.scheduling.events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
@@ -122,8 +121,8 @@ class SharedPort(ForwardingPort):
         for entry in entries:
             self._unfinished.add(entry, event)
             self._adopted.add(entry.request.id)
-        if announced is not None and _scheduling(announced) != _scheduling(event):
-            depth, objective, gang = _scheduling(event)
+        if announced is not None and _urgency(announced) != _urgency(event):
+            depth, objective, gang = _urgency(event)
             self.depths(
                 DepthChanged(event.at, event.query, {event.primitive: depth}, {event.primitive: (objective, gang)})
             )
@@ -134,10 +133,10 @@ class SharedPort(ForwardingPort):
     def disown(self, name: str, count: int = 0) -> None:
         """The follower is not wanted, or its requests are made otherwise."""
         self._expected.pop(name, None)
-        requests = [key for key in self._early if key.rpartition(".")[0] == name]
+        requests = [key for key in self._early if follower_of(key) == name]
         for request in requests:
             del self._early[request]
-        self._link.send(Cancel((name, *(f"{name}.{n}" for n in range(count)))))
+        self._link.send(Cancel((name, *(follower_request(name, n) for n in range(count)))))
 
     def holds(self, entry: Work) -> bool:
         """Whether the request has not ended."""
@@ -167,7 +166,7 @@ class SharedPort(ForwardingPort):
     def _receive(self, news: RequestEvent) -> None:
         held = self._unfinished.get(news.request)
         if held is None:
-            if news.request.rpartition(".")[0] in self._expected:
+            if follower_of(news.request) in self._expected:
                 self._early.setdefault(news.request, []).append(news)
             return
         entry = held[0]
@@ -279,6 +278,6 @@ class SharedPort(ForwardingPort):
         )
 
 
-def _scheduling(event: Enqueue) -> tuple[int, Objective, str]:
+def _urgency(event: Enqueue) -> tuple[int, Objective, str]:
     """What may have changed since a primitive was announced."""
     return event.depth, event.objective, event.gang

@@ -46,7 +46,8 @@ from teola_plugin.cluster.wire import (
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.ports.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling import POLICIES

@@ -15,7 +15,7 @@ from teola_plugin.cluster.wire import Submit
 from teola_plugin.graph import Primitive, read_path
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime import primitive_requests as requests
-from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.runtime.ports.port import Follow, follower_request
 
 log = logging.getLogger("teola_plugin")
 
@@ -105,7 +105,9 @@ def follower_order(follow: Follow, value: Any) -> Submit | None:
         log.debug("primitive %s cannot follow: %r", p.id, error)
         return None
     asked = tuple(
-        Request(f"{follow.name}.{n}", p.kind, payload, follow.event.query, follow.tenant, stays=follow.stays)
+        Request(
+            follower_request(follow.name, n), p.kind, payload, follow.event.query, follow.tenant, stays=follow.stays
+        )
         for n, payload in enumerate(made)
     )
     return Submit(replace(follow.event), asked, p if follow.then else None, follow.then)

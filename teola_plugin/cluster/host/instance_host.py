@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from teola_plugin.cluster.client.shared_engine import settings_of
@@ -16,6 +17,7 @@ from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.errors import EngineError
+from teola_plugin.graph.device import on_host
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Failed, Result
 from teola_plugin.runtime.failures import too_large
@@ -40,9 +42,11 @@ class InstanceHost:
         return self.facts()
 
     def facts(self) -> EngineFacts:
+        """With the node in the name of its device: every node has a `cuda:0`."""
         engine, settings = self.engine, settings_of(self.engine)
         versions = dict(engine.versions())
-        return EngineFacts(engine.name, engine.kinds, engine.profile, versions, (self.instance,), settings)
+        profile = replace(engine.profile, device=on_host(engine.profile.device, _node()))
+        return EngineFacts(engine.name, engine.kinds, profile, versions, (self.instance,), settings)
 
     async def stop(self) -> None:
         await self.engine.stop()
@@ -58,9 +62,7 @@ class InstanceHost:
 
     def where(self) -> tuple[str, int]:
         """The node's and the process's id."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+        return _node(), os.getpid()
 
     def ping(self) -> tuple[int, float, list[CacheReport]]:
         """Requests in flight, the share of the KV cache in use, and what has become of its prefixes."""
@@ -108,6 +110,13 @@ class InstanceHost:
     async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
         """A coroutine method of the engine that is no request, e.g. `count` of a store."""
         return await getattr(self.engine, method)(*args)
+
+
+def _node() -> str:
+    """Ray's id of this node; empty outside of a cluster."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
 
 
 def _portable(result: Result) -> Result:

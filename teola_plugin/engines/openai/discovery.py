@@ -47,7 +47,7 @@ async def discover(
     except Exception as error:
         raise unreachable(engine, base_url, error) from error
     if answer.status_code != 200:
-        raise _unusable(engine, f"{base_url}/models answered {answer.status_code}: {answer.text[:200]}")
+        raise unusable_server(engine, f"{base_url}/models answered {answer.status_code}: {answer.text[:200]}")
     facts = _chosen(engine, base_url, model, json_of(answer.text).get("data") or [])
     return await _tried_out(client, engine, base_url, facts) if tries else facts
 
@@ -57,7 +57,7 @@ def _chosen(engine: str, base_url: str, model: str | None, served: Sequence[Mapp
     wanted = names[0] if model is None and len(names) == 1 else model
     if wanted is None or wanted not in names:
         asked = f"does not serve {wanted!r}" if wanted else "serves several models, or none"
-        raise _unusable(engine, f"{base_url} {asked}; it has: {', '.join(names) or 'none'}.", "name one of them")
+        raise unusable_server(engine, f"{base_url} {asked}; it has: {', '.join(names) or 'none'}.", "name one of them")
     found = next(one for one in served if one.get("id") == wanted)
     versions = {"model": wanted, "server": str(found.get("owned_by") or "openai-compatible")}
     if found.get("root") not in (None, wanted):
@@ -102,5 +102,5 @@ async def _shape(client: httpx.AsyncClient, base_url: str, asked: Mapping[str, A
     return shape if wire.same_fields(json_of(chunks.response(shape)), shape) else None
 
 
-def _unusable(engine: str, reason: str, hint: str = "check base_url and api_key") -> EngineUnavailable:
+def unusable_server(engine: str, reason: str, hint: str = "check base_url and api_key") -> EngineUnavailable:
     return EngineUnavailable(f"{engine}: {reason}", engine=engine, hint=hint)

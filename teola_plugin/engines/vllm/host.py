@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.engines.devices.cards import device_name
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.engines.vllm import events as llm_events
@@ -40,6 +41,7 @@ from teola_plugin.engines.vllm.link import (
     Submit,
     Update,
 )
+from teola_plugin.engines.vllm.memory import card_count
 from teola_plugin.engines.vllm.process import PARENT, kill_group
 from teola_plugin.engines.vllm.runner import PromptTooLong, RequestRunner
 from teola_plugin.errors import ConfigError, TeolaError
@@ -153,14 +155,13 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLMEngine, Ready]:
     lacking |= {_NO_GAUGE: stats.lacking(), _NO_PROCESSES: processes.lacking() if platform.cpu else ()}
     llm = _start(setup, args, platform, gauge)
     limits = shim.limits_of(llm)
-    cores = os.environ.get(processes.BIND) if platform.cpu else os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     return llm, Ready(
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
         max_batched_tokens=limits.max_batched_tokens,
         block_size=limits.block_size,
         cache_tokens=limits.blocks * limits.block_size,
-        device=platform.device + (f":{cores}" if cores else ""),
+        device=_device(platform.device, setup.engine_args),
         versions={
             "vllm": vllm.__version__,
             "torch": torch.__version__,
@@ -170,6 +171,14 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLMEngine, Ready]:
         tells_cache=lacking.get(_NO_EVENTS) == (),
         lacking=tuple(f"{what} (no {', '.join(names)})" for what, names in lacking.items() if names),
     )
+
+
+def _device(kind: str, engine_args: Mapping[str, Any]) -> str:
+    """The name for the profile: the cards, or the cores where they were given."""
+    if kind == "cuda":
+        return device_name(range(card_count(engine_args)))
+    cores = os.environ.get(processes.BIND, "") if kind == "cpu" else ""
+    return f"{kind}:{cores}" if cores else kind
 
 
 def _arguments(setup: Setup, platform: shim.Platform, lacking: dict[str, Sequence[str]]) -> dict[str, Any]:

@@ -23,9 +23,10 @@ from teola_plugin.graph import Role, build_pgraph
 from teola_plugin.graph.text import format_graph
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, Generation
+from teola_plugin.shims.llamaindex.copies import own_template
 from teola_plugin.tracer.llamaindex.known import changed, level
 from teola_plugin.tracer.llamaindex.retrievers import settled
-from teola_plugin.tracer.llamaindex.stand_ins import answered, asked, own_template, parts
+from teola_plugin.tracer.llamaindex.stand_ins import answered, asked, parts
 from teola_plugin.tracer.llamaindex.trace import trace
 from teola_plugin.tracer.symbols import NotUnderstood
 
