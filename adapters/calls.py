@@ -24,7 +24,7 @@ def check_engine(pool: Any, engine: str) -> None:
 
 def carries_openai(engine: Any) -> bool:
     """Whether it carries requests of OpenAI clients as they are: an `OpenAIServer`, here or in a shared pool."""
-    return bool(getattr(vars(engine).get("_engine", engine), "carries_openai", False))
+    return bool(getattr(engine, "carries_openai", False))
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class Asked:
 NOTHING = Asked()
 
 
-class Standing(NamedTuple):
+class CallContext(NamedTuple):
     """Where a call belongs."""
 
     run: Any
@@ -62,18 +62,18 @@ class Standing(NamedTuple):
     """Without a query; None for the ambient ones."""
 
 
-def standing(asked: Asked, runs: Iterable[Any], pool: Any) -> Standing:
+def context_of(asked: Asked, runs: Iterable[Any], pool: Any) -> CallContext:
     """Of a call into `pool` that asks for this, made within `runs` (innermost first)."""
     runs = list(runs)
     if not runs and asked == NOTHING:
-        return Standing(None, None)
+        return CallContext(None, None)
     now = pool.runtime.time()
     for run in runs:
         if not run.closed and run.runtime is pool.runtime and asked.fits(run.query.terms, now):
-            return Standing(run, None)
+            return CallContext(run, None)
     if runs and runs[0].closed:  # what goes on after its query has its tenant, and no deadline any more
         asked = replace(asked, deadline_s=None)
-    return Standing(None, asked.terms(outer_terms(runs), now))
+    return CallContext(None, asked.terms(outer_terms(runs), now))
 
 
 def outer_terms(runs: Iterable[Any]) -> Terms:

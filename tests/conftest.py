@@ -5,13 +5,17 @@ one Ray node, on which every test has a pool of a name of its own, and one embed
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from support import garbage
 
 os.environ.setdefault("TEOLA_VALIDATE_STATE", "1")  # schedulers check themselves, also in processes of tests
 
@@ -32,6 +36,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long") and not os.environ.get("TEOLA_TEST_LONG"):
             item.add_marker(pytest.mark.skip(reason="the long version (make test-all)"))
+
+
+def pytest_collection_finish() -> None:
+    """Most of what the suite imports is there."""
+    garbage.keep()
+
+
+def pytest_sessionfinish() -> None:
+    """The last collection, which is pytest's, looks through everything."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -104,17 +118,29 @@ def postgres_dsn() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
-    """The session's Ray node: its address. This process is connected to it."""
+    """The session's Ray node: its address. This process is connected to it. It has two GPUs, as far as Ray knows."""
     from support.ray_nodes import ray_nodes
 
-    with ray_nodes(8) as cluster:
+    with ray_nodes(8, gpus=2) as cluster:
         yield cluster.address
 
 
-@pytest.fixture(scope="session")
-def vllm_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """vLLM's API server on the bundled model; about 25 s to start."""
+@pytest.fixture(scope="session", autouse=True)
+def coming_api(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Future[ApiServer] | None]:
+    """vLLM's API server, if any test needs it: it starts beside the first tests, since it takes 25 s on its core."""
+    run = [item for item in request.session.items if not item.get_closest_marker("skip")]
+    if not any("vllm_api" in item.fixturenames for item in run):  # type: ignore[attr-defined]
+        yield None
+        return
     from support.api_server import api_server
 
-    with api_server(tmp_path_factory.mktemp("vllm-api")) as server:
-        yield server
+    with ExitStack() as held, ThreadPoolExecutor(1, "api-server") as thread:
+        yield thread.submit(held.enter_context, api_server(tmp_path_factory.mktemp("vllm-api")))
+
+
+@pytest.fixture(scope="session")
+def vllm_api(coming_api: Future[ApiServer]) -> ApiServer:
+    """vLLM's API server on the bundled model."""
+    return coming_api.result()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.adapters.langchain.checking.sameness import failure
+from teola_plugin.adapters.langchain.checking.comparison import failure
 from teola_plugin.cli.compare import measure, plot, show
 from teola_plugin.cli.compare.figures import distribution, equality, quantile, shares, wasted
 from teola_plugin.cli.compare.given import Given, load, read

@@ -88,8 +88,8 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
 def test_engines_can_be_imported_without_what_they_run_on(tmp_path: Path) -> None:
     code = f"""
 import importlib, pkgutil, sys, teola_plugin.engines as engines
-for found in pkgutil.iter_modules(engines.__path__):
-    importlib.import_module("teola_plugin.engines." + found.name)
+for found in pkgutil.walk_packages(engines.__path__, "teola_plugin.engines."):
+    importlib.import_module(found.name)
 print(*sorted(set({HEAVY}) & set(sys.modules)))
 """
     assert elsewhere(code, tmp_path) == ""

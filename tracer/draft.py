@@ -9,18 +9,15 @@ from types import MappingProxyType
 from typing import Any
 
 from teola_plugin.graph import INPUT, Component, Ref, Role, WorkflowTemplate, on_loop, read_path, simple
+from teola_plugin.tracer.list_outputs import with_splits
 from teola_plugin.tracer.purity.purity import size
 from teola_plugin.tracer.report import TraceNode, TraceReport
-from teola_plugin.tracer.splits import with_splits
 from teola_plugin.tracer.symbols import Prompted, Record, Value, packer, simplest
 
 Call = Callable[..., Any]
 Names = tuple[str, ...]
 DERIVED = ("prefilling", "decoding", "chunking", "embedding", "ingestion", "searching")
 """Endings of the primitives that `build_pgraph` makes of a component."""
-
-BESIDE = "beside"
-"""Option of a holder whose items, or arms, plain code takes one after the other, and the graph side by side."""
 
 
 def may_raise(call: Call) -> Call:

@@ -10,9 +10,8 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableGenerator
 from langchain_core.runnables.base import RunnableEach
 
-from teola_plugin.adapters.ahead import log_fallback
+from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
-from teola_plugin.adapters.langchain.checking.shadow import Shadow, check_repeatable
 from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.live.parts import with_parts
 from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
@@ -54,10 +53,9 @@ def accelerate_runnable(
     )
     pool = pool or the_pool_of(runnable)
     fast = _Planner(pool, chosen, speculate, app).planned(runnable, bound(runnable, bind, pool))
-    fast._again = again
+    fast.copied_by(again)
     if shadow:
-        check_repeatable(runnable, fast._traced.template)
-        fast._shadow = Shadow(shadow)
+        fast.shadowed(shadow)
     return fast
 
 

@@ -9,10 +9,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 
-from teola_plugin.adapters.langchain.active import asked_in
-from teola_plugin.adapters.langchain.live.begun import Begun, BegunBatch, shared_limit, streaming
-from teola_plugin.adapters.langchain.own_models.gates import Gate
-from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, placed
+from teola_plugin.adapters.langchain.current_query import asked_in
+from teola_plugin.adapters.langchain.live.started_calls import StartedBatch, StartedCall, shared_limit, streaming
+from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable, closing
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.terms import NOTHING, Asked, Deadline, interrupting
 from teola_plugin.errors import QueryTimeout
 
@@ -47,25 +47,26 @@ class Batches:
         _pool: Any
         _routed: Any
         _chain: Runnable[Any, Any]
+        _limit: ConcurrencyLimit | None
 
-        def _begin(
+        def _start(
             self,
             input: Any,
             config: RunnableConfig | None,
             kwargs: Mapping[str, Any] | None = None,
-            kind: type[Place] | None = None,
-            limit: Gate | None = None,
-        ) -> Begun: ...
+            kind: type[CallTable] | None = None,
+            limit: ConcurrencyLimit | None = None,
+        ) -> StartedCall: ...
 
-        def _original(self, config: RunnableConfig | None, asked: Asked | None = None) -> Begun: ...
+        def _original(self, config: RunnableConfig | None, asked: Asked | None = None) -> StartedCall: ...
 
-    def _begin_all(
+    def _start_all(
         self,
         inputs: list[Any],
         configs: Sequence[RunnableConfig],
         kwargs: Mapping[str, Any],
-        kind: type[Place],
-    ) -> BegunBatch | None:
+        kind: type[CallTable],
+    ) -> StartedBatch | None:
         """A live query per input, all at once; None when there is nothing to run ahead.
 
         Also on a pool with `max_concurrency`: the framework takes all inputs through a step before any of them goes on,
@@ -77,9 +78,9 @@ class Batches:
         if not inputs or (self._pool is None and way is None) or (self._pool is not None and limit is not None):
             return None
         pairs = zip(inputs, configs, strict=True)
-        return BegunBatch.of([self._begin(given, one, kwargs, way, limit) for given, one in pairs])
+        return StartedBatch.of([self._start(given, one, kwargs, way, limit) for given, one in pairs])
 
-    def _of_all(self, configs: Sequence[RunnableConfig]) -> Begun:
+    def _of_all(self, configs: Sequence[RunnableConfig]) -> StartedCall:
         """The original's own batch, on the terms that its inputs have in common. The config of each says the rest."""
         merged = ensure_config(configs[0] if configs else None)
         asked = asked_in(merged) if all(asked_in(one) == asked_in(configs[0]) for one in configs) else NOTHING
@@ -94,17 +95,17 @@ class Batches:
         **kwargs: Any,
     ) -> list[Any]:
         configs = get_config_list(config, len(inputs))
-        begun = self._begin_all(inputs, configs, kwargs, SyncPlace)
-        if begun is None:
+        started = self._start_all(inputs, configs, kwargs, SyncCallTable)
+        if started is None:
             together = self._of_all(configs)
-            with together.beside(checked=False):
+            with together.running(checked=False):
                 made = self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
             return _in_time(made, together.deadline, return_exceptions)
-        with placed(*begun.places), streaming(*begun.runs):
-            made = begun.chain.batch(
-                inputs, begun.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
+        with closing(*started.tables), streaming(*started.runs):
+            made = started.chain.batch(
+                inputs, started.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
             )
-        return _in_time(made, begun.deadline, return_exceptions)
+        return _in_time(made, started.deadline, return_exceptions)
 
     async def abatch(
         self,
@@ -115,16 +116,16 @@ class Batches:
         **kwargs: Any,
     ) -> list[Any]:
         configs = get_config_list(config, len(inputs))
-        begun = self._begin_all(inputs, configs, kwargs, AsyncPlace)
-        if begun is None:
+        started = self._start_all(inputs, configs, kwargs, AsyncCallTable)
+        if started is None:
             together = self._of_all(configs)
-            with together.beside(checked=False):
+            with together.running(checked=False):
                 work = self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
                 return await _ain_time(work, together.deadline, len(inputs), return_exceptions)
-        with placed(*begun.places), streaming(*begun.runs):
+        with closing(*started.tables), streaming(*started.runs):
             told = {**self.kwargs, **kwargs}
-            work = begun.chain.abatch(inputs, begun.configs, return_exceptions=return_exceptions, **told)
-            return await _ain_time(work, begun.deadline, len(inputs), return_exceptions)
+            work = started.chain.abatch(inputs, started.configs, return_exceptions=return_exceptions, **told)
+            return await _ain_time(work, started.deadline, len(inputs), return_exceptions)
 
     def batch_as_completed(
         self,

@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 
 from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
-from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
+from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
 from teola_plugin.adapters.langchain.messages import to_prompt
 from teola_plugin.adapters.langchain.structured import structured_output
 from teola_plugin.adapters.langchain.tools import Tool, Tools, described, taken
@@ -25,6 +25,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Sampling
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.shims.langchain import prompt_value
 from teola_plugin.tracer.leaf import GenerationLeaf
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _PREFILLING = PrimitiveKind.PREFILLING
 
 
-class ChatTeola(CalledOrStreamed, EngineModel, BaseChatModel):
+class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
     """A LangChain chat model whose work is done by the pool's engine `engine`.
 
     ::
@@ -135,7 +136,7 @@ class ChatTeola(CalledOrStreamed, EngineModel, BaseChatModel):
             prompt = replace(prompt, tools=tools.shown)
             sampling = replace(sampling, json_schema=tools.schema or sampling.json_schema)
         request = Generate(prompt, sampling)
-        run, terms = place_of(self.pool, run_manager)
+        run, terms = call_context(self.pool, run_manager)
         made: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=stream, run=run, terms=terms)
         return made
 
@@ -177,7 +178,7 @@ class ChatTeola(CalledOrStreamed, EngineModel, BaseChatModel):
         items, expected = list_shape(sampling.json_schema)
         return GenerationLeaf(
             engine=self.engine,
-            payload=lambda value: Generate(to_prompt(self._convert_input(value).to_messages()), sampling),
+            payload=lambda value: Generate(to_prompt(prompt_value(self, value).to_messages()), sampling),
             message=on_loop(lambda generation: replies.to_message(generation, self.model_name)),
             items=items,
             expected=expected,

@@ -9,7 +9,7 @@ from langchain_core.embeddings import Embeddings
 from pydantic import BaseModel, ConfigDict, Field
 
 from teola_plugin.adapters.calls import check_engine, to_list
-from teola_plugin.adapters.langchain.active import place_of
+from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import EmbedText
 from teola_plugin.runtime.handles import CallHandle
@@ -46,13 +46,14 @@ class TeolaEmbeddings(BaseModel, Embeddings):
     async def aembed_documents(self, texts: Iterable[str]) -> list[list[float]]:
         return [to_list(vector) for vector in await self._call(texts, "document")]
 
-    def staying(self, texts: Iterable[str]) -> CallHandle:
-        """`embed_documents` for rows in a store of the same pool: the vectors may be `KeptValue`s."""
-        return self._call(texts, "document", stays=True)
+    def begin_documents(self, texts: Iterable[str], *, stays: bool = False) -> CallHandle:
+        """`embed_documents`, under way. With `stays`, which is for rows in a store of the same pool, the vectors may
+        be `RemoteValue`s."""
+        return self._call(texts, "document", stays=stays)
 
     def _call(self, texts: Iterable[str], role: Role, *, stays: bool = False) -> CallHandle:
         asked = [EmbedText(text, role) for text in texts]
-        run, terms = place_of(self.pool)
+        run, terms = call_context(self.pool)
         kind = PrimitiveKind.EMBEDDING
         handle: CallHandle = self.pool.call(kind, self.engine, asked, stays=stays, run=run, terms=terms)
         return handle

@@ -8,17 +8,18 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+from teola_plugin.shims.langchain import yields
 
 
 class AcceleratedGenerator(AcceleratedRunnable):
     """Of a `RunnableGenerator`: that its function lacks a way, it says when called, not at the first chunk."""
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        if not hasattr(self.bound, "_transform"):
+        if not yields(self.bound, on_loop=False):
             return self.bound.stream(input, config, **kwargs)
         return super().stream(input, config, **kwargs)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        if not hasattr(self.bound, "_atransform"):
+        if not yields(self.bound, on_loop=True):
             return self.bound.astream(input, config, **kwargs)
         return super().astream(input, config, **kwargs)

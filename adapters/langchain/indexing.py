@@ -13,13 +13,14 @@ from langchain_text_splitters import RecursiveCharacterTextSplitter, TextSplitte
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from teola_plugin.adapters.calls import joined
-from teola_plugin.adapters.langchain.active import place_of
+from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rows import latest, to_chunks
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.adapters.plain_data import snapshot
 from teola_plugin.errors import RegistrationError
 from teola_plugin.requests.payloads import Chunk
+from teola_plugin.shims.langchain import splitter_sizes
 from teola_plugin.tracer.leaf import IndexingLeaf
 
 Documents = Document | str | Sequence[Document | str]
@@ -61,13 +62,13 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
         return await self._acall_with_config(self._aindex, input, config, **kwargs)
 
     def _index(self, documents: Documents, run_manager: Any) -> str:
-        with joined(*place_of(self.store.pool, run_manager)):
+        with joined(*call_context(self.store.pool, run_manager)):
             for chunks in self._parts(self.chunk(documents)):
                 self.store.write(chunks)
         return self.store.collection
 
     async def _aindex(self, documents: Documents, run_manager: Any) -> str:
-        with joined(*place_of(self.store.pool, run_manager)):
+        with joined(*call_context(self.store.pool, run_manager)):
             for chunks in self._parts(self.chunk(documents)):
                 await self.store.awrite(chunks)
         return self.store.collection
@@ -82,10 +83,12 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
         return tuple(latest(to_chunks(texts, [piece.metadata for piece in pieces], None)))
 
     def estimate(self, documents: Documents) -> int:
-        """Expected number of chunks, from the lengths alone."""
-        size, overlap = self.splitter._chunk_size, self.splitter._chunk_overlap
-        length: Callable[[str], int] = self.splitter._length_function
-        lengths = [length(document.page_content) for document in _documents(documents)]
+        """Expected number of chunks, from the lengths alone; of documents, where the splitter tells no sizes."""
+        sizes, texts = splitter_sizes(self.splitter), [document.page_content for document in _documents(documents)]
+        if sizes is None:
+            return len(texts)
+        size, overlap, length = sizes
+        lengths = [length(text) for text in texts]
         return sum(max(1, math.ceil((n - overlap) / max(1, size - overlap))) for n in lengths if n)
 
     def _parts(self, chunks: Sequence[Chunk]) -> Iterable[Sequence[Chunk]]:

@@ -15,13 +15,20 @@ from pydantic import ConfigDict
 
 from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
-from teola_plugin.adapters.langchain.active import CalledOrStreamed, asked_in, called, place_of, runs_in
+from teola_plugin.adapters.langchain.current_query import (
+    ConfigScopedModel,
+    asked_in,
+    call_context,
+    config_scope,
+    runs_in,
+)
 from teola_plugin.adapters.sampling import EngineModel, list_shape
 from teola_plugin.adapters.terms import Asked
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Prompt
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.shims.langchain import prompt_value
 from teola_plugin.tracer.leaf import GenerationLeaf
 
 if TYPE_CHECKING:
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
 _PREFILLING = PrimitiveKind.PREFILLING
 
 
-class TeolaLLM(CalledOrStreamed, EngineModel, BaseLLM):
+class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
     """Text in, text out, no chat template. Arguments and errors as for `ChatTeola`."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -47,7 +54,7 @@ class TeolaLLM(CalledOrStreamed, EngineModel, BaseLLM):
         """Of several queries, or on several terms: one by one, so that each belongs to its own."""
         if not _alike(get_config_list(config, len(inputs))):
             return Runnable.batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
-        with called(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
+        with config_scope(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     async def abatch(
@@ -60,7 +67,7 @@ class TeolaLLM(CalledOrStreamed, EngineModel, BaseLLM):
     ) -> list[str]:
         if not _alike(get_config_list(config, len(inputs))):
             return await Runnable.abatch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
-        with called(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
+        with config_scope(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     def _generate(
@@ -128,7 +135,7 @@ class TeolaLLM(CalledOrStreamed, EngineModel, BaseLLM):
     ) -> CallHandle:
         sampling = self.sampling(stop, kwargs)
         requests = [Generate(Prompt(text=prompt), sampling) for prompt in prompts]
-        run, terms = place_of(self.pool, run_manager)
+        run, terms = call_context(self.pool, run_manager)
         made: CallHandle = self.pool.call(_PREFILLING, self.engine, requests, stream=stream, run=run, terms=terms)
         return made
 
@@ -151,7 +158,7 @@ class TeolaLLM(CalledOrStreamed, EngineModel, BaseLLM):
         items, expected = list_shape(sampling.json_schema)
         return GenerationLeaf(
             engine=self.engine,
-            payload=lambda value: Generate(Prompt(text=self._convert_input(value).to_string()), sampling),
+            payload=lambda value: Generate(Prompt(text=prompt_value(self, value).to_string()), sampling),
             message=on_loop(lambda generation: generation.text),
             items=items,
             expected=expected,

@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from pydantic import ConfigDict, Field
 
 from teola_plugin.adapters.calls import check_engine
-from teola_plugin.adapters.langchain.active import place_of
+from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import ScorePair
@@ -55,7 +55,7 @@ class TeolaRerank(BaseDocumentCompressor):
 
     def _call(self, documents: Sequence[Document], query: str, callbacks: Any) -> CallHandle:
         pairs = [ScorePair(query, text) for text in _texts(documents)]
-        run, terms = place_of(self.pool, callbacks)
+        run, terms = call_context(self.pool, callbacks)
         handle: CallHandle = self.pool.call(PrimitiveKind.RERANKING, self.engine, pairs, run=run, terms=terms)
         return handle
 

@@ -9,27 +9,28 @@ from typing import Any, ClassVar, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables.config import ensure_config, merge_configs
 from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
-from teola_plugin.adapters.ahead import joinable, log_fallback, runs_ahead, shape, submitted
-from teola_plugin.adapters.langchain.active import active_runs, asked_in
+from teola_plugin.adapters.early_work import joinable, log_fallback, runs_ahead, shape, submitted
 from teola_plugin.adapters.langchain.batches import Batches
-from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport
-from teola_plugin.adapters.langchain.live.begun import Begun
+from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport, check_repeatable
+from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
 from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
-from teola_plugin.adapters.langchain.own_models.gates import Gate
-from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace
+from teola_plugin.adapters.langchain.live.started_calls import StartedCall
+from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.routed import Routed
+from teola_plugin.adapters.langchain.own_models.wrapped import ensure_engine
 from teola_plugin.adapters.terms import (
     NO_APP,
     Asked,
     Deadline,
+    context_of,
     interrupting,
     named,
     outer_terms,
-    standing,
     unplanned,
 )
 from teola_plugin.graph import PrimitiveKind, Query
@@ -62,7 +63,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
     _routed: Routed | None = PrivateAttr(default=None)
     _again: Callable[[Runnable[Any, Any]], AcceleratedRunnable] | None = PrivateAttr(default=None)
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
-    _limit: Gate | None = PrivateAttr(default=None)
+    _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
 
     @classmethod
@@ -86,6 +87,15 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         made._speculate = speculate
         made._app = app or NO_APP
         return made
+
+    def copied_by(self, again: Callable[[Runnable[Any, Any]], AcceleratedRunnable]) -> None:
+        """From now on copies are made of the original, by `again`, and so is what is pickled."""
+        self._again = again
+
+    def shadowed(self, share: float) -> None:
+        """From now on a share of the calls is compared. Raises `RegistrationError` for a chain that writes."""
+        check_repeatable(self.bound, self._traced.template)
+        self._shadow = Shadow(share)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
         """A copy of the original, accelerated on the same terms; pools are shared."""
@@ -154,97 +164,103 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
 
     # ------------------------------------------------------------ one call
 
-    def _begin(
+    def _start(
         self,
         input: Any,
         config: RunnableConfig | None,
         kwargs: Mapping[str, Any] | None = None,
-        kind: type[Place] | None = None,
-        limit: Gate | None = None,
-    ) -> Begun:
+        kind: type[CallTable] | None = None,
+        limit: ConcurrencyLimit | None = None,
+    ) -> StartedCall:
         """Start the live query; without one when there is nothing to run ahead, or planning failed: the original.
 
         `kind`: where the user's own models and retrievers are called, for entries that may call them ahead. Raises
         `RegistrationError` for terms that make no sense.
         """
         routed = None if kind is None or kwargs else self._routed
-        merged = ensure_config(self._merge_configs(config) if self.config else config)
+        merged = ensure_config(self._with_own(config) if self.config else config)
         asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
         if self._pool is not None or routed is not None:
             try:
-                begun = self._begun(input, merged, _Terms(asked, runs), routed, kind, limit)
+                started = self._started(input, merged, _Terms(asked, runs), routed, kind, limit)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error)
             else:
-                if begun is not None:
-                    return begun
+                if started is not None:
+                    return started
         return self._unplanned(config, asked, runs)
 
-    def _unplanned(self, config: RunnableConfig | None, asked: Asked, runs: list[Any]) -> Begun:
+    def _with_own(self, config: RunnableConfig | None) -> RunnableConfig:
+        """With the config that is bound to this object, as the framework's bindings merge theirs."""
+        merged = merge_configs(self.config, config)
+        return merge_configs(merged, *(factory(merged) for factory in self.config_factories))
+
+    def _unplanned(self, config: RunnableConfig | None, asked: Asked, runs: list[Any]) -> StartedCall:
         """The original, on the terms that were asked for: in the query around it, if that fits, or in none."""
         clock = time.monotonic if self._engines is None else self._engines.runtime.time
         terms, deadline = unplanned(asked, runs, self._app, clock)
-        return Begun(None, config, self._chain, terms=terms, deadline=deadline)
+        return StartedCall(None, config, self._chain, terms=terms, deadline=deadline)
 
-    def _begun(
+    def _started(
         self,
         input: Any,
         config: RunnableConfig,
         terms: _Terms,
         routed: Routed | None,
-        kind: type[Place] | None,
-        limit: Gate | None,
-    ) -> Begun | None:
-        place = None
+        kind: type[CallTable] | None,
+        limit: ConcurrencyLimit | None,
+    ) -> StartedCall | None:
+        table = None
         if routed is not None and kind is not None:
-            place = routed.place(kind, input, config, limit or self._limit)
+            table = routed.table(kind, input, config, limit or self._limit)
         pool, traced, chain = self._pool, self._traced, self._chain
-        if place is not None and routed is not None:
+        if table is not None and routed is not None:
             pool, traced, chain = routed.pool, routed.traced, routed.chain
         if pool is None:
             return None
-        run = self._submit(input, terms, pool, traced, place)
-        begun = Begun(run, config, chain, place, deadline=Deadline.of(run))
+        run = self._submit(input, terms, pool, traced, table)
+        started = StartedCall(run, config, chain, table, deadline=Deadline.of(run))
         self._last[:] = [run]
         if kind is not None and routed is None and not run.claims:
-            return begun  # only traced: the context variable of `live` will do, without a callback at every node
+            return started  # only traced: the context variable of `live` will do, without a callback at every node
         try:
             handler = SessionHandler(run, traced.watched if run.claims else {})
-            begun = begun._replace(config=joined_config(config, handler))
+            started = started._replace(config=joined_config(config, handler))
         except BaseException:
-            begun.give_up()
+            started.give_up()
             raise
-        return begun
+        return started
 
     def _submit(
-        self, input: Any, terms: _Terms, pool: EnginePool, traced: Traced, place: Place | None
+        self, input: Any, terms: _Terms, pool: EnginePool, traced: Traced, table: CallTable | None
     ) -> QueryRun | PartRun:
         optimised = self._plan(traced, pool, input)
-        around = standing(terms.asked, terms.runs, pool)
-        if place is None and (whole := joinable(around.run)) is not None:
+        around = context_of(terms.asked, terms.runs, pool)
+        if table is None and (whole := joinable(around.run)) is not None:
             return whole.part(optimised.graph, traced.calls, input)
         query = self._query(input, terms, pool)
         ahead = optimised.source is None or runs_ahead(optimised.source, optimised.graph)
-        if place is None and not ahead:
+        if table is None and not ahead:
             return pool.runtime.watch(query, joins=True)
-        if place is not None:
-            place.open(query.id, pool)
+        if table is not None:
+            ensure_engine(pool)
+            table.open(query.id)
         try:
             run = submitted(pool, query, optimised, traced.calls)
         except BaseException:
-            if place is not None:
-                place.close()
+            if table is not None:
+                table.close()
             raise
-        if place is not None:
-            place.begin(run)
+        if table is not None:
+            table.begin(run)
         return run
 
     def _query(self, input: Any, given: _Terms, pool: EnginePool) -> Query:
         terms = named(given.asked.terms(outer_terms(given.runs), pool.runtime.time()), self._app)
         return Query({"input": input}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
 
-    def _arguments(self, begun: Begun, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(kwargs) if begun.run is None else {**self.kwargs, **kwargs}
+    def _arguments(self, started: StartedCall, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(kwargs) if started.run is None else {**self.kwargs, **kwargs}
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if self._shadow is not None and self._shadow.chosen():
@@ -252,9 +268,9 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         return self._invoke(input, config, **kwargs)
 
     def _invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        begun = self._begin(input, config, kwargs, SyncPlace)
-        with begun.beside():
-            return begun.chain.invoke(input, begun.config, **self._arguments(begun, kwargs))
+        started = self._start(input, config, kwargs, SyncCallTable)
+        with started.running():
+            return started.chain.invoke(input, started.config, **self._arguments(started, kwargs))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if self._shadow is not None and self._shadow.chosen():
@@ -262,36 +278,36 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
         return await self._ainvoke(input, config, **kwargs)
 
     async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        begun = self._begin(input, config, kwargs, AsyncPlace)
-        with begun.beside():
-            async with interrupting(begun.deadline):
-                return await begun.chain.ainvoke(input, begun.config, **self._arguments(begun, kwargs))
+        started = self._start(input, config, kwargs, AsyncCallTable)
+        with started.running():
+            async with interrupting(started.deadline):
+                return await started.chain.ainvoke(input, started.config, **self._arguments(started, kwargs))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        begun = self._begin(input, config)
-        given = self._arguments(begun, kwargs)
-        yield from begun.items(lambda: begun.chain.stream(input, begun.config, **given))
+        started = self._start(input, config)
+        given = self._arguments(started, kwargs)
+        yield from started.items(lambda: started.chain.stream(input, started.config, **given))
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        begun = self._begin(input, config)
-        given = self._arguments(begun, kwargs)
-        async with aclosing(begun.aitems(lambda: begun.chain.astream(input, begun.config, **given))) as chunks:
+        started = self._start(input, config)
+        given = self._arguments(started, kwargs)
+        async with aclosing(started.aitems(lambda: started.chain.astream(input, started.config, **given))) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        begun = self._original(config)
-        yield from begun.items(lambda: begun.chain.transform(input, config, **kwargs))
+        started = self._original(config)
+        yield from started.items(lambda: started.chain.transform(input, config, **kwargs))
 
     async def atransform(
         self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        begun = self._original(config)
-        async with aclosing(begun.aitems(lambda: begun.chain.atransform(input, config, **kwargs))) as chunks:
+        started = self._original(config)
+        async with aclosing(started.aitems(lambda: started.chain.atransform(input, config, **kwargs))) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def _original(self, config: RunnableConfig | None, asked: Asked | None = None) -> Begun:
+    def _original(self, config: RunnableConfig | None, asked: Asked | None = None) -> StartedCall:
         """Nothing is known that could run ahead, as where the input comes in pieces."""
         merged = ensure_config(config)
         runs = active_runs(merged.get("callbacks"))
@@ -304,17 +320,17 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
 
     async def _events(self, input: Any, config: RunnableConfig | None, **kwargs: Any) -> AsyncIterator[Any]:
         """Nothing begins before the first event is asked for."""
-        begun = self._begin(input, config)
-        given = self._arguments(begun, kwargs)
-        made: Any = lambda: begun.chain.astream_events(input, begun.config, **given)  # noqa: E731
-        async with aclosing(begun.aitems(made)) as events:
+        started = self._start(input, config)
+        given = self._arguments(started, kwargs)
+        made: Any = lambda: started.chain.astream_events(input, started.config, **given)  # noqa: E731
+        async with aclosing(started.aitems(made)) as events:
             async for event in events:
                 yield event
 
     async def _events_v3(self, input: Any, config: RunnableConfig | None, **kwargs: Any) -> Any:
-        begun = self._original(config)
-        with begun.beside():
-            return await begun.chain.astream_events(input, config, **kwargs)
+        started = self._original(config)
+        with started.running():
+            return await started.chain.astream_events(input, config, **kwargs)
 
 
 class _Terms(NamedTuple):

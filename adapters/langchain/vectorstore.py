@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -11,20 +12,20 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from teola_plugin.adapters.calls import check_engine, joined, to_list
-from teola_plugin.adapters.langchain.active import Called, place_of
+from teola_plugin.adapters.langchain.current_query import ConfigScoped, call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
-from teola_plugin.adapters.langchain.portions import LEAST, Portions
+from teola_plugin.adapters.langchain.pipelined_write import LEAST_ROWS, PipelinedWrite
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.runtime.works.kept_values import KeptValue
+from teola_plugin.runtime.works.remote_values import RemoteValue
 from teola_plugin.tracer.langchain.classes import leaf_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf
 
 if TYPE_CHECKING:
-    from asyncio import Future
+    from concurrent.futures import Future
 
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 
@@ -49,6 +50,10 @@ class TeolaVectorStore(VectorStore):
     @property
     def embeddings(self) -> Embeddings:
         return self._embedding
+
+    def embed_with(self, embedding: Embeddings) -> None:
+        """From now on texts and queries are embedded by this one."""
+        self._embedding = embedding
 
     # ------------------------------------------------------------ writing
 
@@ -86,26 +91,29 @@ class TeolaVectorStore(VectorStore):
 
     def write(self, chunks: Sequence[Chunk]) -> None:
         """Embed chunks and store them. The vectors come here only where they must."""
-        portions = self._portions(chunks)
-        if portions is not None and not portions.known().result():
-            portions.write()
+        write = self._pipelined(chunks)
+        if write is not None and not write.known().result():
+            write.write()
             return
         texts = [chunk.text for chunk in chunks]
-        beside = self._beside()
-        vectors = beside.staying(texts).result() if beside else self._embedding.embed_documents(texts)
+        shared = self._shared_embeddings()
+        vectors = (
+            shared.begin_documents(texts, stays=True).result() if shared else self._embedding.embed_documents(texts)
+        )
         self.ingest(chunks, vectors).result()
 
     async def awrite(self, chunks: Sequence[Chunk]) -> None:
         """`write` in a loop."""
-        portions = self._portions(chunks)
-        if portions is not None and not await _waited(portions.known()):
-            await portions.awrite()
+        write = self._pipelined(chunks)
+        if write is not None and not await _waited(write.known()):
+            await write.awrite()
             return
         texts = [chunk.text for chunk in chunks]
-        beside = self._beside()
-        await self.ingest(chunks, await (beside.staying(texts) if beside else self._embedding.aembed_documents(texts)))
+        shared = self._shared_embeddings()
+        embedded = shared.begin_documents(texts, stays=True) if shared else self._embedding.aembed_documents(texts)
+        await self.ingest(chunks, await embedded)
 
-    def _beside(self) -> TeolaEmbeddings | None:
+    def _shared_embeddings(self) -> TeolaEmbeddings | None:
         """The embeddings, if their engine is in the same shared pool."""
         return self._own_embeddings() if self.pool.shared else None
 
@@ -116,14 +124,14 @@ class TeolaVectorStore(VectorStore):
             return None
         return own if isinstance(leaf_of(own, {}), EmbeddingLeaf) else None
 
-    def _portions(self, chunks: Sequence[Chunk]) -> Portions | None:
+    def _pipelined(self, chunks: Sequence[Chunk]) -> PipelinedWrite | None:
         """How they are written where a graph runs ahead; None where they are written all at once."""
-        (run, _), own = place_of(self.pool), None if self.pool.shared else self._own_embeddings()
-        if run is None or not run.claims or own is None or len(chunks) <= LEAST:
+        (run, _), own = call_context(self.pool), None if self.pool.shared else self._own_embeddings()
+        if run is None or not run.claims or own is None or len(chunks) <= LEAST_ROWS:
             return None
-        return Portions(self, own, chunks)
+        return PipelinedWrite(self, own, chunks)
 
-    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | KeptValue]) -> CallHandle:
+    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | RemoteValue]) -> CallHandle:
         """Write chunks with their vectors, one request each; a row of the same id is replaced."""
         rows = [IngestRow(self.collection, c, _sent(v)) for c, v in zip(chunks, vectors, strict=True)]
         return self._call(PrimitiveKind.INGESTION, rows)
@@ -140,20 +148,20 @@ class TeolaVectorStore(VectorStore):
     def _delete(self, ids: list[str] | None, kwargs: Mapping[str, Any]) -> Any:
         _refuse(kwargs, "delete", ["ids"])
         if ids is None:
-            return self._admin("delete_collection")
-        return self._admin("delete", list(ids))
+            return self.administer("delete_collection")
+        return self.administer("delete", list(ids))
 
     # ------------------------------------------------------------ reading
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        return to_documents(self._admin("get", list(ids)).result())
+        return to_documents(self.administer("get", list(ids)).result())
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        return to_documents(await _waited(self._admin("get", list(ids))))
+        return to_documents(await _waited(self.administer("get", list(ids))))
 
     def count(self) -> int:
         """Rows of the collection; 0 when it does not exist."""
-        return int(self._admin("count").result())
+        return int(self.administer("count").result())
 
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
         return _unscored(self.similarity_search_with_score(query, k, **kwargs))
@@ -199,15 +207,17 @@ class TeolaVectorStore(VectorStore):
         return self._call(PrimitiveKind.SEARCHING, [request])
 
     def _call(self, kind: PrimitiveKind, payloads: Sequence[Any]) -> CallHandle:
-        run, terms = place_of(self.pool)
+        run, terms = call_context(self.pool)
         handle: CallHandle = self.pool.call(kind, self.engine, payloads, run=run, terms=terms)
         return handle
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         return lambda similarity: min(1.0, max(0.0, similarity))
 
-    def _admin(self, method: str, *args: Any) -> Any:
-        return self.pool.admin(self.engine, method, self.collection, *args)
+    def administer(self, method: str, *args: Any) -> Future[Any]:
+        """One of the store's own operations (`get`, `count`, `delete`, `delete_collection`) on this collection."""
+        made: Future[Any] = self.pool.admin(self.engine, method, self.collection, *args)
+        return made
 
     # ------------------------------------------------------------ making
 
@@ -241,15 +251,15 @@ class TeolaVectorStore(VectorStore):
         return store
 
     def as_retriever(self, **kwargs: Any) -> TeolaRetriever:
-        tags = kwargs.pop("tags", None) or [*self._get_retriever_tags()]
+        tags = super().as_retriever(tags=kwargs.pop("tags", None)).tags
         return TeolaRetriever(vectorstore=self, tags=tags, **kwargs)
 
 
-class TeolaRetriever(Called, VectorStoreRetriever):
+class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
     """The retriever of a `TeolaVectorStore`; `search_type` and `search_kwargs` (`k`, `filter`) as in LangChain."""
 
     def _joined(self, run_manager: Any) -> AbstractContextManager[None]:
-        return joined(*place_of(self.vectorstore.pool, run_manager))  # type: ignore[attr-defined]
+        return joined(*call_context(self.vectorstore.pool, run_manager))  # type: ignore[attr-defined]
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
@@ -279,8 +289,8 @@ class TeolaRetriever(Called, VectorStoreRetriever):
         return RetrievalLeaf(store.engine, store.embeddings.engine, store.collection, k, wanted, to_documents)
 
 
-def _sent(vector: Sequence[float] | KeptValue) -> Any:
-    if isinstance(vector, KeptValue):
+def _sent(vector: Sequence[float] | RemoteValue) -> Any:
+    if isinstance(vector, RemoteValue):
         return vector
     return tuple(vector if isinstance(vector, list | tuple) else to_list(vector))
 
@@ -318,7 +328,5 @@ def _diverse(
     return [found[i] for i in chosen]
 
 
-def _waited(future: Any) -> Future[Any]:
-    import asyncio
-
+def _waited(future: Future[Any]) -> asyncio.Future[Any]:
     return asyncio.wrap_future(future)

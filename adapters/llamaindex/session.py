@@ -14,11 +14,11 @@ from llama_index.core.base.response.schema import AsyncStreamingResponse, Stream
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.schema import QueryBundle, QueryType
 
-from teola_plugin.adapters.ahead import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.llamaindex.parts import Accelerate, with_parts
 from teola_plugin.adapters.llamaindex.unblocked import unblocked
-from teola_plugin.adapters.terms import Asked, Deadline, interrupting, named, outer_terms, standing, unplanned
+from teola_plugin.adapters.terms import Asked, Deadline, context_of, interrupting, named, outer_terms, unplanned
 from teola_plugin.graph import Query, Terms
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
@@ -71,7 +71,7 @@ class Joined:
 Run = QueryRun | PartRun | Joined
 
 
-class Begun(NamedTuple):
+class StartedCall(NamedTuple):
     """A call: the live query, and what runs beside it; or the original, on the terms that were asked for."""
 
     run: Run | None
@@ -163,7 +163,7 @@ class Session:
                 made = await plain(begun.node if begun.run is None else unblocked(begun.node))
         return _kept_open(begun, made)
 
-    def _begin(self, entry: str, given: Given | None) -> Begun:
+    def _begin(self, entry: str, given: Given | None) -> StartedCall:
         """The live query, and what runs beside it; without one the original just runs."""
         current = current_run.get()
         runs = [] if current is None else [current]
@@ -175,12 +175,12 @@ class Session:
                 log_fallback(error)
             else:
                 self._last[:] = [run]
-                return Begun(run, node, None, Deadline.of(run))
+                return StartedCall(run, node, None, Deadline.of(run))
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
-        return Begun(None, self.served, *unplanned(self.terms.asked, runs, self.terms.app, clock))
+        return StartedCall(None, self.served, *unplanned(self.terms.asked, runs, self.terms.app, clock))
 
     def _submit(self, pool: EnginePool, entry: str, given: Given | None, runs: Sequence[Any]) -> Run:
-        whole = joinable(standing(self.terms.asked, runs, pool).run)
+        whole = joinable(context_of(self.terms.asked, runs, pool).run)
         query = self.terms.of_query(given, runs, pool.runtime.time())
         if given is None:  # it cannot be planned; its parts can
             return Joined(whole) if whole is not None else pool.runtime.watch(query, joins=True)
@@ -223,7 +223,7 @@ def with_nodes(query: QueryType, nodes: Any) -> Given:
 # ------------------------------------------------------------ answers that are read later
 
 
-def _kept_open(begun: Begun, made: Any) -> Any:
+def _kept_open(begun: StartedCall, made: Any) -> Any:
     """The query ends with its answer, or with the last piece of a streamed one."""
     if isinstance(made, StreamingAgentChatResponse):
         _ending_with(begun, made)
@@ -244,7 +244,7 @@ def _kept_open(begun: Begun, made: Any) -> Any:
     return made
 
 
-def _ending_with(begun: Begun, made: StreamingAgentChatResponse) -> None:
+def _ending_with(begun: StartedCall, made: StreamingAgentChatResponse) -> None:
     """What writes the answer to the history reads it to its end, on a thread or in a task that has begun."""
     thread, task = made.write_response_to_history_thread, made.awrite_response_to_history_task
     weakref.finalize(made, begun.close).atexit = False  # a loop may be gone before its tasks
@@ -256,12 +256,12 @@ def _ending_with(begun: Begun, made: StreamingAgentChatResponse) -> None:
         begun.close()
 
 
-def _close_after(begun: Begun, thread: threading.Thread) -> None:
+def _close_after(begun: StartedCall, thread: threading.Thread) -> None:
     thread.join()
     begun.close()
 
 
-def _streamed(begun: Begun, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
+def _streamed(begun: StartedCall, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
     with begun.ending():
         for piece in streamed_in(begun.whole, begun.terms, pieces):
             begun.check()
@@ -269,7 +269,7 @@ def _streamed(begun: Begun, pieces: Generator[Any, None, None]) -> Generator[Any
         begun.check()
 
 
-async def _astreamed(begun: Begun, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+async def _astreamed(begun: StartedCall, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     with begun.ending():
         async with aclosing(astreamed_in(begun.whole, begun.terms, pieces)) as found:
             while True:

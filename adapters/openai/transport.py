@@ -4,7 +4,7 @@ A request goes past the engine, by the client that the object came with, only wh
 of other kinds, to other addresses, or with means of their own (hooks, logins); requests that are too large for it; and
 where something here fails before anything is sent. What became of a request that was taken is told to the client as
 its server and its connection would have told it. What the pool itself says (`QueryTimeout`, `QueryCancelled`,
-`EngineOverloaded`, `EngineUnavailable`) reaches the caller of the object as it is: see `told`.
+`EngineOverloaded`, `EngineUnavailable`) reaches the caller of the object as it is: see `bypass`.
 
 That package uses `httpx`, or `httpx2` from its version 3 on; whichever it is, it is found through the client's class.
 """
@@ -20,10 +20,10 @@ from collections.abc import AsyncIterator, Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from teola_plugin.adapters.openai.relay import DONE, Relay
-from teola_plugin.adapters.openai.told import caught, said
+from teola_plugin.adapters.openai.bypass import raise_captured, raise_past_client
+from teola_plugin.adapters.openai.event_encoder import DONE, EventEncoder
 from teola_plugin.engines.openai import wire
-from teola_plugin.engines.openai.carried import Carried, without_credentials
+from teola_plugin.engines.openai.envelope import Envelope, without_credentials
 from teola_plugin.engines.openai.http import broken_in, refusal_in, unsent
 from teola_plugin.errors import (
     EngineError,
@@ -55,7 +55,7 @@ class _Taken(NamedTuple):
         return bool(self.body.get("stream"))
 
 
-class _Carries:
+class _Transport:
     """What both kinds of transport have in common. `inner` is the client that the object came with."""
 
     def __init__(self, inner: Any, pool: EnginePool, engine: str, http: Any) -> None:
@@ -68,7 +68,7 @@ class _Carries:
             if found is None:
                 return None
             asked, body = found
-            caught(asked)
+            raise_captured(asked)
             run = current_run.get()  # the adapters see to it that it is set, or the terms
             stream = bool(body.get("stream"))
             handle = self._pool.call(PrimitiveKind.PREFILLING, self._engine, [asked], stream=stream, run=run)
@@ -86,9 +86,9 @@ class _Carries:
         if self._inner.auth is not None or any(self._inner.event_hooks.values()):
             return None
         body = json.loads(request.content)
-        carried = Carried.of(str(request.url), request.url.params.multi_items(), request.headers.multi_items())
+        envelope = Envelope.of(str(request.url), request.url.params.multi_items(), request.headers.multi_items())
         exact = not (server.joins and wire.joinable(body))
-        prompt = wire.WirePrompt.of(body, exact=exact, carried=carried)
+        prompt = wire.WirePrompt.of(body, exact=exact, envelope=envelope)
         return Generate(prompt, prompt.sampling), body
 
     def _reaches(self, url: Any, server: Any) -> bool:
@@ -108,7 +108,7 @@ class _Carries:
             kept = {k: v for k, v in refusal.headers.items() if k.lower() not in ("content-length", "content-encoding")}
             return self._http.Response(refusal.status, headers=kept, content=refusal.content.encode())
         if not _broken(error):
-            said(error)
+            raise_past_client(error)
         raise self._as_the_connection(error, request) from error
 
     def _as_the_connection(self, error: TeolaError, request: Any) -> Any:
@@ -153,7 +153,7 @@ def _like(inner: Any) -> dict[str, Any]:
     return {name: getattr(inner, name) for name in names}
 
 
-class Carrier(_Carries):
+class EngineTransport(_Transport):
     @classmethod
     def client(cls, inner: Any, pool: EnginePool, engine: str) -> Any:
         """A client as `inner` is one, whose chat completions the engine carries."""
@@ -176,7 +176,7 @@ class Carrier(_Carries):
 
     def _stream(self, taken: _Taken, request: Any) -> Any:
         """Waits for the first chunk, so that a refusal is one."""
-        handle, relay = taken.handle, Relay(taken.asked, taken.body)
+        handle, encoder = taken.handle, EventEncoder(taken.asked, taken.body)
         pieces = iter(handle.pieces)
         first = next(pieces, None)
         if first is None:
@@ -185,16 +185,16 @@ class Carrier(_Carries):
         def events() -> Iterator[bytes]:
             with self._streaming(handle, request):
                 for piece in itertools.chain([] if first is None else [first], pieces):
-                    yield relay.take(piece.chunk)  # type: ignore[attr-defined]
+                    yield encoder.encode(piece.chunk)  # type: ignore[attr-defined]
                 [value] = handle.result()
                 for chunk in wire.chunks_of(value.response) if first is None else ():
-                    yield relay.take(chunk)
-                yield relay.end() + DONE
+                    yield encoder.encode(chunk)
+                yield encoder.flush() + DONE
 
         stream = type("Stream", (self._http.SyncByteStream,), {"__iter__": lambda _: events(), "close": lambda _: None})
         return self._streamed(stream())
 
-    def __enter__(self) -> Carrier:
+    def __enter__(self) -> EngineTransport:
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -203,10 +203,10 @@ class Carrier(_Carries):
         """The client that the object came with stays open: it is the object's."""
 
 
-class AsyncCarrier(_Carries):
+class AsyncEngineTransport(_Transport):
     @classmethod
     def client(cls, inner: Any, pool: EnginePool, engine: str) -> Any:
-        """`Carrier.client` for a loop."""
+        """`EngineTransport.client` for a loop."""
         http = _http_of(inner, "AsyncClient")
         return http.AsyncClient(transport=cls(inner, pool, engine, http), **_like(inner))
 
@@ -227,7 +227,7 @@ class AsyncCarrier(_Carries):
         return self._whole(value)
 
     async def _stream(self, taken: _Taken, request: Any) -> Any:
-        handle, relay = taken.handle, Relay(taken.asked, taken.body)
+        handle, encoder = taken.handle, EventEncoder(taken.asked, taken.body)
         pieces = aiter(handle.pieces)
         first = await anext(pieces, None)
         if first is None:
@@ -236,26 +236,26 @@ class AsyncCarrier(_Carries):
         async def events() -> AsyncIterator[bytes]:
             with self._streaming(handle, request):
                 if first is not None:
-                    yield relay.take(first.chunk)  # type: ignore[attr-defined]
+                    yield encoder.encode(first.chunk)  # type: ignore[attr-defined]
                 async for piece in pieces:
-                    yield relay.take(piece.chunk)  # type: ignore[attr-defined]
+                    yield encoder.encode(piece.chunk)  # type: ignore[attr-defined]
                 [value] = await handle
                 for chunk in wire.chunks_of(value.response) if first is None else ():
-                    yield relay.take(chunk)
-                yield relay.end() + DONE
+                    yield encoder.encode(chunk)
+                yield encoder.flush() + DONE
 
         async def aclose(_: Any) -> None: ...
 
         stream = type("Stream", (self._http.AsyncByteStream,), {"__aiter__": lambda _: events(), "aclose": aclose})
         return self._streamed(stream())
 
-    async def __aenter__(self) -> AsyncCarrier:
+    async def __aenter__(self) -> AsyncEngineTransport:
         return self
 
     async def __aexit__(self, *_: object) -> None: ...
 
     async def aclose(self) -> None:
-        """As `Carrier.close`."""
+        """As `EngineTransport.close`."""
 
 
 def _http_of(client: Any, name: str) -> Any:

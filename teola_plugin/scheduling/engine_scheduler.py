@@ -287,15 +287,15 @@ class EngineScheduler:
 
     def _admit(self, instance: str, picked: list[Pick]) -> RunBatch:
         last = -1
-        requests, priorities, standings = [], [], []
+        requests, priorities, urgencies = [], [], []
         for queued, request in picked:
             last = max(last, queued.arrived)
             queued.requests.remove(request)
             self.running.served.add(queued.app, queued.weight, request.size)
             requests.append(request.id)
             priorities.append(next(self._admissions) + LAG[queued.objective])
-            standings.append((queued.depth, queued.objective))
+            urgencies.append((queued.depth, queued.objective))
         self.queue = [q for q in self.queue if q.requests]
         for queued in self.queue:
             queued.overtaken += queued.arrived < last
-        return RunBatch(instance, next(self._batches), tuple(requests), tuple(priorities), tuple(standings))
+        return RunBatch(instance, next(self._batches), tuple(requests), tuple(priorities), tuple(urgencies))

@@ -348,7 +348,7 @@ class RunBatch(Instruction):
     batch: int
     requests: tuple[str, ...]
     priorities: tuple[int, ...]
-    standings: tuple[tuple[int, Objective], ...] = ()
+    urgencies: tuple[tuple[int, Objective], ...] = ()
     """Depth and objective of each, for an engine that looks further than priorities."""
 
 

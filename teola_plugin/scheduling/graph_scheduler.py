@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from teola_plugin.graph import IMPURE_KINDS, INPUT, STREAM_ITEMS, Fragment, PrimitiveKind, Ref
+from teola_plugin.graph import IMPURE_KINDS, INPUT, Fragment, InstancePath, PrimitiveKind, Ref
 from teola_plugin.graph.build import captures
 from teola_plugin.scheduling.events import (
     Admit,
@@ -152,7 +152,7 @@ class GraphScheduler:
         if p.holds_fragment:
             self._ask_to_expand(query, live)
         elif p.on_engine and not p.decodes:
-            group = query.group(p.id) if p.leads_group else []
+            group = query.group(p.id) if p.prefills else []
             for member in group:
                 if member.status is Status.WAITING:
                     member.status = Status.READY
@@ -248,7 +248,7 @@ class GraphScheduler:
         if live is None or live.status.ended:
             return
         live.status = Status.FAILED
-        for member in query.group(live.id) if live.primitive.leads_group else []:
+        for member in query.group(live.id) if live.primitive.prefills else []:
             if member.status.active:
                 member.status = Status.DROPPED
                 self._cut_off(query, member)
@@ -298,6 +298,7 @@ class GraphScheduler:
         p = live.primitive
         items = p.input("items")
         assert items is not None
+        here = InstancePath(p.id)
         matches = event.matches or (None,) * event.count
         used = {m for m in matches if m is not None}
         outputs = []
@@ -305,14 +306,14 @@ class GraphScheduler:
             if match is not None:
                 outputs.append(live.early[match])
             else:
-                name = f"{p.id}[{index}]"
-                name = f"{name[:-1]}']" if query.within(name) else name
+                name = here.instance(index)
+                name = here.instance(index, again=True) if query.within(name) else name
                 bind = {"$item": items.at(index)}
                 outputs.append(self._instance(query, live, p.fragment, name, bind, together=event.count))
         self._await_outputs(query, live, outputs)
         for index in range(len(live.early)):
             if index not in used:
-                self._discard_instance(query, f"{p.id}[{index}]")
+                self._discard_instance(query, here.instance(index))
 
     def _expand_fold(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
         p = live.primitive
@@ -320,13 +321,13 @@ class GraphScheduler:
         assert items is not None and carry is not None
         for index in range(event.count):
             bind = {"$item": items.at(index), "$carry": carry}
-            carry = self._instance(query, live, p.fragment, f"{p.id}[{index}]", bind)
+            carry = self._instance(query, live, p.fragment, InstancePath(p.id).instance(index), bind)
         self._await_outputs(query, live, [carry])
 
     def _expand_branch(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
         p = live.primitive
         arm = p.fragment if event.count else p.otherwise
-        name = f"{p.id}.{'then' if event.count else 'else'}"
+        name = InstancePath(p.id).arm(bool(event.count))
         output = self._instance(query, live, arm, name, {}) if arm is not None else p.input("condition")
         assert output is not None
         self._await_outputs(query, live, [output])
@@ -341,7 +342,7 @@ class GraphScheduler:
 
     def _add_round(self, query: LiveQuery, live: LivePrimitive, carry: Ref) -> None:
         """The body gives `{"carry": ..., "again": bool}`; its value decides about the next round."""
-        name = f"{live.id}[{len(live.outputs)}]"
+        name = InstancePath(live.id).instance(len(live.outputs))
         output = self._instance(query, live, live.primitive.fragment, name, {"$carry": carry})
         live.outputs.append(output)
         live.collects.add(output.producer)
@@ -417,7 +418,7 @@ class GraphScheduler:
     def _item_closed(self, query: LiveQuery, event: ItemClosed) -> None:
         """A list is still being decoded and an item of it has closed: work on it begins, tentatively."""
         decoding = query.get(event.primitive)
-        names = [v for key, v in decoding.primitive.options if key == STREAM_ITEMS] if decoding is not None else []
+        names = decoding.primitive.attributes.stream_items if decoding is not None else ()
         for name in names:
             holder = query.get(name)
             if holder is not None and holder.status is Status.WAITING and event.index == len(holder.predicted):
@@ -425,7 +426,7 @@ class GraphScheduler:
         self._begin_spliced(query)
 
     def _grow(self, query: LiveQuery, holder: LivePrimitive, item: Ref) -> None:
-        name = f"{holder.id}[{len(holder.predicted)}]"
+        name = InstancePath(holder.id).instance(len(holder.predicted))
         holder.predicted.append(item)
         bind = {"$item": item}
         output = self._instance(query, holder, holder.primitive.fragment, name, bind, tentative=True, together=2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
+from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Ref
 from teola_plugin.scheduling.objectives import SINK, Wanted, deduce
 
 
@@ -92,7 +92,7 @@ class LiveQuery:
             live = LivePrimitive(p, set(graph.parents(p.id)), reads[p.id], depth=depths[p.id], wanted=wanted[p.id])
             self._put(live)
             if p.early:
-                live.instances += [f"{p.id}[{i}]" for i in range(len(p.early))]
+                live.instances += map(InstancePath(p.id).instance, range(len(p.early)))
                 self._keep_predictions(live)
 
     def __getitem__(self, name: str) -> LivePrimitive:
@@ -134,9 +134,8 @@ class LiveQuery:
         self._live[p.id] = live
         if p.early:
             live.early = list(p.early)
-        if "/" in p.id:
-            for outer in _around(p.id):
-                self._within.setdefault(outer, []).append(p.id)
+        for outer in InstancePath(p.id).around():
+            self._within.setdefault(outer, []).append(p.id)
 
     def _insert(self, p: Primitive, parents: Iterable[str]) -> LivePrimitive:
         waits: set[str] = set()
@@ -172,7 +171,9 @@ class LiveQuery:
         made = [self._insert(p, parents) for p, parents in edges]
         wanted = deduce(body)
         for live in made:
-            live.wanted = wanted[live.id.removeprefix(f"{name}/")].inside(name, sink)
+            inner = InstancePath(live.id).inside(name)
+            assert inner is not None, f"{live.id} is not in {name}"
+            live.wanted = wanted[inner].inside(name, sink)
         own = {live.id for live in made}
         for live, (p, parents) in zip(made, edges, strict=True):
             live.waits |= own.intersection(parents)  # an edge to a later one of the same instance was not ended either
@@ -232,7 +233,7 @@ class LiveQuery:
         for live in inside:
             del self._live[live.id]
             self._children.pop(live.id, None)
-            for outer in _around(live.id):
+            for outer in InstancePath(live.id).around():
                 if len(outer) >= len(name):
                     self._within.pop(outer, None)
         return unread
@@ -248,14 +249,6 @@ class LiveQuery:
                     found[p.id] = child
                     todo.append(p.id)
         return list(found.values())
-
-
-def _around(name: str) -> Iterator[str]:
-    """The instances and parts that a primitive of this id is in, outermost first."""
-    place = name.find("/")
-    while place >= 0:
-        yield name[:place]
-        place = name.find("/", place + 1)
 
 
 class _Depths:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from weakref import WeakKeyDictionary
 
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind
+from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind
 
 _K = PrimitiveKind
 
@@ -45,7 +45,7 @@ class Wanted:
         instance's name before theirs."""
         if self.objective is Objective.LATENCY:
             return sink
-        return Wanted(self.objective, f"{instance}/{self.gang}" if self.gang else sink.gang)
+        return Wanted(self.objective, InstancePath(instance).child(self.gang) if self.gang else sink.gang)
 
 
 SINK = Wanted()

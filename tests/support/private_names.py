@@ -9,7 +9,8 @@ kind           what
                `from framework._a import b`
 `attribute`    `x._b`, unless this file, or a class of ours that a class of this file extends, defines `_b`
 `inherited`    the same of `self._b`, `cls._b`, `super()._b`
-`string`       the same of `"_b"` or `"a._b"`, which is how `getattr` and its like are told; documentation aside
+`string`       the same of `"_b"` or `"a._b"`, which is how `getattr` and its like are told; documentation
+               and ends of other strings aside
 `patch`        a name is put into what another package owns: `Class.method = ...` of an imported class or module
 `code`         a code object is made, or claimed by what is no function: `CodeType(...)`, `replace(co_...=...)`,
                `__code__ = ...`
@@ -104,14 +105,17 @@ class Module:
         return self.source.splitlines()
 
     @cached_property
-    def documentation(self) -> set[int]:
-        """Lines of strings that stand alone: documentation."""
-        return {
-            line
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        }
+    def no_names(self) -> set[ast.AST]:
+        """Strings that name nothing: documentation, ends of other strings."""
+        found: set[ast.AST] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Expr):
+                found.add(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                found.update(node.values[1:])
+            elif isinstance(node, ast.Call) and _last_name(node.func) in ("endswith", "removesuffix"):
+                found.update(node.args)
+        return found
 
     def gather(self) -> None:
         for node in ast.walk(self.tree):
@@ -182,13 +186,13 @@ def _of_node(node: ast.AST, module: Module, own: set[str]) -> Iterator[tuple[str
             yield ("inherited" if _is_self(node.value) else "attribute"), node.attr
         if isinstance(node.ctx, ast.Store | ast.Del):
             yield from _stored(node, module)
-        if node.attr == "CodeType":
-            yield "code", "CodeType"
     elif isinstance(node, ast.Call):
+        if _last_name(node.func) == "CodeType":
+            yield "code", "CodeType"
         yield from (("code", word.arg) for word in node.keywords if word.arg and word.arg.startswith("co_"))
-    elif isinstance(node, ast.Name) and (node.id == "CodeType" or (node.id == "__code__" and _stores(node))):
+    elif isinstance(node, ast.Name) and node.id == "__code__" and isinstance(node.ctx, ast.Store):
         yield "code", node.id
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.lineno not in module.documentation:
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in module.no_names:
         found = _STRING.fullmatch(node.value)
         if found is not None and found[1] not in own and is_private(found[1]):
             yield "string", found[1]
@@ -199,10 +203,6 @@ def _stored(node: ast.Attribute, module: Module) -> Iterator[tuple[str, str]]:
         yield "code", "__code__"
     elif isinstance(node.value, ast.Name) and _foreign(module.imported.get(node.value.id, "")):
         yield "patch", node.attr
-
-
-def _stores(node: ast.Name | ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Store)
 
 
 def _foreign(dotted: str) -> bool:

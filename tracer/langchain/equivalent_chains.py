@@ -8,8 +8,9 @@ from typing import Any
 from langchain_core.prompts import BasePromptTemplate, format_document
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 
+from teola_plugin.shims.langchain import stuffing
 from teola_plugin.tracer.langchain.classes import changed
-from teola_plugin.tracer.langchain.equivalent_parts import AsDict, Computed, OneByOne, is_from
+from teola_plugin.tracer.langchain.equivalent_parts import AsDict, Computed, SequentialEach
 from teola_plugin.tracer.langchain.prompts import understand
 
 Node = Runnable[Any, Any]
@@ -93,17 +94,13 @@ def mapped(node: Any) -> Node | None:
         return [{node.document_variable_name: one.page_content, **shared} for one in given[node.input_key]]
 
     read = _reads(node.input_key, *others)
-    return _input(node) | read | Computed(inputs) | OneByOne(bound=said)
+    return _input(node) | read | Computed(inputs) | SequentialEach(bound=said)
 
 
 def stuffing_function(node: Any) -> Node | None:
     """`format_docs`, the function inside `create_stuff_documents_chain`."""
-    func = vars(node).get("func")
-    name = "create_stuff_documents_chain.<locals>.format_docs"
-    if func is None or "afunc" in vars(node) or not is_from(func, f"{_CHAINS}.combine_documents.stuff", name):
+    found = None if "afunc" in vars(node) else stuffing(vars(node).get("func"))
+    if found is None:
         return None
-    cells = dict(zip(func.__code__.co_freevars, (cell.cell_contents for cell in func.__closure__ or ()), strict=True))
-    if cells.keys() != {"_document_prompt", "document_separator", "document_variable_name"}:
-        return None
-    documents: Node = RunnableLambda(itemgetter(cells["document_variable_name"]))
-    return documents | _joined(cells["_document_prompt"], cells["document_separator"])
+    documents: Node = RunnableLambda(itemgetter(found.variable))
+    return documents | _joined(found.prompt, found.separator)

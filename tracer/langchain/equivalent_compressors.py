@@ -14,7 +14,7 @@ from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
 from teola_plugin.tracer.langchain.classes import changed, is_pool_backed, leaf_of
-from teola_plugin.tracer.langchain.equivalent_parts import Computed, LeafStep, OneByOne, is_from
+from teola_plugin.tracer.langchain.equivalent_parts import Computed, LeafStep, SequentialEach, is_from
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RerankingLeaf
 
 Node = Runnable[Any, Any]
@@ -105,7 +105,7 @@ def _asked_of_each(node: Any, module: str, select: Callable[[Any], list[Document
     if not is_from(node.get_input, module, "default_get_input") or type(node.llm_chain).__name__ == "LLMChain":
         return None
     inputs = Computed(lambda given: [node.get_input(given["query"], document) for document in given["documents"]])
-    return RunnablePassthrough.assign(said=inputs | OneByOne(bound=node.llm_chain)) | Computed(select)
+    return RunnablePassthrough.assign(said=inputs | SequentialEach(bound=node.llm_chain)) | Computed(select)
 
 
 def _pipeline(node: Any) -> Node | None:

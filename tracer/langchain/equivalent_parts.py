@@ -24,7 +24,7 @@ class AsDict(Computed):
         super().__init__(lambda value: value if isinstance(value, dict) or key is None else {key: value})
 
 
-class OneByOne(RunnableEach[Any, Any]):
+class SequentialEach(RunnableEach[Any, Any]):
     """Each item, where the plain sync code makes one call after the other: the graph makes them at once."""
 
 

@@ -14,13 +14,14 @@ from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableParallel, RunnablePassthrough
 from langchain_core.stores import InMemoryByteStore, InMemoryStore
 
+from teola_plugin.shims.langchain import keeps_documents_as_bytes
 from teola_plugin.tracer.langchain import equivalent_chains as chains
 from teola_plugin.tracer.langchain.classes import changed, is_pool_backed
 from teola_plugin.tracer.langchain.equivalent_compressors import step_of
-from teola_plugin.tracer.langchain.equivalent_parts import AsDict, Computed, OneByOne, is_from
+from teola_plugin.tracer.langchain.equivalent_parts import AsDict, Computed, SequentialEach
 from teola_plugin.tracer.symbols import NotUnderstood
 
-__all__ = ["AsDict", "Computed", "OneByOne", "beginning", "equivalent"]
+__all__ = ["AsDict", "Computed", "SequentialEach", "beginning", "equivalent"]
 
 Node = Runnable[Any, Any]
 Make = Callable[[Any], Node | None]
@@ -108,8 +109,7 @@ def _in_memory(store: Any) -> bool:
     """Also below the encoder that `byte_store=` puts before it."""
     kind = type(store)
     if f"{kind.__module__}.{kind.__qualname__}" == f"{_STORAGE}.encoder_backed.EncoderBackedStore":
-        own = (store.key_encoder, "_identity"), (store.value_deserializer, "_load_document_from_bytes")
-        return type(store.store) is InMemoryByteStore and all(is_from(f, f"{_STORAGE}._lc_store", n) for f, n in own)
+        return type(store.store) is InMemoryByteStore and keeps_documents_as_bytes(store)
     return type(store) is InMemoryStore
 
 

@@ -212,9 +212,18 @@ def _whole(shape: PromptShape, name: str, value: Ref) -> Prompted:
     return Prompted(((name, value),), shape.parts(dict.fromkeys(every, name)), render)
 
 
+def _formatted(template: BasePromptTemplate[Any], value: Any) -> Any:
+    """As `template.invoke(value)`, which also tells handlers. Raises `KeyError` for a dictionary that lacks a key."""
+    given = value if isinstance(value, dict) else {template.input_variables[0]: value}
+    missing = [name for name in template.input_variables if name not in given]
+    if missing:
+        raise KeyError(missing[0])
+    return template.format_prompt(**given)
+
+
 def _rendered(shape: PromptShape, value: Any, *, complete: bool) -> Any:
     """The framework's prompt value, without events; ends with the first message that is not wholly known."""
-    made = shape.template._format_prompt_with_error_handling(value)
+    made = _formatted(shape.template, value)
     if complete or not isinstance(made, ChatPromptValue):
         return made
     messages = list(made.messages)

@@ -19,7 +19,7 @@ from llama_index.core.response_synthesizers import TreeSummarize
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.selectors import LLMMultiSelector
 
-from teola_plugin.graph import ITEM, Ref, Role, named
+from teola_plugin.graph import ITEM, Attributes, Ref, Role, named
 from teola_plugin.graph.refs import Inputs
 from teola_plugin.shims.llamaindex.engines import (
     CitationQueryEngineParts,
@@ -32,7 +32,6 @@ from teola_plugin.shims.llamaindex.engines import (
     citation_sources,
     sub_question_node,
 )
-from teola_plugin.tracer.draft import BESIDE
 from teola_plugin.tracer.llamaindex.known import as_made, level, rule_for
 from teola_plugin.tracer.llamaindex.postprocessors import postprocess
 from teola_plugin.tracer.llamaindex.retries import judge_answer
@@ -160,8 +159,9 @@ def _arm(
         walk.forget(before)
         return None
     output = body.call("response", _response, text=inner.text, nodes=inner.nodes)
-    options = ((BESIDE, True),) if beside else ()
-    return walk.hold(name, Role.BRANCH, named(condition=chosen, query=asked), body, output, options=options)
+    return walk.hold(
+        name, Role.BRANCH, named(condition=chosen, query=asked), body, output, attributes=Attributes(beside=beside)
+    )
 
 
 def _response(text: str, nodes: Nodes) -> dict[str, Any]:

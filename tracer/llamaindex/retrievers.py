@@ -14,7 +14,7 @@ from llama_index.core.schema import IndexNode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import ITEM, Component, Effect, Ref, Role, named
+from teola_plugin.graph import ITEM, Attributes, Component, Effect, Ref, Role, named
 from teola_plugin.shims.llamaindex.retrievers import (
     QueryFusionRetrieverParts,
     SummaryIndexRetrieverParts,
@@ -110,9 +110,7 @@ def _searched(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverPa
         raise NotUnderstood(f"its documents are in a {type(parts.docstore).__name__}, which is not known to be local")
     sample = _sample(r, parts)
     effect = Effect(f"collection:{store.engine}/{sample.collection}", validated=True)
-    options: tuple[tuple[str, Any], ...] = (("collection", sample.collection), ("k", sample.k))
-    if sample.filter:
-        options = (*options, ("filter", sample.filter))
+    said = Attributes(collection=sample.collection, k=sample.k, filter=sample.filter)
     name = walk.name(name, *DERIVED, "mean")
     if len(asked.texts) == 1:
         query = named(query=asked.texts[0])
@@ -124,7 +122,7 @@ def _searched(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverPa
             model.engine,
             effects=(effect,),
             scope=walk.scope,
-            options=options,
+            attributes=said,
         )
         return walk.draft.add(component)
     vectors = {f"vector{i}": _embedded(walk, model, text, f"{name}.embedding") for i, text in enumerate(asked.texts)}
@@ -136,7 +134,7 @@ def _searched(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverPa
         store.engine,
         effects=(effect,),
         scope=walk.scope,
-        options=options,
+        attributes=said,
     )
     return walk.draft.add(search)
 
@@ -153,9 +151,9 @@ def _sample(r: VectorIndexRetriever, parts: VectorIndexRetrieverParts) -> Any:
 
 
 def _embedded(walk: Walk, model: Any, text: Ref, name: str) -> Ref:
-    options = (("role", "query"),)
+    said = Attributes(role="query")
     component = Component(
-        walk.name(name), Role.EMBEDDING, named(texts=text), model.engine, scope=walk.scope, options=options, expected=1
+        walk.name(name), Role.EMBEDDING, named(texts=text), model.engine, scope=walk.scope, attributes=said, expected=1
     )
     return walk.draft.add(component)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from teola_plugin.graph import Component, Ref, Role
+from teola_plugin.graph import Attributes, Component, Ref, Role
 from teola_plugin.graph.refs import Inputs
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
-from teola_plugin.tracer.draft import BESIDE, DERIVED, Draft, Names
+from teola_plugin.tracer.draft import DERIVED, Draft, Names
 from teola_plugin.tracer.llamaindex import known, stand_ins
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -200,7 +200,7 @@ class Walk:
             prompt=stand_ins.parts(llm, run, names, blanks),
             expected=expected,
             scope=self.scope,
-            options=(("items", items),) if items else (),
+            attributes=Attributes(items=items),
         )
         made = self.draft.add(component, lambda given: stand_ins.asked(llm, run, given, blanks, names))
         if items:
@@ -219,7 +219,7 @@ class Walk:
         self.draft.absorb(body.draft)
         inner = body.draft.template(output, name)
         if role is Role.MAP:  # in `query`, one item comes after the other
-            more["options"] = (*more.get("options", ()), (BESIDE, True))
+            more["attributes"] = replace(more.get("attributes", Attributes()), beside=True)
         return self.draft.add(Component(name, role, inputs, body=inner, scope=self.scope, **more))
 
     # ------------------------------------------------------------ the order of the plain code

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
-from teola_plugin.tracer.purity.bounds import Size, constant, either, measured, scaled
+from teola_plugin.tracer.purity.size_bounds import Size, constant, either, measured, scaled
 
 REPR = 12
 """Characters that one of a text may become where it is quoted."""

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.adapters.langchain.active import place_of
+from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import ScorePair
+from teola_plugin.shims.langchain import sentence_transformer
 from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RerankingLeaf
 
@@ -72,7 +73,9 @@ def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
 
 def _check_embedder(obj: Any, server: Any) -> None:
     _check_model(obj, server, "EmbeddingEngine")
-    client = getattr(obj, "_client", None) or obj.client
+    client = sentence_transformer(obj)
+    if client is None:
+        raise _differs(obj, "its model cannot be looked at in the installed version", "leave it unbound")
     kinds = {type(module).__name__ for module in client}
     if obj.multi_process or "Router" in kinds:
         what = (
@@ -121,7 +124,7 @@ class PoolCrossEncoder:
 
     def score(self, text_pairs: Sequence[tuple[str, str]]) -> Any:
         pairs = [ScorePair(query, text) for query, text in text_pairs]
-        run, terms = place_of(self._pool)
+        run, terms = call_context(self._pool)
         handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, pairs, run=run, terms=terms)
         return _array(handle.result())
 

@@ -10,20 +10,28 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import joined
-from teola_plugin.adapters.langchain.active import CalledOrStreamed, place_of
-from teola_plugin.adapters.openai.told import Captured, atold_in, capturing, told, told_in
-from teola_plugin.adapters.openai.transport import AsyncCarrier, Carrier
-from teola_plugin.engines.openai.carried import without_credentials
+from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
+from teola_plugin.adapters.openai.bypass import (
+    Captured,
+    araising_pool_errors_in,
+    capturing,
+    raising_pool_errors,
+    raising_pool_errors_in,
+)
+from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
+from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation
+from teola_plugin.shims.langchain import chat_completion_params, chat_result, prompt_value
+from teola_plugin.shims.openai import http_client, key_is_asked_for
 from teola_plugin.tracer.leaf import GenerationLeaf
 
 _FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
@@ -51,9 +59,11 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
         object.__setattr__(made, slot, getattr(copied, slot))
     clients: dict[str, Any] = {"_teola_engine": engine, "_teola_pool": pool}
     if obj.root_client is not None:
-        root = obj.root_client.copy(http_client=Carrier.client(obj.root_client._client, pool, engine))
+        root = obj.root_client.copy(http_client=EngineTransport.client(http_client(obj.root_client), pool, engine))
         clients |= {"root_client": root, "client": root.chat.completions}
-    root = obj.root_async_client.copy(http_client=AsyncCarrier.client(obj.root_async_client._client, pool, engine))
+    root = obj.root_async_client.copy(
+        http_client=AsyncEngineTransport.client(http_client(obj.root_async_client), pool, engine)
+    )
     vars(made).update(clients | {"root_async_client": root, "async_client": root.chat.completions})
     return made
 
@@ -72,26 +82,30 @@ def _check(obj: Any, server: Any) -> None:
         )
 
 
-class _Served(CalledOrStreamed):
+class _Served(ConfigScopedModel):
     """Before the object's class in the order of methods: calls find their query, wherever they run."""
+
+    if TYPE_CHECKING:
+        _teola_engine: str
+        _teola_pool: EnginePool
 
     @property
     def pool(self) -> EnginePool:  # type: ignore[override]
-        return self._teola_pool  # type: ignore[attr-defined,no-any-return]
+        return self._teola_pool
 
     def _generate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(*place_of(self.pool, run_manager)), told():
+        with joined(*call_context(self.pool, run_manager)), raising_pool_errors():
             return super()._generate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
     async def _agenerate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(*place_of(self.pool, run_manager)), told():
+        with joined(*call_context(self.pool, run_manager)), raising_pool_errors():
             return await super()._agenerate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        yield from told_in(super()._stream(*args, **kwargs))  # type: ignore[misc]
+        yield from raising_pool_errors_in(super()._stream(*args, **kwargs))  # type: ignore[misc]
 
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        async with aclosing(atold_in(super()._astream(*args, **kwargs))) as found:  # type: ignore[misc]
+        async with aclosing(araising_pool_errors_in(super()._astream(*args, **kwargs))) as found:  # type: ignore[misc]
             async for chunk in found:
                 yield chunk
 
@@ -107,10 +121,10 @@ class _ServedAhead(_Served):
         given = {key: value for key, value in kwargs.items() if key not in _FOR_TRACES}
         if cached or model.rate_limiter is not None or model.root_client is None:
             return None
-        if getattr(model.root_client, "_api_key_provider", None) is not None:
+        if key_is_asked_for(model.root_client):
             return None
-        params = {**model._default_params, **given}
-        if model._use_responses_api(params) or not joinable(params | (params.get("extra_body") or {})):
+        params = chat_completion_params(model, given)
+        if params is None or not joinable(params | (params.get("extra_body") or {})):
             return None
         return GenerationLeaf(
             model._teola_engine, lambda value: _asked(model, value, given), lambda made: _message(model, made)
@@ -119,7 +133,7 @@ class _ServedAhead(_Served):
 
 def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
     """The request that a call would make, caught before it is sent. Runs nothing but the object's own formatting."""
-    messages: list[BaseMessage] = model._convert_input(value).to_messages()
+    messages: list[BaseMessage] = prompt_value(model, value).to_messages()
     given = dict(kwargs)
     with capturing():
         try:
@@ -132,7 +146,7 @@ def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
 def _message(model: Any, generation: Generation) -> Any:
     """What the object makes of an answer, as `invoke` returns it."""
     assert isinstance(generation, WireGeneration)
-    result = model._create_chat_result(json.loads(generation.response))
+    result = chat_result(model, json.loads(generation.response))
     message = result.generations[0].message
     info = {**(result.generations[0].generation_info or {}), **(result.llm_output or {})}
     message.response_metadata = {**info, **message.response_metadata}

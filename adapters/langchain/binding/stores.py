@@ -16,7 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
 
 from teola_plugin.adapters.calls import joined, to_list
-from teola_plugin.adapters.langchain.active import Called, place_of
+from teola_plugin.adapters.langchain.current_query import ConfigScoped, call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.errors import RegistrationError
@@ -70,7 +70,7 @@ def store_on(store: VectorStore, embeddings: TeolaEmbeddings) -> VectorStore:
     if not isinstance(store, TeolaVectorStore):
         raise _refused(f"a {type(store).__name__} that is searched by something else than its own retriever")
     made = copy.copy(store)
-    made._embedding = embeddings
+    made.embed_with(embeddings)
     return made
 
 
@@ -81,7 +81,7 @@ def _refused(where: str) -> RegistrationError:
     )
 
 
-class PoolEmbeddedRetriever(Called, VectorStoreRetriever):
+class PoolEmbeddedRetriever(ConfigScoped, VectorStoreRetriever):
     """A retriever over the user's own store whose queries are embedded by an engine of the pool."""
 
     _embeddings: Any = None
@@ -89,7 +89,7 @@ class PoolEmbeddedRetriever(Called, VectorStoreRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        with joined(*place_of(self._embeddings.pool, run_manager)):
+        with joined(*call_context(self._embeddings.pool, run_manager)):
             vector = self._embeddings.embed_query(query)
         search = getattr(self.vectorstore, _SEARCHES[self.search_type])
         return search(vector, **(self.search_kwargs | kwargs))  # type: ignore[no-any-return]
@@ -97,7 +97,7 @@ class PoolEmbeddedRetriever(Called, VectorStoreRetriever):
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        with joined(*place_of(self._embeddings.pool, run_manager)):
+        with joined(*call_context(self._embeddings.pool, run_manager)):
             vector = await self._embeddings.aembed_query(query)
         given = {**self.search_kwargs, **kwargs}
         if self.search_type == "mmr" and isinstance(self.vectorstore, InMemoryVectorStore):

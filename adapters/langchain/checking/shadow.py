@@ -17,13 +17,14 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from teola_plugin.adapters.langchain.checking.sameness import difference, failure, snapshot
+from teola_plugin.adapters.langchain.checking.comparison import difference, failure, snapshot
 from teola_plugin.adapters.langchain.own_models.composites import parts
-from teola_plugin.adapters.langchain.own_models.gates import inside_early
+from teola_plugin.adapters.langchain.own_models.concurrency import inside_early
 from teola_plugin.adapters.langchain.own_models.replay import untraced
 from teola_plugin.errors import QueryError, RegistrationError
 from teola_plugin.graph import WorkflowTemplate
 from teola_plugin.runtime.context import current_run
+from teola_plugin.shims import langchain as shims
 
 SEED, IN_FLIGHT = 20240701, 4
 """Which calls are chosen is the same in every process; so many originals run at once, further ones are left out."""
@@ -210,15 +211,12 @@ def _kept(value: Any, depth: int = 20) -> Any:
 
 def _quiet_context() -> Context:
     """The caller's context variables, without those by which handlers hear of a call."""
-    from langchain_core.tracers.context import _configure_hooks, tracing_v2_callback_var
 
     def silence() -> None:
         current_run.set(None)
         inside_early.set(False)
         var_child_runnable_config.set(None)
-        tracing_v2_callback_var.set(None)
-        for variable, *_ in _configure_hooks:
-            variable.set(None)
+        shims.silence()
 
     context = copy_context()
     context.run(silence)
@@ -233,7 +231,12 @@ def _remade(share: float, seed: int, in_flight: int) -> Shadow:
 
 
 def check_repeatable(chain: Runnable[Any, Any], template: WorkflowTemplate) -> None:
-    """Raises `RegistrationError` for a chain that is known to write: running it twice would write twice."""
+    """Raises `RegistrationError` for a chain that is known to write: running it twice would write twice.
+
+    Also where a second run could not be kept from the user's handlers.
+    """
+    if not shims.listeners_are_known():
+        raise shims.unknown_listeners("shadow=")
     written = next(itertools.chain(_writes(template), _histories(chain)), None)
     if written is not None:
         raise RegistrationError(

@@ -11,10 +11,10 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs
 
-from teola_plugin.adapters.ahead import ending
-from teola_plugin.adapters.langchain.own_models.in_place import InPlace
+from teola_plugin.adapters.early_work import ending
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.shims.langchain import inline_callback
 from teola_plugin.tracer.langchain.paths import NodePath, PathTracker
 
 
@@ -46,7 +46,7 @@ class SessionHandler(BaseCallbackHandler):
     def ignore_custom_event(self) -> bool:
         return True
 
-    @InPlace
+    @inline_callback
     def _start(
         self,
         serialized: Any,
@@ -61,19 +61,19 @@ class SessionHandler(BaseCallbackHandler):
 
     on_chain_start = on_llm_start = on_chat_model_start = on_retriever_start = on_tool_start = _start  # type: ignore[assignment]
 
-    @InPlace
+    @inline_callback
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
         self._observe(run_id, outputs)
 
-    @InPlace
+    @inline_callback
     def on_retriever_end(self, documents: Any, *, run_id: UUID, **_: Any) -> None:
         self._observe(run_id, documents)
 
-    @InPlace
+    @inline_callback
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
         self._observe(run_id, output)
 
-    @InPlace
+    @inline_callback
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         generation = response.generations[0][0]
         self._observe(run_id, generation.message if isinstance(generation, ChatGeneration) else generation.text)

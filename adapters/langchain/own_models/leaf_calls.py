@@ -12,13 +12,13 @@ from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from teola_plugin.adapters.langchain.own_models.gates import Gate
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.replay import EventLog
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Site:
+class CallSite:
     """A leaf of the user's own at its place in the chain."""
 
     key: str
@@ -27,10 +27,10 @@ class Site:
     """Arguments bound to it there."""
     config: RunnableConfig
     """What the bindings around it add to its config."""
-    gate: Gate | None
+    limit: ConcurrencyLimit | None
     """Of the object: one call at a time, unless it is known to be safe."""
     mapped: bool = False
-    """Called once for each item of a list, so maybe with what an item is predicted to be."""
+    """ConfigScoped once for each item of a list, so maybe with what an item is predicted to be."""
     within: str = ""
     """Path of the user's object that holds it, where that is planned with an equivalent chain."""
     changes_input: threading.Event = field(default_factory=threading.Event)
@@ -73,7 +73,7 @@ class State(Enum):
 class LeafCall:
     """One call of a leaf, made or to be made."""
 
-    site: Site
+    site: CallSite
     asked: Any
     """What it is called with, as it was: shared with nobody, and never handed out."""
     state: State

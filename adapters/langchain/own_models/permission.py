@@ -8,11 +8,13 @@ later call made for nothing, the one documented exception.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.graph import INPUT, Effect, Path, Primitive, PrimitiveKind, Ref, is_impure
+from teola_plugin.adapters.early_work import freed, takes_time
+from teola_plugin.adapters.langchain.own_models.wrapped import WRAPPED
+from teola_plugin.graph import INPUT, Effect, Graph, Path, Primitive, PrimitiveKind, Ref, is_impure
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.tracer.draft import Traced, raises
@@ -21,7 +23,7 @@ PERMISSION = Effect("permission")
 """Read by calls of the user's own models: user code, which may touch anything, grants it by not raising."""
 
 
-class Sure:
+class AlwaysReached:
     """Whether the plain object comes to a call, whatever becomes of the steps that the call no longer waits for."""
 
     def __init__(self, planned: Optimised, traced: Traced) -> None:
@@ -85,3 +87,64 @@ def _leads(value: Any, path: Path, to: type[Any] = object) -> bool:
             return False
         value = value[key]
     return isinstance(value, to)
+
+
+# ------------------------------------------------------------ what starts sooner
+
+_CALLS = (PrimitiveKind.PREFILLING, PrimitiveKind.SEARCHING)
+_WRITING = (PrimitiveKind.DECODING, PrimitiveKind.PARTIAL_DECODING)
+
+
+def gained(
+    optimised: Optimised, alike: Callable[[str, str], bool], reached: Callable[[Primitive, frozenset[str]], bool]
+) -> frozenset[str]:
+    """Sites of wrapped leaves that no longer stand behind something they do not need, and that takes time.
+
+    `alike`: whether the leaves at two sites take as long. `reached`: whether the plain object comes to a call whatever
+    the given primitives, which it stands behind, make of it.
+    """
+    source, graph = optimised.source, optimised.graph
+    if source is None or source is graph:
+        return frozenset()
+    calls = [p for p in graph if p.engine == WRAPPED and p.kind in _CALLS and p.id in source]
+    return frozenset(
+        _site(p)
+        for p in calls
+        if any(takes_time(source[name]) for name in freed(p.id, source, graph))
+        and reached(p, freed(p.id, source, graph))
+        and not any(alike(_site(p), _site(q)) and _lasts_longer(q, p, source, graph) for q in calls)
+    )
+
+
+def asked_before(optimised: Optimised) -> dict[str, frozenset[str]]:
+    """Of each site, those that it no longer stands behind, and whose input is known at once: making it may fail."""
+    source, graph = optimised.source, optimised.graph
+    if source is None:
+        return {}
+    calls = {p.id: _site(p) for p in graph if p.engine == WRAPPED and p.kind in _CALLS and p.id in source}
+    at_once = {name for name in calls if not any(takes_time(graph[one]) for one in graph.ancestors[name])}
+    return {site: frozenset(calls[q] for q in at_once & freed(name, source, graph)) for name, site in calls.items()}
+
+
+def predicted(graph: Graph) -> frozenset[str]:
+    """Sites of wrapped leaves that are called for the items of a list while an engine is still writing it."""
+    writing = [d for d in graph if d.kind in _WRITING and d.engine != WRAPPED]
+    grown = {name for d in writing for name in d.attributes.stream_items}
+    cut = [p for p in graph if p.tentative and any(d.id in graph.ancestors[p.id] for d in writing)]
+    mapped = [q for p in graph if p.id in grown for q in held(p)]
+    return frozenset(_site(q) for q in (*cut, *mapped) if q.engine == WRAPPED and q.kind in _CALLS)
+
+
+def _site(p: Primitive) -> str:
+    return p.attributes.wrapped
+
+
+def _lasts_longer(q: Primitive, p: Primitive, source: Graph, graph: Graph) -> bool:
+    """Whether nobody has `p` sooner for its early start: a search that runs beside it in the plain object still waits
+    for all that `p` waited for, and whoever needs `p` needs both."""
+    if {p.kind, q.kind} != {PrimitiveKind.SEARCHING} or p is q:
+        return False
+    beside = p.id not in source.ancestors[q.id] and q.id not in source.ancestors[p.id]
+    users = [r for r in graph if takes_time(r) and p.id in graph.ancestors[r.id]]
+    needed = all(q.id in graph.ancestors[r.id] for r in users)
+    return beside and needed and freed(p.id, source, graph) <= graph.ancestors[q.id]

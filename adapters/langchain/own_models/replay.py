@@ -18,12 +18,11 @@ from langchain_core.callbacks.manager import ahandle_event, handle_event
 from langchain_core.globals import get_debug, get_llm_cache
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
-from langchain_core.tracers._streaming import _StreamingCallbackHandler, _V2StreamingCallbackHandler
 
-from teola_plugin.adapters.langchain.own_models.gates import inside_early
-from teola_plugin.adapters.langchain.own_models.in_place import InPlace
+from teola_plugin.adapters.langchain.own_models.concurrency import inside_early
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.context import current_run
+from teola_plugin.shims import langchain as shims
 
 _IGNORED_BY = {
     "on_llm_start": "ignore_llm",
@@ -104,7 +103,7 @@ def _recorder(name: str) -> Callable[..., None]:
 
 
 for _name in _IGNORED_BY:
-    setattr(EventLog, _name, InPlace(_recorder(_name)))
+    setattr(EventLog, _name, shims.inline_callback(_recorder(_name)))
 
 
 def _as_told(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -149,30 +148,23 @@ def may_be_kept_back(config: RunnableConfig, *, models: bool) -> bool:
 
     A model streams when a streaming listener is attached; with a cache, of two equal calls the second is free.
     """
-    from langchain_core.tracers.context import _configure_hooks
-    from langchain_core.utils.env import env_var_is_set
-
     callbacks = config.get("callbacks")
     handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
-    if any(isinstance(h, _StreamingCallbackHandler | _V2StreamingCallbackHandler) for h in handlers):
+    if shims.streams(handlers) or not shims.listeners_are_known():
         return False
     if get_debug() or (models and get_llm_cache() is not None):
         return False
-    return not any(hook[3] is not None and env_var_is_set(hook[3]) for hook in _configure_hooks)
+    return not shims.attached_by_environment()
 
 
 def prepare(context: Context, config: RunnableConfig, run: Any) -> None:
     """Make `context` one in which nothing but the config's callbacks hears of a call."""
-    from langchain_core.tracers.context import _configure_hooks, tracing_v2_callback_var
 
     def setup() -> None:
         current_run.set(run)
         inside_early.set(True)
         var_child_runnable_config.set(config)
-        tracing_v2_callback_var.set(None)
-        for variable, *_ in _configure_hooks:
-            if variable.get() is not None:
-                variable.set(None)
+        shims.silence()
 
     context.run(setup)
 

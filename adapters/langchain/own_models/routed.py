@@ -15,22 +15,22 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from pydantic import PrivateAttr
 
-from teola_plugin.adapters.langchain.active import runs_in
+from teola_plugin.adapters.langchain.current_query import runs_in
+from teola_plugin.adapters.langchain.own_models.call_sites import batches_by_calls, sites_of, take_as_long
+from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable, open_tables
 from teola_plugin.adapters.langchain.own_models.composites import Node, rebuilt
-from teola_plugin.adapters.langchain.own_models.gates import Gate
-from teola_plugin.adapters.langchain.own_models.leaf_calls import Site
-from teola_plugin.adapters.langchain.own_models.permission import PERMISSION, Reads, Sure
-from teola_plugin.adapters.langchain.own_models.places import AsyncPlace, Place, SyncPlace, open_places
-from teola_plugin.adapters.langchain.own_models.replay import may_be_kept_back
-from teola_plugin.adapters.langchain.own_models.sites import as_long, one_by_one, sites_of
-from teola_plugin.adapters.langchain.own_models.wrapped import (
-    WRAPPED,
-    CallLeaf,
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
+from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite
+from teola_plugin.adapters.langchain.own_models.permission import (
+    PERMISSION,
+    AlwaysReached,
+    Reads,
     asked_before,
     gained,
     predicted,
-    shared_pool,
 )
+from teola_plugin.adapters.langchain.own_models.replay import may_be_kept_back
+from teola_plugin.adapters.langchain.own_models.wrapped import WRAPPED, CallLeaf, shared_pool
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Effect, WorkflowTemplate
 from teola_plugin.passes import Pass
@@ -41,32 +41,32 @@ from teola_plugin.tracer.leaf import WrappedLeaf
 
 
 class ClaimingLeaf(RunnableBindingBase[Any, Any]):
-    """The user's own leaf (`.bound`); a call that was made ahead of its place is taken instead of made again.
+    """The user's own leaf (`.bound`); a call that was made ahead of its table is taken instead of made again.
 
     It has no run of its own, so names, events and configs are the leaf's. Streaming goes to the leaf.
     """
 
-    _site: Site = PrivateAttr()
+    _site: CallSite = PrivateAttr()
 
-    def _place(self, config: RunnableConfig | None, kwargs: Mapping[str, Any], kind: type[Place]) -> Any:
+    def _table(self, config: RunnableConfig | None, kwargs: Mapping[str, Any], kind: type[CallTable]) -> Any:
         callbacks = None if config is None else config.get("callbacks")
         for run in reversed(runs_in(callbacks)):  # the innermost query that has this leaf
-            place = open_places.get(run.id)
-            if place is not None and place.sites.get(self._site.key) is self._site:
-                return place if isinstance(place, kind) and kwargs == self._site.kwargs else None
+            table = open_tables.get(run.id)
+            if table is not None and table.sites.get(self._site.key) is self._site:
+                return table if isinstance(table, kind) and kwargs == self._site.kwargs else None
         return None
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        place = self._place(config, kwargs, SyncPlace)
-        if place is None:
+        table = self._table(config, kwargs, SyncCallTable)
+        if table is None:
             return self.bound.invoke(input, config, **kwargs)
-        return place.invoke(self._site, input, config)
+        return table.invoke(self._site, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        place = self._place(config, kwargs, AsyncPlace)
-        if place is None:
+        table = self._table(config, kwargs, AsyncCallTable)
+        if table is None:
             return await self.bound.ainvoke(input, config, **kwargs)
-        return await place.ainvoke(self._site, input, config)
+        return await table.ainvoke(self._site, input, config)
 
     def batch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
         return Runnable.batch(self, inputs, config, **kwargs)
@@ -82,7 +82,7 @@ class Routed:
     chain: Node
     traced: Traced
     pool: EnginePool
-    sites: Mapping[str, Site]
+    sites: Mapping[str, CallSite]
     early: frozenset[str]
     """Sites whose calls may be made ahead; the others are waited for."""
     batches: bool
@@ -92,13 +92,15 @@ class Routed:
     behind: Mapping[str, frozenset[str]]
     """Site -> the sites that must have been asked for before a call is made ahead there."""
 
-    def place(self, kind: type[Place], input: Any, config: RunnableConfig, limit: Gate | None) -> Place | None:
+    def table(
+        self, kind: type[CallTable], input: Any, config: RunnableConfig, limit: ConcurrencyLimit | None
+    ) -> CallTable | None:
         """Where the leaves of a call with this input and config are called; None where the original has to run."""
         most = config.get("max_concurrency")
         models = any(not isinstance(self.sites[key].leaf, BaseRetriever) for key in self.early)
         if most == 1 or not may_be_kept_back(config, models=models) or not self.reads.are_in(input):
             return None
-        return kind(config, self.early, self.sites, limit or (Gate(most) if most else None), self.behind)
+        return kind(config, self.early, self.sites, limit or (ConcurrencyLimit(most) if most else None), self.behind)
 
 
 def routed(
@@ -121,14 +123,14 @@ def routed(
         return None
     early = gained(
         planned,
-        lambda one, other: as_long(found[one].leaf, found[other].leaf),
-        Sure(planned, traced) if careful else lambda p, passed: True,
+        lambda one, other: take_as_long(found[one].leaf, found[other].leaf),
+        AlwaysReached(planned, traced) if careful else lambda p, passed: True,
     ) | predicted(planned.graph)
     if not early:
         return None
     reads, behind = (Reads.of(traced), asked_before(planned)) if careful else (Reads(), {})
     sites = {key: found[key] for key in _lowered_sites(traced.template)}
-    batches = all(one_by_one(site.leaf) for site in sites.values())
+    batches = all(batches_by_calls(site.leaf) for site in sites.values())
     return Routed(_rebuilt(chain, sites), traced, pool, sites, early, batches, reads, behind)
 
 
@@ -143,22 +145,22 @@ def lowered(node: Node, *, mapped: bool) -> bool:
     return all(row.level == "lowered" for row in _traced(node, found).report)
 
 
-def _traced(chain: Node, found: Mapping[str, Site], *, careful: bool = True) -> Traced:
+def _traced(chain: Node, found: Mapping[str, CallSite], *, careful: bool = True) -> Traced:
     return trace(chain, (lambda node, kwargs, path: _leaf(found, node, kwargs, path, careful)) if found else None)
 
 
 def _lowered_sites(template: WorkflowTemplate) -> Iterator[str]:
     """Keys of the sites that the template knows of, also inside of what it holds."""
     for component in template.components:
-        if key := dict(component.options).get("wrapped"):
-            yield str(key)
+        if component.attributes.wrapped:
+            yield component.attributes.wrapped
         for inner in (component.body, component.otherwise):
             if inner is not None:
                 yield from _lowered_sites(inner)
 
 
 def _leaf(
-    found: Mapping[str, Site], node: Node, kwargs: Mapping[str, Any], path: str, careful: bool
+    found: Mapping[str, CallSite], node: Node, kwargs: Mapping[str, Any], path: str, careful: bool
 ) -> WrappedLeaf | None:
     site = found.get(path)
     if site is None:  # of an object that is planned with an equivalent chain, which has paths of its own
@@ -174,7 +176,7 @@ def _leaf(
     return WrappedLeaf(key, "generation", lambda value: CallLeaf(key, value), effects)
 
 
-def _rebuilt(chain: Node, sites: Mapping[str, Site]) -> Node:
+def _rebuilt(chain: Node, sites: Mapping[str, CallSite]) -> Node:
     def claiming(where: str) -> Node:
         made = ClaimingLeaf(bound=sites[where].leaf)
         made._site = sites[where]

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
 from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, read, standing_in
-from teola_plugin.adapters.openai.told import Captured, atold_in, capturing, told, told_in
-from teola_plugin.adapters.openai.transport import AsyncCarrier, Carrier
-from teola_plugin.engines.openai.carried import without_credentials
+from teola_plugin.adapters.openai.bypass import (
+    Captured,
+    araising_pool_errors_in,
+    capturing,
+    raising_pool_errors,
+    raising_pool_errors_in,
+)
+from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
+from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
@@ -46,20 +52,20 @@ class _Served(OpenAIHooks, StandIn):
     """Streams belong to the query in which they were asked for, whenever they are read."""
 
     def __teola_chat__(self, chat: Callable[[], ChatResponse]) -> ChatResponse:
-        with told():
+        with raising_pool_errors():
             return chat()
 
     async def __teola_achat__(self, chat: Callable[[], Awaitable[ChatResponse]]) -> ChatResponse:
-        with told():
+        with raising_pool_errors():
             return await chat()
 
     def __teola_stream_chat__(self, chat: Callable[[], Pieces]) -> Pieces:
-        made = told_in(chat())
+        made = raising_pool_errors_in(chat())
         return streamed_in(current_run.get(), current_terms.get(), made)  # type: ignore[return-value]
 
     async def __teola_astream_chat__(self, chat: Callable[[], Awaitable[AsyncPieces]]) -> AsyncPieces:
-        with told():
-            made = atold_in(await chat())
+        with raising_pool_errors():
+            made = araising_pool_errors_in(await chat())
         return astreamed_in(current_run.get(), current_terms.get(), made)
 
 
@@ -124,8 +130,8 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
     _check(obj, server)
     kind = _ServedAhead if server.prefix_caching and obj.metadata.is_chat_model and obj.reuse_client else _Served
     client, aclient = _clients(obj)
-    carried = Carrier.client(http_client(client), pool, engine)
-    acarried = AsyncCarrier.client(http_client(aclient), pool, engine)
+    carried = EngineTransport.client(http_client(client), pool, engine)
+    acarried = AsyncEngineTransport.client(http_client(aclient), pool, engine)
     private = OpenAIParts.named(
         client=client.copy(http_client=carried),
         aclient=aclient.copy(http_client=acarried),

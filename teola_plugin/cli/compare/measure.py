@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.adapters.langchain.checking.sameness import failure, snapshot
+from teola_plugin.adapters.langchain.checking.comparison import failure, snapshot
 
 if TYPE_CHECKING:
     from langchain_core.runnables import Runnable

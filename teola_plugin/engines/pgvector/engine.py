@@ -18,7 +18,7 @@ from teola_plugin.engines.pgvector import sql
 from teola_plugin.engines.pgvector import versions as pgvector_versions
 from teola_plugin.engines.pgvector.admin import Administration
 from teola_plugin.engines.pgvector.faults import Faults, is_missing
-from teola_plugin.engines.pgvector.rows import Needle, Row, to_needle, to_row
+from teola_plugin.engines.pgvector.rows import QueryVector, Row, to_query_vector, to_row
 from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
@@ -50,7 +50,7 @@ class _Work:
 
     inbox: asyncio.Queue[Result]
     asked: dict[str, Any] = field(default_factory=dict)
-    """What is asked, by request id: a `Row` or a `Needle` each."""
+    """What is asked, by request id: a `Row` or a `QueryVector` each."""
     task: asyncio.Task[None] | None = None
 
 
@@ -176,12 +176,12 @@ class PgVectorEngine(Administration):
             except EngineError as error:
                 inbox.put_nowait(Failed(request.id, error))
                 continue
-            group = asked.group if isinstance(asked, Needle) else request.payload.collection
+            group = asked.group if isinstance(asked, QueryVector) else request.payload.collection
             work = self._live[request.id] = works.setdefault(group, _Work(inbox))
             work.asked[request.id] = asked
         return list(works.values())
 
-    def _asked(self, request: Request) -> Row | Needle:
+    def _asked(self, request: Request) -> Row | QueryVector:
         """The request as it goes to the database. Raises `EngineError` for one that cannot go there."""
         payload: IngestRow | SearchVector = request.payload
         if not isinstance(payload, _TAKES.get(request.kind, ())):
@@ -192,7 +192,7 @@ class PgVectorEngine(Administration):
         if request.id in self._live:
             raise self._faults.bad(f"request {request.id!r} is already in flight")
         try:
-            asked = to_row(payload) if isinstance(payload, IngestRow) else to_needle(payload)
+            asked = to_row(payload) if isinstance(payload, IngestRow) else to_query_vector(payload)
         except Exception as error:  # whatever a caller's values may raise: the others of its batch go on
             raise self._faults.bad(f"request {request.id!r}: {error}") from error
         if self.dimension is not None and len(asked.vector) != self.dimension:
@@ -259,16 +259,16 @@ class PgVectorEngine(Administration):
         for request_id, row in fitting.items():
             self._end(Done(request_id, row.id))
 
-    async def _search(self, conn: sql.Connection, collection: str, asked: dict[str, Needle]) -> None:
+    async def _search(self, conn: sql.Connection, collection: str, asked: dict[str, QueryVector]) -> None:
         found = await self._found(conn, collection, asked)
         for request_id, hits in found.hits.items():
             self._end(Done(request_id, hits, version=found.version))
 
     async def _found(
-        self, conn: sql.Connection, collection: str, asked: dict[str, Needle], tries: int = _SEARCHES
+        self, conn: sql.Connection, collection: str, asked: dict[str, QueryVector], tries: int = _SEARCHES
     ) -> _Found:
         """The hits by request id, and the version that they are true for. Those that do not fit fail."""
-        table = await self._tables.meet(conn, collection, {len(needle.vector) for needle in asked.values()})
+        table = await self._tables.meet(conn, collection, {len(query.vector) for query in asked.values()})
         if isinstance(table, Version):
             return _Found(dict.fromkeys(asked, ()), table)
         asked = self._fitting(asked, table)

@@ -210,9 +210,9 @@ def test_a_query_that_is_no_longer_the_same_is_searched_for_anew(way: str) -> No
 
 def test_the_users_own_answer_object_is_handed_over_once() -> None:
     """The plain object gets the very message; what the graph goes on with is a copy."""
-    from teola_plugin.adapters.langchain.own_models.leaf_calls import LeafCall, Outcome, Site, State
+    from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite, LeafCall, Outcome, State
 
-    call = LeafCall(Site("k", RunnableLambda(len), {}, {}, None), "q", State.EARLY)
+    call = LeafCall(CallSite("k", RunnableLambda(len), {}, {}, None), "q", State.EARLY)
     message = AIMessage("x", additional_kwargs={"a": [1]})
     call.end(Outcome(message))
     assert call.outcome.result().value is message

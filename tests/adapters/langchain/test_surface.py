@@ -13,8 +13,8 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain.own_models.in_place import InPlace
 from teola_plugin.pool import EnginePool
+from teola_plugin.shims.langchain import inline_callback
 from teola_plugin.tracer.langchain.classes import emits_own_run
 
 
@@ -52,12 +52,12 @@ class Noted(BaseCallbackHandler):
     def __init__(self) -> None:
         self.loops: list[bool] = []
 
-    @InPlace
+    @inline_callback
     def on_llm_start(self, *args: Any, **kwargs: Any) -> None:
         self.loops.append(asyncio._get_running_loop() is not None)
 
 
-async def test_an_in_place_method_runs_where_its_event_is() -> None:
+async def test_an_inline_method_runs_where_its_event_is() -> None:
     noted = Noted()
     await AsyncCallbackManager.configure([noted]).on_llm_start({}, ["x"])
     CallbackManager.configure([noted]).on_llm_start({}, ["x"])  # a sync call on the loop

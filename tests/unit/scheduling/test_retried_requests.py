@@ -70,7 +70,7 @@ def test_a_retry_keeps_what_became_known_while_it_ran() -> None:
     [queued] = scheduler.queue
     assert (queued.depth, queued.objective, queued.gang) == (9, Objective.THROUGHPUT, "gang")
     [batch] = scheduler.handle(InstanceUp(2.0, "0"))
-    assert isinstance(batch, RunBatch) and batch.standings == ((9, Objective.THROUGHPUT),)
+    assert isinstance(batch, RunBatch) and batch.urgencies == ((9, Objective.THROUGHPUT),)
 
 
 def test_a_retry_has_its_old_turn() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.graph import STREAM_ITEMS, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.events import (
     Admit,
@@ -50,7 +50,7 @@ def listed() -> Graph:
 
 
 def streamed() -> Graph:
-    decoding = Primitive("d", K.DECODING, "llm", named(p=Ref("p")), options=((STREAM_ITEMS, "m"),))
+    decoding = Primitive("d", K.DECODING, "llm", named(p=Ref("p")), attributes=Attributes(stream_items=("m",)))
     return mapped(Primitive("p", K.PREFILLING, "llm"), decoding, items="d")
 
 

@@ -46,6 +46,8 @@ def test_strings() -> None:
     assert found("NAMES = {'a': 'retriever._llm'}") == [("string", "_llm")]
     assert found("'''_llm'''\ndef f():\n    '_llm'") == []
     assert found("'__teola__', 'a_b', '_', 'the _llm of it'") == []
+    assert found("f'{x}_llm', name.endswith('_llm')") == []
+    assert found("f'_llm'") == [("string", "_llm")]
 
 
 def test_the_standard_library_is_nobodys_secret() -> None:
@@ -63,7 +65,7 @@ def test_code_objects() -> None:
     assert found("class A:\n    __code__ = f.__code__") == [("code", "__code__")]
     assert found("import types\ntypes.CodeType()") == [("code", "CodeType")]
     assert found("f.__code__.replace(co_flags=1)") == [("code", "co_flags")]
-    assert found("f.__code__.co_flags") == []
+    assert found("f.__code__.co_flags\nisinstance(x, CodeType)") == []
 
 
 def test_it_reads_each_file_of_the_project_once() -> None:

@@ -1,0 +1,121 @@
+"""Work that runs ahead of a plain object, whatever its framework: whether it pays, and the life of its query."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Protocol
+
+from teola_plugin.adapters.terms import Deadline
+from teola_plugin.errors import TeolaError
+from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive, Query
+from teola_plugin.passes import Optimised
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.primitive_requests import Calls
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.tracer.draft import Traced
+
+
+class Endable(Protocol):
+    """A live query, or a part of one."""
+
+    def close(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+def pays(optimised: Optimised) -> bool:
+    """Whether anything can start before its place in plain, sequential code; otherwise the query is only traced."""
+    return optimised.source is None or runs_ahead(optimised.source, optimised.graph)
+
+
+@lru_cache(maxsize=256)
+def runs_ahead(source: Graph, graph: Graph) -> bool:
+    """`pays`, for a p-graph and its e-graph."""
+    if any(
+        p.id not in source or p.attributes.grow or (p.on_engine and p.attributes.lookahead is not None) for p in graph
+    ):
+        return True  # stages, partial prefillings, partial decodings, growing lists, parts that may be chosen
+    bits = {p.id: 1 << place for place, p in enumerate(p for p in source if takes_time(p))}
+    before, now = source.reached(bits), graph.reached(bits)
+    if any(p.on_engine and before[p.id] & ~now[p.id] for p in graph):
+        return True
+    return any(_holder_pays(source[p.id], p) for p in graph if p.holds_fragment)
+
+
+def _holder_pays(before: Primitive, p: Primitive) -> bool:
+    """Items side by side, arms side by side, or gains inside."""
+    arms = [(getattr(before, name), getattr(p, name)) for name in ("fragment", "otherwise")]
+    held = [(a.graph, b.graph) for a, b in arms if a is not None and b is not None]
+    if p.attributes.beside and any(takes_time(q) for _, graph in held for q in graph):
+        return True
+    return any(runs_ahead(a, b) for a, b in held)
+
+
+def freed(name: str, source: Graph, graph: Graph) -> frozenset[str]:
+    """What a primitive waited for in the p-graph and does not wait for any more."""
+    return source.ancestors[name] - graph.ancestors[name]
+
+
+def takes_time(p: Primitive) -> bool:
+    return p.on_engine or p.kind in IMPURE_KINDS or p.holds_fragment
+
+
+def submitted(pool: EnginePool, query: Query, optimised: Optimised, calls: Calls) -> QueryRun:
+    """The live query: its e-graph runs from here, and the plain object ends it."""
+    return pool.runtime.submit(
+        query,
+        optimised.graph,
+        calls,
+        ahead=True,
+        pgraph=optimised.source,
+        passes=tuple((r.pass_name, r.fired, r.seconds) for r in optimised.reports),
+    )
+
+
+def joinable(run: Any) -> QueryRun | None:
+    """`run` if parts may join it."""
+    return run if isinstance(run, QueryRun) and run.joins and not run.closed else None
+
+
+def shape(traced: Traced, input: Any) -> dict[str, int]:
+    """Expected sizes for this input."""
+    try:
+        return traced.sizes(input)
+    except Exception:  # an input that the estimate cannot read: plan without expectations
+        return {}
+
+
+@contextlib.contextmanager
+def failing(run: Endable) -> Iterator[None]:
+    """The query ends with a body that fails, or that is given up. One that is late has ended by itself."""
+    try:
+        yield
+    except Exception:
+        late = Deadline.of(run)
+        if late is None or not late.passed:
+            run.close()
+        raise
+    except BaseException:  # cancelled, interrupted, or a generator that was not read to its end
+        run.cancel()
+        raise
+
+
+@contextlib.contextmanager
+def ending(run: Endable) -> Iterator[None]:
+    """The query ends with the body."""
+    with failing(run):
+        yield
+    run.close()
+
+
+def log_fallback(error: Exception) -> None:
+    """Say that the original runs instead; to be called where `error` is handled."""
+    bug = f" ({type(error).__name__} is a bug of teola-plugin: please report it with this traceback)"
+    logging.getLogger("teola_plugin").warning(
+        "planning failed; the original runs as it always did%s",
+        "" if isinstance(error, TeolaError) else bug,
+        exc_info=error,
+    )

@@ -1,0 +1,111 @@
+"""Which live query the running code belongs to, and what its config asks for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
+
+from teola_plugin.adapters.calls import astreamed_in, streamed_in
+from teola_plugin.adapters.terms import NOTHING, Asked, CallContext, context_of
+from teola_plugin.runtime.context import current_run
+
+DEADLINE, TENANT, WEIGHT = "teola_deadline_s", "teola_tenant", "teola_weight"
+"""Keys in `config["configurable"]`: seconds after which the query fails with `QueryTimeout`; whose prefixes it may
+share (a cache salt); its share among the queries of a pool (1.0 is ordinary)."""
+_KEYS = (DEADLINE, TENANT, WEIGHT)
+
+_innermost: ContextVar[tuple[Any, Any] | None] = ContextVar("teola_called", default=None)
+"""The config of the innermost call of a pool-backed object, and LangChain's ambient one at that time."""
+
+
+def active_run(callbacks: Any = None) -> Any:
+    """The query run that a call made here and now joins; None outside every accelerated query."""
+    runs = active_runs(callbacks)
+    return next((run for run in runs if not run.closed), runs[0] if runs else None)
+
+
+def active_runs(callbacks: Any = None) -> list[Any]:
+    """The query runs that code here belongs to, innermost first.
+
+    In order: the ambient context (`current_run`); handlers with an attribute `teola_run` among `callbacks` (a run
+    manager, a callback manager, or a list of handlers); such handlers in LangChain's ambient config. The last two
+    find the run where user code has moved to a thread without copying its context.
+    """
+    own = current_run.get()
+    found = [own, *reversed(runs_in(callbacks)), *reversed(runs_in(_ambient().get("callbacks")))]
+    return list({id(run): run for run in found if run is not None}.values())
+
+
+def runs_in(callbacks: Any) -> list[Any]:
+    """The query runs that handlers among `callbacks` stand for, outermost first."""
+    handlers: Sequence[Any] = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
+    runs = (getattr(handler, "teola_run", None) for handler in handlers)
+    return [run for run in runs if run is not None]
+
+
+def asked_in(config: Mapping[str, Any] | None) -> Asked:
+    """What a config asks for; of what it says nothing, what the ambient one does. Raises `RegistrationError`."""
+    outer, own = _ambient().get("configurable") or {}, (config or {}).get("configurable") or {}
+    told = {key: place[key] for place in (outer, own, config or {}) for key in _KEYS if key in place}
+    return Asked.of(told, tenant=TENANT, deadline_s=DEADLINE, weight=WEIGHT) if told else NOTHING
+
+
+@contextmanager
+def config_scope(config: RunnableConfig | None) -> Iterator[None]:
+    """A pool-backed object is called with this config: what it asks for counts for all that is called in the body."""
+    if config is None:
+        yield
+        return
+    token = _innermost.set((config, var_child_runnable_config.get()))
+    try:
+        yield
+    finally:
+        _innermost.reset(token)
+
+
+class ConfigScoped:
+    """Stands before the framework's class in the order of methods: calls are made on the terms of their config."""
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        with config_scope(config):
+            return super().invoke(input, config, **kwargs)  # type: ignore[misc]
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        with config_scope(config):
+            return await super().ainvoke(input, config, **kwargs)  # type: ignore[misc]
+
+
+class ConfigScopedModel(ConfigScoped):
+    """`ConfigScoped` for models. LangChain hands no callbacks to `_stream`: the query is looked for here."""
+
+    pool: Any
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        chunks = super().stream(input, config, **kwargs)  # type: ignore[misc]
+        yield from streamed_in(*self._context(config), chunks)
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        chunks = super().astream(input, config, **kwargs)  # type: ignore[misc]
+        async with aclosing(astreamed_in(*self._context(config), chunks)) as found:
+            async for chunk in found:
+                yield chunk
+
+    def _context(self, config: RunnableConfig | None) -> CallContext:
+        with config_scope(config):
+            return call_context(self.pool, None if config is None else config.get("callbacks"))
+
+
+def call_context(pool: Any, callbacks: Any = None) -> CallContext:
+    """Where a call into `pool` made here belongs: its live query, or the terms that it has without one."""
+    config, ambient = _innermost.get() or (None, None)
+    inner = config if ambient is var_child_runnable_config.get() else None  # else another call has begun since
+    return context_of(asked_in(inner), active_runs(callbacks), pool)
+
+
+def _ambient() -> Mapping[str, Any]:
+    return var_child_runnable_config.get() or {}

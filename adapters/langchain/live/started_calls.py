@@ -1,0 +1,137 @@
+"""A call that has started: the live query, and what runs beside it; or the original, on the terms asked for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.early_work import ending
+from teola_plugin.adapters.langchain.live.session import live
+from teola_plugin.adapters.langchain.own_models.call_table import CallTable, closing
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
+from teola_plugin.adapters.terms import Deadline, interrupting
+from teola_plugin.graph import Terms
+from teola_plugin.runtime.query_run import PartRun, QueryRun
+
+T = TypeVar("T")
+
+
+class StartedCall(NamedTuple):
+    """One input."""
+
+    run: QueryRun | PartRun | None
+    """None where the original just runs."""
+    config: RunnableConfig | None
+    chain: Runnable[Any, Any]
+    """The original, or its routed copy."""
+    table: CallTable | None = None
+    terms: Terms | None = None
+    """Of what the original calls where there is no query; None for those around it."""
+    deadline: Deadline | None = None
+
+    def give_up(self) -> None:
+        if self.run is not None:
+            self.run.close()
+        if self.table is not None:
+            self.table.close()
+
+    @contextmanager
+    def running(self, *, checked: bool = True) -> Iterator[None]:
+        """The body runs as part of the query, which ends with it. Raises `QueryTimeout` after a body that is late, if
+        that is `checked`."""
+        if self.run is None:
+            with joined(None, self.terms):
+                yield
+        else:
+            with closing(self.table), live(self.run):
+                yield
+        if self.deadline is not None and checked:
+            self.deadline.check()
+
+    def items(self, make: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """What a stream of the chain gives. The query ends with it, read to its end or not."""
+        whole = None if self.run is None else self.run.whole
+        with self._kept():
+            for item in streamed_in(whole, self.terms, make()):
+                if self.deadline is not None:
+                    self.deadline.check()
+                yield item
+            if self.deadline is not None:
+                self.deadline.check()
+
+    async def aitems(self, make: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
+        """`items` in a loop."""
+        whole = None if self.run is None else self.run.whole
+        with self._kept():
+            async with aclosing(astreamed_in(whole, self.terms, make())) as found:
+                while True:
+                    async with interrupting(self.deadline):
+                        item = await anext(found, _END)
+                    if item is _END:
+                        return
+                    yield item  # type: ignore[misc]
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """For generators: the query ends with them, or when they are freed."""
+        if self.run is None:
+            yield
+            return
+        with ending(self.run):
+            yield
+
+
+_END: Any = object()
+
+
+class StartedBatch(NamedTuple):
+    """Many inputs, a query each; one object runs them all."""
+
+    runs: list[QueryRun | PartRun]
+    configs: list[RunnableConfig]
+    chain: Runnable[Any, Any]
+    tables: list[CallTable | None]
+    deadline: Deadline | None
+    """The first of them."""
+
+    @classmethod
+    def of(cls, started: Sequence[StartedCall]) -> StartedBatch | None:
+        """None, with nothing left running, unless every input has started."""
+        runs = [one.run for one in started if one.run is not None]
+        if len(runs) < len(started):
+            for one in started:
+                one.give_up()
+            return None
+        chain = next((one.chain for one in started if one.table is not None), started[0].chain)
+        first = min((one.deadline for one in started if one.deadline), key=lambda one: one.at, default=None)
+        return cls(runs, [one.config or {} for one in started], chain, [one.table for one in started], first)
+
+
+class streaming:
+    """`live` for batches: no context variable, since a batch is not one query's context.
+
+    Pool-backed objects find their query through the callbacks that the framework hands on.
+    """
+
+    def __init__(self, *runs: QueryRun | PartRun) -> None:
+        self._runs = runs
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for run in self._runs:
+            if kind is None or issubclass(kind, Exception):
+                run.close()
+            else:
+                run.cancel()
+
+
+def shared_limit(configs: Sequence[RunnableConfig]) -> ConcurrencyLimit | None:
+    """What `max_concurrency` leaves to the early work of all inputs of a batch together."""
+    most = [limit for one in configs if (limit := one.get("max_concurrency"))]
+    return ConcurrencyLimit(min(most)) if most else None

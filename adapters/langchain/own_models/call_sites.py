@@ -1,0 +1,116 @@
+"""Where the user's own models and retrievers stand in a chain, and which of them may be called ahead of their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from langchain_core.language_models import LLM, BaseChatModel, BaseLLM, FakeListLLM
+from langchain_core.language_models.fake_chat_models import (
+    FakeListChatModel,
+    FakeMessagesListChatModel,
+    GenericFakeChatModel,
+)
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableSequence
+from langchain_core.runnables.base import RunnableEach
+from langchain_core.runnables.config import merge_configs
+from langchain_core.vectorstores import VectorStoreRetriever
+
+from teola_plugin.adapters.langchain.own_models.composites import Node, parts
+from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit, limit_of
+from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite
+from teola_plugin.tracer.langchain.classes import is_pool_backed
+from teola_plugin.tracer.langchain.equivalents import asked_per_query
+
+_STATEFUL = (FakeListChatModel, FakeMessagesListChatModel, GenericFakeChatModel, FakeListLLM)
+"""Fakes of the framework that answer by the order of their calls."""
+
+
+_ASYNC: tuple[tuple[type, str], ...] = (
+    (BaseRetriever, "_aget_relevant_documents"),
+    (LLM, "_acall"),
+    (BaseLLM, "_agenerate"),
+    (BaseChatModel, "_agenerate"),
+)
+"""The method by which a class says that it has async code of its own."""
+
+
+def sites_of(chain: Node, *, mapped: bool) -> dict[str, CallSite]:
+    """The user's own leaves, by path. `mapped`: those, too, that are called once for each item of a list."""
+    return dict(_Walk(mapped).sites(chain, "chain", {}, {}))
+
+
+class _Walk:
+    def __init__(self, mapped: bool) -> None:
+        self._mapped = mapped
+
+    def sites(
+        self, node: Node, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, *, each: bool = False
+    ) -> Iterator[tuple[str, CallSite]]:
+        """`each`: it stands inside of a `.map()`."""
+        if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
+            yield from self._leaf(node, path, kwargs, config, each)
+        elif isinstance(node, RunnableBinding):
+            if not node.config_factories:  # what they make is known only when the plain call is made
+                callbacks_apart: Any = {k: v for k, v in node.config.items() if k != "callbacks"}
+                inner = merge_configs(callbacks_apart, config)
+                yield from self.sites(node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner, each=each)
+        elif self._mapped or type(node) is not RunnableEach:
+            maps = type(node) is RunnableEach
+            below: Any = {k: v for k, v in config.items() if k not in ("run_name", "run_id")}
+            for i, (where, part) in enumerate(parts(node)):
+                first = maps or (isinstance(node, RunnableSequence) and i == 0)
+                yield from self.sites(part, path + where, kwargs if first else {}, below, each=each or maps)
+
+    def _leaf(
+        self, node: Any, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, each: bool
+    ) -> Iterator[tuple[str, CallSite]]:
+        if eligible(node) and not (each and not batches_by_calls(node)):
+            yield path, CallSite(path, node, dict(kwargs), config, _limit(node), mapped=each)
+        asked = asked_per_query(node) if self._mapped and not kwargs else None
+        if asked is not None and eligible(asked):
+            where = f"{path}.retriever"
+            yield where, CallSite(where, asked, {}, config, _limit(asked), mapped=True, within=path)
+
+
+def _limit(node: Node) -> ConcurrencyLimit | None:
+    return None if concurrent(node) else limit_of(node)
+
+
+def eligible(node: Any) -> bool:
+    """Whether its call is the same call ahead of its place: no handlers, printing or cache of its own."""
+    if is_pool_backed(node) or isinstance(node, _STATEFUL) or {"invoke", "ainvoke"} & vars(node).keys():
+        return False
+    return not (getattr(node, "callbacks", None) or getattr(node, "verbose", False) or getattr(node, "cache", None))
+
+
+def batches_by_calls(node: Node) -> bool:
+    """Whether a batch makes one call an input, as is usual."""
+    return type(node).batch is Runnable.batch and type(node).abatch is Runnable.abatch
+
+
+def concurrent(node: Any) -> bool:
+    """Whether it has async code of its own, so that several calls at once are what it was made for."""
+    if any(_own(type(node), name) for base, name in _ASYNC if isinstance(node, base)):
+        return True
+    return isinstance(node, VectorStoreRetriever) and _own(type(node.vectorstore), "asimilarity_search")
+
+
+def take_as_long(one: Any, other: Any) -> bool:
+    """Whether calls of the two last as long, side by side, too: equal ones that wait for others to do the work."""
+    store = getattr(one, "vectorstore", None)
+    waits = concurrent(one) or _own(type(getattr(store, "embeddings", None)), "aembed_query")
+    return waits and _equal(one, other)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return one is other or (type(one) is type(other) and bool(one == other))
+    except Exception:  # objects that cannot be compared are not known to be the same
+        return False
+
+
+def _own(cls: type[Any], name: str) -> bool:
+    """Whether a class has the method from elsewhere than the framework."""
+    return not str(getattr(getattr(cls, name, None), "__module__", "langchain_core")).startswith("langchain_core")

@@ -1,0 +1,297 @@
+"""Private names of LangChain's packages: each touched here, in a function that says what happens without it.
+
+Seen unchanged from langchain-core 1.7.0, langchain-text-splitters 1.1.0, langchain-openai 1.0.0, langchain-huggingface
+1.0.0 and langchain-classic 1.0.0 on. Whether the installed version still has a name is looked up when it is wanted, not
+concluded from a number: packages of one app come in many combinations.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from types import MethodType
+from typing import Any, NamedTuple
+
+from langchain_core.messages import convert_to_messages
+from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
+from langchain_core.tracers import context as tracers
+from langchain_core.utils.env import env_var_is_set
+
+from teola_plugin.errors import RegistrationError
+
+EXTENSION_POINTS: Mapping[str, str] = {
+    "_generate": "BaseChatModel, BaseLLM: what a model of one's own writes",
+    "_agenerate": "the same in a loop",
+    "_stream": "the same, in chunks",
+    "_astream": "the same, in chunks in a loop",
+    "_acall": "LLM: the same, of a text model in a loop",
+    "_llm_type": "BaseLanguageModel: what a model of one's own is called in traces",
+    "_get_ls_params": "BaseLanguageModel, BaseRetriever: what it tells traces; langchain-tests asks for it",
+    "_get_relevant_documents": "BaseRetriever: what a retriever of one's own writes",
+    "_aget_relevant_documents": "the same in a loop",
+    "_select_relevance_score_fn": "VectorStore: how a store of one's own turns distances into scores",
+    "_call_with_config": "Runnable: 'use this method to implement `invoke` in subclasses'",
+    "_acall_with_config": "the same in a loop",
+}
+"""Names that LangChain documents for subclasses. Writing, calling or looking for them on a class that is made to be
+subclassed is no touch of anything private, in spite of their underscore."""
+
+
+# ------------------------------------------------------------ who listens to a call
+
+
+def listeners_are_known() -> bool:
+    """Whether everybody who may listen to a call can be found and silenced.
+
+    Private: `langchain_core.tracers.context._configure_hooks`, and the two classes of `streams`; since langchain-core
+    1.7.0. Where one of them is gone, nothing is called ahead and `shadow=` is refused: a call might be heard twice.
+    """
+    return _hooks() is not None and _streaming_handlers() is not None
+
+
+def streams(handlers: Sequence[object]) -> bool:
+    """Whether a model streams its answer to one of these handlers.
+
+    Private: `_StreamingCallbackHandler` and `_V2StreamingCallbackHandler` in the private module
+    `langchain_core.tracers._streaming`; since langchain-core 1.7.0. Without them, any handler may be one.
+    """
+    kinds = _streaming_handlers()
+    return bool(handlers) if kinds is None else any(isinstance(handler, kinds) for handler in handlers)
+
+
+def attached_by_environment() -> bool:
+    """Whether an environment variable attaches a handler to every call, as `register_configure_hook(env_var=)` asks.
+
+    Private: `langchain_core.tracers.context._configure_hooks`; since langchain-core 1.7.0. Without it: True.
+    """
+    hooks = _hooks()
+    return hooks is None or any(hook[3] is not None and env_var_is_set(hook[3]) for hook in hooks)
+
+
+def silence() -> None:
+    """No handler that hangs on a context variable hears of what is called in this context from now on.
+
+    Private: `langchain_core.tracers.context._configure_hooks`; since langchain-core 1.7.0. Without it: raises
+    `RegistrationError`; `listeners_are_known` tells before.
+    """
+    hooks = _hooks()
+    if hooks is None:
+        raise unknown_listeners("a call that nobody hears of")
+    for variable in (tracers.tracing_v2_callback_var, *(hook[0] for hook in hooks)):
+        if variable.get() is not None:
+            variable.set(None)
+
+
+def unknown_listeners(what: str) -> RegistrationError:
+    """What to raise where listeners have to be known and are not."""
+    from importlib.metadata import version
+
+    return RegistrationError(
+        f"{what} is not possible with langchain-core {version('langchain-core')}: it keeps its handlers elsewhere.",
+        hint="install langchain-core 1.7 or a later release of teola-plugin",
+    )
+
+
+Hook = tuple[ContextVar[Any], bool, Any, str | None]
+"""Variable that holds a handler, whether it is inherited, the handler's class, the environment variable for it."""
+
+
+def _hooks() -> list[Hook] | None:
+    found = getattr(tracers, "_configure_hooks", None)
+    return found if isinstance(found, list) and all(_is_hook(one) for one in found) else None
+
+
+def _is_hook(one: object) -> bool:
+    return isinstance(one, tuple) and len(one) == 4 and isinstance(one[0], ContextVar)
+
+
+def _streaming_handlers() -> tuple[type, ...] | None:
+    try:
+        from langchain_core.tracers._streaming import _StreamingCallbackHandler, _V2StreamingCallbackHandler
+    except ImportError:
+        return None
+    return _StreamingCallbackHandler, _V2StreamingCallbackHandler
+
+
+# ------------------------------------------------------------ callbacks that run where they are called
+
+
+class inline_callback:
+    """Decorator of a handler's sync method: it runs where it is called, by a manager in a thread or one on a loop.
+
+    The framework's async managers know two other ways, and neither will do. They run a sync method on the loop's
+    threads, which the user's code may occupy. And beside a handler with `run_inline`, the other handlers of
+    `AsyncCallbackManager.on_llm_start` are not told at all (langchain-core 1.7). So it passes for a coroutine
+    function: it is called and awaited on the loop. A sync manager calls it and finds nothing to await.
+
+    Private: what `inspect.iscoroutinefunction` looks at, a function's `__code__`, which Python 3.11 leaves no other way
+    to say. From 3.12 on `inspect.markcoroutinefunction` says it. Where neither is believed, the method is called on a
+    thread of the loop, and awaited: later, with the same effect.
+    """
+
+    def __init__(self, method: Callable[..., None]) -> None:
+        self._method = method
+
+    def __get__(self, handler: Any, owner: type | None = None) -> Any:
+        return self._method if handler is None else _like_a_coroutine(MethodType(self._method, handler))
+
+
+class _Done:
+    """An awaitable that is done, and is no coroutine."""
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+_DONE = _Done()
+_mark: Callable[[Any], Any] | None = getattr(inspect, "markcoroutinefunction", None)
+
+
+class _Call:
+    def __init__(self, method: Callable[..., None]) -> None:
+        self._method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _Done:
+        self._method(*args, **kwargs)
+        return _DONE
+
+
+async def _async() -> None:
+    """Lends its nature to `_Forged`."""
+
+
+class _Forged(_Call):
+    __name__ = "inline"
+    __code__ = _async.__code__
+    __defaults__ = __kwdefaults__ = None
+    __annotations__ = {}
+
+
+def _like_a_coroutine(method: Callable[..., None]) -> Any:
+    return _Forged(method) if _mark is None else _mark(_Call(method))
+
+
+# ------------------------------------------------------------ models
+
+
+def prompt_value(model: Any, value: Any) -> PromptValue:
+    """What a model makes of its input before it asks: a text, messages, or a prompt's value.
+
+    Private: `_convert_input` of `BaseChatModel` and `BaseLLM`; since langchain-core 1.7.0. Without it: what it does,
+    by public names.
+    """
+    own = getattr(model, "_convert_input", None)
+    if own is not None:
+        return own(value)  # type: ignore[no-any-return]
+    if isinstance(value, PromptValue):
+        return value
+    return StringPromptValue(text=value) if isinstance(value, str) else ChatPromptValue(messages=_messages(value))
+
+
+def _messages(value: Any) -> Any:
+    return convert_to_messages(value)
+
+
+def chat_completion_params(model: Any, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The parameters that a `BaseChatOpenAI` called with `given` sends; None where it would not ask for a chat
+    completion, but the Responses API.
+
+    Private: `_default_params`, `_use_responses_api` and, for `chat_result`, `_create_chat_result` of that class; since
+    langchain-openai 1.0.0. Without one of them: None, and the model is called in its place, never ahead.
+    """
+    names = ("_default_params", "_use_responses_api", "_create_chat_result")
+    if not all(hasattr(type(model), name) for name in names):
+        return None
+    params = {**model._default_params, **given}
+    return None if model._use_responses_api(params) else params
+
+
+def chat_result(model: Any, response: Mapping[str, Any]) -> Any:
+    """What a `BaseChatOpenAI` makes of a chat completion: a `ChatResult`.
+
+    Private: `_create_chat_result` of that class; since langchain-openai 1.0.0. `chat_completion_params` tells before
+    whether it is there.
+    """
+    return model._create_chat_result(response)
+
+
+def sentence_transformer(embeddings: Any) -> Any:
+    """The model inside a `HuggingFaceEmbeddings`; None where it cannot be found, and then it cannot be bound.
+
+    Private: `_client` of langchain-huggingface's class, since 1.0.0; langchain-community's has a public `client`.
+    """
+    return getattr(embeddings, "_client", None) or getattr(embeddings, "client", None)
+
+
+# ------------------------------------------------------------ generators, splitters
+
+
+def yields(generator: Any, *, on_loop: bool) -> bool:
+    """Whether a `RunnableGenerator` was made of a function for that way of streaming.
+
+    Private: `_transform` and `_atransform`, of which its instances have those that they were given; since
+    langchain-core 1.7.0. Where one has neither: True, and what it lacks is said at its first chunk.
+    """
+    own = vars(generator)
+    return ("_atransform" if on_loop else "_transform") in own or not own.keys() & {"_transform", "_atransform"}
+
+
+class SplitterSizes(NamedTuple):
+    """In the splitter's own measure."""
+
+    chunk: int
+    overlap: int
+    length: Callable[[str], int]
+
+
+def splitter_sizes(splitter: Any) -> SplitterSizes | None:
+    """How long the chunks of a `TextSplitter` become.
+
+    Private: its `_chunk_size`, `_chunk_overlap` and `_length_function`; since langchain-text-splitters 1.1.0. Without
+    them: None, and the number of chunks is not foreseen.
+    """
+    if not all(hasattr(splitter, name) for name in ("_chunk_size", "_chunk_overlap", "_length_function")):
+        return None
+    return SplitterSizes(splitter._chunk_size, splitter._chunk_overlap, splitter._length_function)
+
+
+# ------------------------------------------------------------ langchain_classic
+
+
+class Stuffing(NamedTuple):
+    """How documents become one text."""
+
+    prompt: Any
+    separator: str
+    variable: str
+    """The key of the documents."""
+
+
+def stuffing(function: Any) -> Stuffing | None:
+    """What the function inside `create_stuff_documents_chain` does; None for any other function.
+
+    Private: the variables of that function's closure, one of them `_document_prompt`; since langchain-classic 1.0.0.
+    Where they are called otherwise: None, and it runs as user code does.
+    """
+    name = "create_stuff_documents_chain.<locals>.format_docs"
+    if not _is_from(function, "langchain_classic.chains.combine_documents.stuff", name):
+        return None
+    held = (cell.cell_contents for cell in function.__closure__ or ())
+    cells = dict(zip(function.__code__.co_freevars, held, strict=True))
+    wanted = ("_document_prompt", "document_separator", "document_variable_name")
+    return Stuffing(*(cells[one] for one in wanted)) if cells.keys() == set(wanted) else None
+
+
+def keeps_documents_as_bytes(store: Any) -> bool:
+    """Whether an `EncoderBackedStore` is what `create_kv_docstore` makes of a store of bytes.
+
+    Private: `_identity` and `_load_document_from_bytes` in the private module `langchain_classic.storage._lc_store`;
+    since langchain-classic 1.0.0. Where they are called otherwise: False, and what is behind it is looked up in place.
+    """
+    own = ((store.key_encoder, "_identity"), (store.value_deserializer, "_load_document_from_bytes"))
+    return all(_is_from(function, "langchain_classic.storage._lc_store", name) for function, name in own)
+
+
+def _is_from(function: Any, module: str, name: str) -> bool:
+    return getattr(function, "__module__", "") == module and getattr(function, "__qualname__", "") == name

@@ -1,0 +1,383 @@
+"""Every function of `shims.langchain` and `shims.openai`, on the installed packages and with the private name gone."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar, copy_context
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager, StdOutCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel, FakeListLLM
+from langchain_core.messages import HumanMessage
+from langchain_core.prompt_values import ChatPromptValue, StringPromptValue
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import RunnableGenerator, RunnableLambda
+from langchain_core.tracers import context as tracers
+from langchain_core.tracers.event_stream import _AstreamEventsCallbackHandler
+from langchain_text_splitters import CharacterTextSplitter
+from support.private_names import touches
+
+import teola_plugin.adapters.langchain
+from teola_plugin.adapters import accelerate
+from teola_plugin.errors import RegistrationError
+from teola_plugin.shims import langchain as shims
+from teola_plugin.shims import openai as openai_shims
+
+OTHERS = ("adapters/llamaindex", "tracer/llamaindex", "teola_plugin/engines/vllm", "teola_plugin/shims")
+RAYS = {
+    "teola_plugin/cluster/connection.py": (
+        "ray._private.services",
+        "ray._private.ray_constants",
+        "ray._raylet",
+        "ENABLE_RAY_CLUSTER",
+    ),
+    "teola_plugin/cluster/deployment/token.py": ("_raylet",),
+}
+"""Ray has no shim: what is touched of it stands in these two files, each behind a look whether it is there."""
+STREAMING = "langchain_core.tracers._streaming"
+
+
+def gone(patch: pytest.MonkeyPatch, module: str, name: str) -> None:
+    patch.delattr(importlib.import_module(module), name)
+
+
+# ------------------------------------------------------------ nowhere else
+
+
+def test_nothing_else_touches_private_names() -> None:
+    assert touches(leave_out=OTHERS, allowed={"": shims.EXTENSION_POINTS, **RAYS}) == []
+
+
+def test_what_subclasses_override_is_made_for_that() -> None:
+    overridden = {
+        name
+        for cls in _own_classes(teola_plugin.adapters.langchain)
+        for name, value in vars(cls).items()
+        if name.startswith("_") and not name.startswith("__") and _is_method(value) and _of_langchain(cls, name)
+    }
+    assert overridden - shims.EXTENSION_POINTS.keys() == set()
+    assert {"_generate", "_get_relevant_documents", "_llm_type"} <= overridden
+
+
+def _own_classes(package: ModuleType) -> Iterator[type]:
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(found.name)
+        yield from (one for one in vars(module).values() if isinstance(one, type) and one.__module__ == found.name)
+
+
+def _is_method(value: object) -> bool:
+    return inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+def _of_langchain(cls: type, name: str) -> bool:
+    return any(name in vars(base) for base in cls.__mro__[1:] if base.__module__.startswith("langchain"))
+
+
+def test_every_function_is_named_here() -> None:
+    source = inspect.getsource(importlib.import_module(__name__))
+    for module, alias in ((shims, "shims"), (openai_shims, "openai_shims")):
+        own = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
+        functions = [one.__name__ for one in own if inspect.isfunction(one) or one is shims.inline_callback]
+        for name in (name for name in functions if not name.startswith("_")):
+            assert f"{alias}.{name}" in source, f"{name} has no test"
+
+
+# ------------------------------------------------------------ who listens
+
+
+class Listener(BaseCallbackHandler):
+    pass
+
+
+def test_listeners_are_known_as_long_as_all_their_names_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shims.listeners_are_known()
+    with monkeypatch.context() as patch:
+        gone(patch, STREAMING, "_V2StreamingCallbackHandler")
+        assert not shims.listeners_are_known()
+    with monkeypatch.context() as patch:
+        patch.setattr(tracers, "_configure_hooks", [("another", "shape")])
+        assert not shims.listeners_are_known()
+    gone(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
+    assert not shims.listeners_are_known()
+
+
+async def test_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    streaming = _AstreamEventsCallbackHandler()
+    assert shims.streams([Listener(), streaming])
+    assert not shims.streams([Listener()])
+    gone(monkeypatch, STREAMING, "_StreamingCallbackHandler")
+    assert shims.streams([Listener()]), "any handler may be one"
+    assert not shims.streams([])
+
+
+def test_attached_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracers, "_configure_hooks", [*tracers._configure_hooks])
+    variable: ContextVar[Any] = ContextVar("found", default=None)
+    tracers.register_configure_hook(variable, True, StdOutCallbackHandler, "TEOLA_TEST_LISTENS")
+    assert not shims.attached_by_environment()
+    monkeypatch.setenv("TEOLA_TEST_LISTENS", "1")
+    assert shims.attached_by_environment()
+    monkeypatch.delenv("TEOLA_TEST_LISTENS")
+    gone(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
+    assert shims.attached_by_environment(), "it may be"
+
+
+def heard(silent: bool) -> list[str]:
+    """What a handler on a context variable hears of a call."""
+    found: list[str] = []
+
+    class Hears(BaseCallbackHandler):
+        def on_chain_start(self, *args: Any, **kwargs: Any) -> None:
+            found.append("start")
+
+    variable: ContextVar[Any] = ContextVar("hears", default=None)
+    tracers.register_configure_hook(variable, True)
+
+    def call() -> None:
+        variable.set(Hears())
+        if silent:
+            shims.silence()
+        RunnableLambda(lambda x: x).invoke(1)
+
+    copy_context().run(call)
+    return found
+
+
+def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracers, "_configure_hooks", [*tracers._configure_hooks])
+    assert heard(silent=False) == ["start"]
+    assert heard(silent=True) == []
+    gone(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
+    with pytest.raises(RegistrationError, match="keeps its handlers elsewhere"):
+        shims.silence()
+
+
+def test_without_known_listeners_nothing_is_called_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    from teola_plugin.adapters.langchain.own_models.replay import may_be_kept_back
+
+    assert may_be_kept_back({}, models=True)
+    gone(monkeypatch, STREAMING, "_V2StreamingCallbackHandler")
+    assert not may_be_kept_back({}, models=True)
+
+
+def test_without_known_listeners_there_is_no_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain: Any = RunnableLambda(lambda x: x) | RunnableLambda(lambda x: x)
+    error = shims.unknown_listeners("shadow=")
+    assert "langchain-core" in str(error) and error.hint
+    with monkeypatch.context() as patch:
+        gone(patch, "langchain_core.tracers.context", "_configure_hooks")
+        with pytest.raises(RegistrationError, match="shadow= is not possible with langchain-core"):
+            accelerate(chain, shadow=0.5)
+        fast = accelerate(chain)
+    assert fast.invoke(1) == 1
+
+
+# ------------------------------------------------------------ inline callbacks
+
+
+class Inline(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    @shims.inline_callback
+    def on_chain_start(self, *args: Any, **kwargs: Any) -> None:
+        self.threads.append(threading.get_ident())
+
+
+async def _started(handler: BaseCallbackHandler) -> None:
+    await AsyncCallbackManager([handler]).on_chain_start({}, {})
+
+
+async def test_inline_callbacks_run_where_they_are_called() -> None:
+    handler = Inline()
+    CallbackManager([handler]).on_chain_start({}, {})
+    await _started(handler)
+    assert handler.threads == [threading.get_ident()] * 2
+
+
+async def test_inline_callbacks_are_marked_where_python_has_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `inspect.markcoroutinefunction` and `inspect.iscoroutinefunction` of Python 3.12."""
+
+    def mark(call: Any) -> Any:
+        call.marked = True
+        return call
+
+    plain = inspect.iscoroutinefunction
+    monkeypatch.setattr(shims, "_mark", mark)
+    monkeypatch.setattr(inspect, "iscoroutinefunction", lambda one: plain(one) or getattr(one, "marked", False))
+    handler = Inline()
+    assert not hasattr(handler.on_chain_start, "__code__")
+    await _started(handler)
+    assert handler.threads == [threading.get_ident()]
+
+
+async def test_inline_callbacks_run_on_a_thread_where_nothing_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "iscoroutinefunction", inspect.isgenerator)
+    handler = Inline()
+    await _started(handler)
+    assert len(handler.threads) == 1 and handler.threads != [threading.get_ident()]
+
+
+# ------------------------------------------------------------ models
+
+
+@pytest.mark.parametrize("kind", [FakeListChatModel, FakeListLLM])
+@pytest.mark.parametrize("with_name", [True, False], ids=["with", "without"])
+def test_prompt_value(kind: Any, with_name: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = kind(responses=[""])
+    if not with_name:
+        base = next(cls for cls in kind.__mro__ if "_convert_input" in vars(cls))
+        monkeypatch.delattr(base, "_convert_input")
+    given = StringPromptValue(text="a")
+    assert shims.prompt_value(model, given) is given
+    assert shims.prompt_value(model, "a") == StringPromptValue(text="a")
+    assert shims.prompt_value(model, [("human", "a")]) == ChatPromptValue(messages=[HumanMessage("a")])
+
+
+def openai_chat(**given: Any) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(model="m", api_key="k", base_url="http://localhost:1/v1", **given)
+
+
+@pytest.mark.parametrize("name", ["_default_params", "_use_responses_api", "_create_chat_result"])
+def test_chat_completion_params(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = shims.chat_completion_params(openai_chat(temperature=0.5), {"stop": ["x"]})
+    assert params is not None and (params["model"], params["temperature"], params["stop"]) == ("m", 0.5, ["x"])
+    assert shims.chat_completion_params(openai_chat(use_responses_api=True), {}) is None
+    model = openai_chat()
+    for cls in type(model).__mro__:
+        if name in vars(cls):
+            monkeypatch.delattr(cls, name)
+    assert shims.chat_completion_params(model, {}) is None
+
+
+def test_chat_result() -> None:
+    answer = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}
+    result = shims.chat_result(openai_chat(), {"id": "1", "model": "m", "choices": [answer]})
+    assert [one.message.content for one in result.generations] == ["hello"]
+
+
+def test_http_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = openai_chat()
+    for client, name in ((model.root_client, "Client"), (model.root_async_client, "AsyncClient")):
+        found = openai_shims.http_client(client)
+        assert any(cls.__name__ == name and cls.__module__.startswith("httpx") for cls in type(found).__mro__)
+    monkeypatch.delattr(model.root_client, "_client")
+    with pytest.raises(RegistrationError, match="cannot be found") as raised:
+        openai_shims.http_client(model.root_client)
+    assert raised.value.hint
+
+
+def test_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import openai
+
+    client = openai.OpenAI(api_key=lambda: "k", base_url="http://localhost:1/v1")
+    assert openai_shims.key_is_asked_for(client)
+    assert not openai_shims.key_is_asked_for(openai_chat().root_client)
+    monkeypatch.delattr(client, "_api_key_provider")
+    assert not openai_shims.key_is_asked_for(client)
+
+
+def test_sentence_transformer() -> None:
+    from langchain_huggingface import HuggingFaceEmbeddings
+
+    made = HuggingFaceEmbeddings.model_construct()
+    made._client = model = object()
+    assert shims.sentence_transformer(made) is model
+    assert shims.sentence_transformer(SimpleNamespace(client=model)) is model, "of langchain_community"
+    assert shims.sentence_transformer(SimpleNamespace()) is None
+
+
+# ------------------------------------------------------------ generators, splitters
+
+
+def test_yields() -> None:
+    def sync(given: Any) -> Any:
+        yield from given
+
+    async def on_loop(given: Any) -> Any:
+        async for one in given:
+            yield one
+
+    assert shims.yields(RunnableGenerator(sync), on_loop=False)
+    assert not shims.yields(RunnableGenerator(sync), on_loop=True)
+    assert shims.yields(RunnableGenerator(on_loop), on_loop=True)
+    assert not shims.yields(RunnableGenerator(on_loop), on_loop=False)
+    unknown = RunnableGenerator(sync)
+    del unknown._transform
+    assert shims.yields(unknown, on_loop=True) and shims.yields(unknown, on_loop=False)
+
+
+def test_splitter_sizes() -> None:
+    splitter = CharacterTextSplitter(chunk_size=20, chunk_overlap=3, length_function=lambda text: 2 * len(text))
+    sizes = shims.splitter_sizes(splitter)
+    assert sizes is not None and (sizes.chunk, sizes.overlap, sizes.length("abc")) == (20, 3, 6)
+    del splitter._chunk_size
+    assert shims.splitter_sizes(splitter) is None
+
+
+# ------------------------------------------------------------ langchain_classic
+
+
+def stuff_chain() -> Any:
+    from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+
+    return create_stuff_documents_chain(
+        FakeListChatModel(responses=["a"]),
+        PromptTemplate.from_template("{context}"),
+        document_prompt=PromptTemplate.from_template("<{page_content}>"),
+        document_separator="|",
+    )
+
+
+def format_docs(chain: Any) -> Any:
+    """The function inside, wherever it stands."""
+    todo, seen = [chain], []
+    while todo:
+        one = todo.pop()
+        seen.append(one)
+        if getattr(getattr(one, "func", None), "__name__", "") == "format_docs":
+            return one.func
+        todo += [*getattr(one, "steps", ()), *getattr(one, "steps__", {}).values()]
+        todo += [getattr(one, name) for name in ("mapper", "bound") if hasattr(one, name)]
+    raise AssertionError(seen)
+
+
+def test_stuffing() -> None:
+    function = format_docs(stuff_chain())
+    found = shims.stuffing(function)
+    assert found is not None and (found.separator, found.variable) == ("|", "context")
+    assert found.prompt.format(page_content="x") == "<x>"
+    assert function({"context": [Document("a"), Document("b")]}) == "<a>|<b>"
+    assert shims.stuffing(format_docs) is None and shims.stuffing(None) is None
+
+
+def test_stuffing_of_another_release() -> None:
+    before = format_docs(stuff_chain())
+
+    def another() -> Any:
+        prompt, separator = 1, 2
+        return lambda inputs: (prompt, separator, inputs)
+
+    other = another()
+    other.__module__, other.__qualname__ = before.__module__, before.__qualname__
+    assert shims.stuffing(other) is None
+
+
+def test_keeps_documents_as_bytes() -> None:
+    from langchain_classic.storage import EncoderBackedStore, create_kv_docstore
+    from langchain_core.stores import InMemoryByteStore
+
+    store = create_kv_docstore(InMemoryByteStore())
+    assert shims.keeps_documents_as_bytes(store)
+    assert not shims.keeps_documents_as_bytes(create_kv_docstore(InMemoryByteStore(), key_encoder=str.upper))
+    own = EncoderBackedStore(InMemoryByteStore(), str, bytes, store.value_deserializer)
+    assert not shims.keeps_documents_as_bytes(own)
