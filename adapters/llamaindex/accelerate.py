@@ -16,7 +16,7 @@ from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.llamaindex.known import inside
+from teola_plugin.tracer.llamaindex.classes import inside
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 

@@ -25,7 +25,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.draft import Traced
-from teola_plugin.tracer.llamaindex.trace import ASKED, CHUNKS, NODES, TEXTS, TracedEntry, trace
+from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
 
 Given = dict[str, Any]
 
@@ -202,22 +202,22 @@ class Session:
 def asked(query: QueryType) -> Given | None:
     """The query's input for the graph; None for a query that brings its own vector."""
     if isinstance(query, str):
-        return {ASKED: query} if query else None
+        return {QUERY_TEXT: query} if query else None
     if not isinstance(query, QueryBundle) or query.embedding is not None or query.image_path is not None:
         return None
     texts = list(query.embedding_strs)
     if texts == [query.query_str]:
-        return {ASKED: query.query_str}
-    return {ASKED: query.query_str, TEXTS: texts} if texts else None
+        return {QUERY_TEXT: query.query_str}
+    return {QUERY_TEXT: query.query_str, TEXTS: texts} if texts else None
 
 
 def with_chunks(query: str, chunks: Any, kwargs: Given) -> Given | None:
     """Of a synthesizer's `get_response`; None where more is given than the graph knows of."""
-    return None if kwargs or not chunks else {ASKED: query, CHUNKS: list(chunks)}
+    return None if kwargs or not chunks else {QUERY_TEXT: query, CHUNKS: list(chunks)}
 
 
 def with_nodes(query: QueryType, nodes: Any) -> Given:
-    return {ASKED: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
+    return {QUERY_TEXT: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
 
 
 # ------------------------------------------------------------ answers that are read later

@@ -28,7 +28,7 @@ from teola_plugin.shims.llamaindex.engines import (
 )
 from teola_plugin.shims.llamaindex.hooks import multi_step_aquery, query_below, with_aquery
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
-from teola_plugin.tracer.llamaindex.known import changed, inside, is_leaf
+from teola_plugin.tracer.llamaindex.classes import changed, inside, is_leaf
 
 
 async def _transformed(engine: TransformQueryEngine, query: QueryBundle) -> Any:

@@ -38,7 +38,7 @@ from teola_plugin.shims.llamaindex.synthesizers import (
     response,
     separator,
 )
-from teola_plugin.tracer.llamaindex.known import changed, own_prompt, rule_for
+from teola_plugin.tracer.llamaindex.classes import changed, own_prompt, rule_for
 from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
