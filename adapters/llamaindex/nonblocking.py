@@ -61,7 +61,7 @@ _ASYNC: dict[type, tuple[type[Parts], Callable[[Any, QueryBundle], Awaitable[Any
 }
 
 
-def unblocked(node: Any) -> Any:
+def nonblocking(node: Any) -> Any:
     """`node`, or a copy of it whose `aquery` does not stall the loop."""
     kind = type(node)
     if kind not in _ASYNC or changed(node, kind) or not all(map(is_leaf, _models(node))):
