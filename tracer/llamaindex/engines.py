@@ -32,6 +32,7 @@ from teola_plugin.shims.llamaindex.engines import (
     citation_sources,
     sub_question_node,
 )
+from teola_plugin.shims.llamaindex.synthesizers import TreeSummarizeParts
 from teola_plugin.tracer.llamaindex.classes import as_made, level, rule_for
 from teola_plugin.tracer.llamaindex.dry_run import own_nodes
 from teola_plugin.tracer.llamaindex.postprocessors import postprocess
@@ -207,7 +208,7 @@ def _summary(walk: Walk, parts: RouterQueryEngineParts, asked: Ref, taken: Ref, 
         rule_for(summarizer, {TreeSummarize: None})
         body = walk.body()
         walk.lowered.add(id(summarizer))
-        output = tree(body, summarizer, QUERY, Ref("$texts"), "summary")
+        output = tree(body, walk.parts(TreeSummarizeParts, summarizer), QUERY, Ref("$texts"), "summary")
         summary = walk.hold("summarise", Role.BRANCH, texts, body, output)
         made = walk.call(
             "answer",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
+
+Read = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +29,15 @@ class PartsGuard:
     """What an object was made of when it was read."""
 
     node: Any
-    parts: Parts
+    values: tuple[tuple[Read, Any], ...]
+    """How each of its parts is read, and what it was."""
 
     @property
     def holds(self) -> bool:
         try:
-            now = type(self.parts).of(self.node)
+            return all(_same(read(self.node), before) for read, before in self.values)
         except Unreadable:
             return False
-        return all(_same(getattr(now, one.name), getattr(self.parts, one.name)) for one in fields(now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ def _elements(container: Any) -> Sequence[Any]:
 
 def guards_of(node: Any, parts: Parts) -> Iterator[Guard]:
     """Of an object and the lists in it."""
-    yield PartsGuard(node, parts)
-    for value in (getattr(parts, one.name) for one in fields(parts)):
+    values = tuple((read, getattr(parts, name)) for name, read in parts.readers())
+    yield PartsGuard(node, values)
+    for _, value in values:
         if isinstance(value, (list, tuple, dict)):
             yield ElementsGuard(value, tuple(_elements(value)))

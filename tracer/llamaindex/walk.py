@@ -49,12 +49,13 @@ class Walk:
 
     draft: Draft = field(default_factory=Draft)
     guards: list[Guard] = field(default_factory=list)
+    guarded: set[tuple[type, int]] = field(default_factory=set)
     lowered: set[int] = field(default_factory=set)
     """Ids of the engines and retrievers that the graph does the work of, wherever they are called."""
     scope: Names = ()
 
     def body(self) -> Walk:
-        return Walk(self.draft.body(), self.guards, self.lowered, self.scope)
+        return Walk(self.draft.body(), self.guards, self.guarded, self.lowered, self.scope)
 
     # ------------------------------------------------------------ guards, and the report
 
@@ -65,7 +66,9 @@ class Walk:
     def parts(self, kind: type[P], node: Any) -> P:
         """What `node` is made of. A plan is made anew when that has changed. Raises `Unreadable`."""
         found = kind.of(node)
-        self.guards += guards_of(node, found)
+        if (kind, id(node)) not in self.guarded:
+            self.guarded.add((kind, id(node)))
+            self.guards += guards_of(node, found)
         return found
 
     def note(self, path: str, node: object, level: Level, components: Sequence[str] = (), reason: str = "") -> None:
