@@ -10,13 +10,13 @@ from llama_index.core.ingestion import IngestionPipeline
 
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
 from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
-from teola_plugin.adapters.llamaindex.parts import replaced
 from teola_plugin.adapters.llamaindex.session import Session, Settings
+from teola_plugin.adapters.llamaindex.substitution import replaced
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.llamaindex.known import inside
+from teola_plugin.tracer.llamaindex.classes import inside
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 

@@ -1,7 +1,7 @@
 """Ingestion and index building that store rows while later ones are being embedded.
 
-Everything is done by LlamaIndex's own code; see `early_rows` for what runs beside it. Where the pieces are not known
-(another vector store, something after the embedding, worker processes) the original's way is the only one.
+Everything is done by LlamaIndex's own code; see `pipelined_write` for what runs beside it. Where the pieces are not
+known (another vector store, something after the embedding, worker processes) the original's way is the only one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llama_index.core.schema import BaseNode
 from llama_index.core.utils import iter_batch
 
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead
-from teola_plugin.adapters.llamaindex.early_rows import EarlyRows, awriting_early, writing_early
+from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, apipelining, pipelining
 from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 from teola_plugin.shims.llamaindex.copies import copied_as
 from teola_plugin.shims.llamaindex.hooks import IndexHooks, Nodes, VectorStoreIndexParts
@@ -29,27 +29,27 @@ class _Ingests:
     """Stands before the pipeline's own class in the order of methods."""
 
     def run(self, *args: Any, **kwargs: Any) -> Sequence[BaseNode]:
-        early = self._early(args, kwargs)
-        if early is None:
+        write = self._pipelined(args, kwargs)
+        if write is None:
             return super().run(*args, **kwargs)  # type: ignore[misc,no-any-return]
-        with writing_early(early):
+        with pipelining(write):
             return super().run(*args, **kwargs)  # type: ignore[misc,no-any-return]
 
     async def arun(self, *args: Any, **kwargs: Any) -> Sequence[BaseNode]:
-        early = self._early(args, kwargs)
-        if early is None:
+        write = self._pipelined(args, kwargs)
+        if write is None:
             return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
-        async with awriting_early(early):
+        async with apipelining(write):
             return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
 
-    def _early(self, args: Sequence[Any], kwargs: dict[str, Any]) -> EarlyRows | None:
+    def _pipelined(self, args: Sequence[Any], kwargs: dict[str, Any]) -> PipelinedWrite | None:
         """Only where what is embedded is what is stored, and both happen here."""
         own: Any = self
         elsewhere = (kwargs.get("num_workers") or 0) > 1 or len(args) > 6
         last = own.transformations[-1] if own.transformations else None
         if elsewhere or not _overlaps(last, own.vector_store):
             return None
-        return EarlyRows(own.vector_store)
+        return PipelinedWrite(own.vector_store)
 
 
 def accelerated_ingestion(pipeline: IngestionPipeline) -> IngestionPipeline:
@@ -72,7 +72,7 @@ class _Builds(IndexHooks):
         if parts is None:
             return add(nodes)
         for batch in iter_batch(nodes, parts.insert_batch_size):
-            with writing_early(EarlyRows(parts.vector_store, batch)):
+            with pipelining(PipelinedWrite(parts.vector_store, batch)):
                 add(batch)
 
     async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Nodes], Awaitable[None]]) -> None:
@@ -80,7 +80,7 @@ class _Builds(IndexHooks):
         if parts is None:
             return await add(nodes)
         for batch in iter_batch(nodes, parts.insert_batch_size):
-            async with awriting_early(EarlyRows(parts.vector_store, batch)):
+            async with apipelining(PipelinedWrite(parts.vector_store, batch)):
                 await add(batch)
 
 

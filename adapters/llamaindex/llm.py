@@ -24,7 +24,7 @@ from pydantic import ConfigDict
 from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.llamaindex import replies
 from teola_plugin.adapters.llamaindex.messages import to_prompt
-from teola_plugin.adapters.llamaindex.pooled import Pooled
+from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 from teola_plugin.adapters.sampling import EngineModel
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt
@@ -36,7 +36,7 @@ Whole = Callable[[Generation, str, str | None], Response]
 """(generation, model name, what was not streamed) -> the response that ends a stream."""
 
 
-class TeolaLLM(Pooled, EngineModel, LLM):
+class TeolaLLM(PoolBacked, EngineModel, LLM):
     """A LlamaIndex LLM whose work is done by the pool's engine `engine`.
 
     ::

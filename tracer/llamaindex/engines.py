@@ -32,32 +32,33 @@ from teola_plugin.shims.llamaindex.engines import (
     citation_sources,
     sub_question_node,
 )
-from teola_plugin.tracer.llamaindex.known import as_made, level, rule_for
+from teola_plugin.shims.llamaindex.synthesizers import TreeSummarizeParts
+from teola_plugin.tracer.llamaindex.classes import as_made, level, rule_for
+from teola_plugin.tracer.llamaindex.dry_run import own_nodes
 from teola_plugin.tracer.llamaindex.postprocessors import postprocess
 from teola_plugin.tracer.llamaindex.retries import judge_answer
 from teola_plugin.tracer.llamaindex.retrievers import retrieve
 from teola_plugin.tracer.llamaindex.selectors import questions, selected
-from teola_plugin.tracer.llamaindex.stand_ins import own_nodes
 from teola_plugin.tracer.llamaindex.synthesizers import QUERY, synthesize, tree
 from teola_plugin.tracer.llamaindex.transforms import transformed
-from teola_plugin.tracer.llamaindex.walk import Answer, Asked, Value, Walk
+from teola_plugin.tracer.llamaindex.walk import SymbolicAnswer, SymbolicQuery, Value, Walk
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Nodes = Sequence[NodeWithScore]
 ENTRIES = ("query", "retrieve", "synthesize")
 
 
-def query(walk: Walk, engine: BaseQueryEngine, asked: Asked, path: str) -> Answer:
+def query(walk: Walk, engine: BaseQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
     """`engine.query(asked)`, as far as it is understood."""
     try:
         with as_made():
             return answer(walk, engine, asked, path)
     except NotUnderstood as why:
         walk.note(path, engine, level(engine), reason=str(why))
-        return Answer()
+        return SymbolicAnswer()
 
 
-def answer(walk: Walk, engine: BaseQueryEngine, asked: Asked, path: str) -> Answer:
+def answer(walk: Walk, engine: BaseQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
     """`query` of an engine that is known. Raises `NotUnderstood` for others."""
     with walk.owning(engine):
         made = rule_for(engine, _RULES)(walk, engine, asked, path)
@@ -66,7 +67,7 @@ def answer(walk: Walk, engine: BaseQueryEngine, asked: Asked, path: str) -> Answ
     return made
 
 
-def found(walk: Walk, engine: BaseQueryEngine, asked: Asked, path: str) -> Value:
+def found(walk: Walk, engine: BaseQueryEngine, asked: SymbolicQuery, path: str) -> Value:
     """`engine.retrieve(asked)`."""
     if isinstance(engine, TransformQueryEngine):
         rule_for(engine, _RULES)
@@ -79,20 +80,20 @@ def found(walk: Walk, engine: BaseQueryEngine, asked: Asked, path: str) -> Value
     return _nodes(walk, walk.parts(kind, engine), asked, path)
 
 
-def _nodes(walk: Walk, parts: RetrievalParts, asked: Asked, path: str) -> Value:
+def _nodes(walk: Walk, parts: RetrievalParts, asked: SymbolicQuery, path: str) -> Value:
     """Retrieved, and postprocessed one step after the other."""
     nodes = retrieve(walk, parts.retriever, asked, parts.path(path, "retriever"), "retrieve")
     return postprocess(walk, parts.node_postprocessors, asked.text, nodes, parts.path(path, "node_postprocessors"))
 
 
 def _answer(
-    walk: Walk, parts: RetrievalParts | SubQuestionQueryEngineParts, asked: Asked, nodes: Value, path: str
-) -> Answer:
+    walk: Walk, parts: RetrievalParts | SubQuestionQueryEngineParts, asked: SymbolicQuery, nodes: Value, path: str
+) -> SymbolicAnswer:
     where = parts.path(path, "response_synthesizer")
-    return Answer(synthesize(walk, parts.response_synthesizer, asked.text, nodes, where, "synthesize"), nodes)
+    return SymbolicAnswer(synthesize(walk, parts.response_synthesizer, asked.text, nodes, where, "synthesize"), nodes)
 
 
-def _retriever_engine(walk: Walk, engine: RetrieverQueryEngine, asked: Asked, path: str) -> Answer:
+def _retriever_engine(walk: Walk, engine: RetrieverQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
     parts = walk.parts(RetrieverQueryEngineParts, engine)
     with walk.step() as names:
         nodes = _nodes(walk, parts, asked, path)
@@ -100,7 +101,7 @@ def _retriever_engine(walk: Walk, engine: RetrieverQueryEngine, asked: Asked, pa
         return _answer(walk, parts, asked, nodes, path)
 
 
-def _citation(walk: Walk, engine: CitationQueryEngine, asked: Asked, path: str) -> Answer:
+def _citation(walk: Walk, engine: CitationQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
     """The nodes are cut into numbered sources."""
     parts = walk.parts(CitationQueryEngineParts, engine)
     with walk.step() as names:
@@ -113,17 +114,17 @@ def _citation(walk: Walk, engine: CitationQueryEngine, asked: Asked, path: str) 
         return _answer(walk, parts, asked, nodes, path)
 
 
-def _transform(walk: Walk, engine: TransformQueryEngine, asked: Asked, path: str) -> Answer:
+def _transform(walk: Walk, engine: TransformQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
     made = _transformed(walk, engine, asked, path, partial(query, walk))
-    return made if isinstance(made, Answer) else Answer()
+    return made if isinstance(made, SymbolicAnswer) else SymbolicAnswer()
 
 
 def _transformed(
     walk: Walk,
     engine: TransformQueryEngine,
-    asked: Asked,
+    asked: SymbolicQuery,
     path: str,
-    then: Callable[[BaseQueryEngine, Asked, str], Any],
+    then: Callable[[BaseQueryEngine, SymbolicQuery, str], Any],
 ) -> Any:
     """`then` of the engine in it with the transformed query; None where that is not known."""
     parts = walk.parts(TransformQueryEngineParts, engine)
@@ -136,13 +137,13 @@ def _transformed(
         return then(parts.query_engine, other, parts.path(path, "query_engine"))
 
 
-def _retry_source(walk: Walk, engine: RetrySourceQueryEngine, asked: Asked, path: str) -> Answer:
+def _retry_source(walk: Walk, engine: RetrySourceQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
     parts = walk.parts(RetrySourceQueryEngineParts, engine)
     first = query(walk, parts.query_engine, asked, parts.path(path, "query_engine"))
     if parts.max_retries <= 0:
         return first
     judge_answer(walk, parts.evaluator, parts.max_retries, asked.text, first, parts.path(path, "evaluator"))
-    return Answer()
+    return SymbolicAnswer()
 
 
 # ------------------------------------------------------------ engines chosen at run time
@@ -153,7 +154,7 @@ def _arm(
 ) -> Value:
     """The engine's answer, `{"text", "nodes"}`, where it is chosen; a false value otherwise."""
     body, before = walk.body(), set(walk.lowered)
-    inner = query(body, engine, Asked(QUERY, (QUERY,)), path)
+    inner = query(body, engine, SymbolicQuery(QUERY, (QUERY,)), path)
     if inner.text is None or inner.nodes is None:
         walk.draft.nodes += body.draft.nodes
         walk.forget(before)
@@ -168,12 +169,12 @@ def _response(text: str, nodes: Nodes) -> dict[str, Any]:
     return {"text": text or "None", "nodes": nodes}  # as str(response) has it
 
 
-def _router(walk: Walk, engine: RouterQueryEngine, asked: Asked, path: str) -> Answer:
+def _router(walk: Walk, engine: RouterQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
     """The chosen engines answer side by side; several answers are summarised."""
     parts = walk.parts(RouterQueryEngineParts, engine)
     inds = selected(walk, parts.selector, parts.metadatas, asked.text, parts.path(path, "selector"))
     if inds is None or len(asked.texts) != 1 or asked.texts[0] != asked.text:
-        return Answer()
+        return SymbolicAnswer()
     answers: dict[str, Ref] = {}
     engines, where = parts.query_engines, parts.path(path, "query_engines")
     several = isinstance(parts.selector, LLMMultiSelector)
@@ -183,7 +184,7 @@ def _router(walk: Walk, engine: RouterQueryEngine, asked: Asked, path: str) -> A
         if answer is not None:
             answers[f"engine{i}"] = answer
     if len(answers) < len(engines):
-        return Answer()
+        return SymbolicAnswer()
 
     def take(inds: Sequence[int], **answers: Any) -> dict[str, Any]:
         taken = [answers[f"engine{i}"] for i in inds]
@@ -191,7 +192,7 @@ def _router(walk: Walk, engine: RouterQueryEngine, asked: Asked, path: str) -> A
         return {"texts": [answer["text"] for answer in taken], "nodes": nodes, "several": len(taken) > 1}
 
     taken = walk.call("answers", take, inds=inds, **answers)
-    return Answer(_summary(walk, parts, asked.text, taken, path), taken.at("nodes"))
+    return SymbolicAnswer(_summary(walk, parts, asked.text, taken, path), taken.at("nodes"))
 
 
 def _among(index: int) -> Callable[..., bool]:
@@ -207,7 +208,7 @@ def _summary(walk: Walk, parts: RouterQueryEngineParts, asked: Ref, taken: Ref, 
         rule_for(summarizer, {TreeSummarize: None})
         body = walk.body()
         walk.lowered.add(id(summarizer))
-        output = tree(body, summarizer, QUERY, Ref("$texts"), "summary")
+        output = tree(body, walk.parts(TreeSummarizeParts, summarizer), QUERY, Ref("$texts"), "summary")
         summary = walk.hold("summarise", Role.BRANCH, texts, body, output)
         made = walk.call(
             "answer",
@@ -218,12 +219,12 @@ def _summary(walk: Walk, parts: RouterQueryEngineParts, asked: Ref, taken: Ref, 
     return made
 
 
-def _sub_questions(walk: Walk, engine: SubQuestionQueryEngine, asked: Asked, path: str) -> Answer:
+def _sub_questions(walk: Walk, engine: SubQuestionQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
     """Each sub-question is answered by its engine; the answers are the nodes of the last one."""
     parts = walk.parts(SubQuestionQueryEngineParts, engine)
     asking = questions(walk, parts.question_gen, parts.metadatas, asked.text, parts.path(path, "question_gen"))
     if asking is None:
-        return Answer()
+        return SymbolicAnswer()
     body, before = walk.body(), set(walk.lowered)
     item, engines, where = Ref(ITEM), parts.query_engines, parts.path(path, "query_engines")
     answers: dict[str, Ref] = {}
@@ -235,7 +236,7 @@ def _sub_questions(walk: Walk, engine: SubQuestionQueryEngine, asked: Asked, pat
     if len(answers) < len(engines):
         walk.draft.nodes += body.draft.nodes
         walk.forget(before)
-        return Answer()
+        return SymbolicAnswer()
     refs = {f"engine{i}": ref for i, ref in enumerate(answers.values())}
     output = body.call("answered", lambda question, **arms: next(a for a in arms.values() if a), question=item, **refs)
     answered = walk.hold("answers", Role.MAP, named(items=asking), body, output)
@@ -251,7 +252,7 @@ def _sub_questions(walk: Walk, engine: SubQuestionQueryEngine, asked: Asked, pat
         pairs=nodes,
         answers=answered,
     )
-    return Answer(made.text, sources)
+    return SymbolicAnswer(made.text, sources)
 
 
 def _is(tool: str) -> Callable[..., bool]:
@@ -262,7 +263,7 @@ def _pair_node(engine: SubQuestionQueryEngine, question: Mapping[str, str], answ
     return sub_question_node(engine, question["sub_question"], question["tool_name"], answer["text"], answer["nodes"])
 
 
-_RULES: dict[type, Callable[..., Answer]] = {
+_RULES: dict[type, Callable[..., SymbolicAnswer]] = {
     RetrieverQueryEngine: _retriever_engine,
     CitationQueryEngine: _citation,
     TransformQueryEngine: _transform,

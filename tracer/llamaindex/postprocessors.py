@@ -28,8 +28,8 @@ from teola_plugin.shims.llamaindex.postprocessors import (
     postprocessed,
 )
 from teola_plugin.tracer.draft import DERIVED
-from teola_plugin.tracer.llamaindex.known import own_function, own_prompt, rule_for
-from teola_plugin.tracer.llamaindex.stand_ins import answered, asked, own_nodes
+from teola_plugin.tracer.llamaindex.classes import own_function, own_prompt, rule_for
+from teola_plugin.tracer.llamaindex.dry_run import captured, own_nodes, replayed
 from teola_plugin.tracer.llamaindex.synthesizers import QUERY
 from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -87,7 +87,7 @@ def _llm_rerank(walk: Walk, step: LLMRerank, query: Ref, nodes: Ref) -> Ref:
         def run(llm: Any, given: Given) -> Any:
             return postprocessed(clone(own, **parts.named(llm=llm)), own_nodes(nodes), query)
 
-        return answered(pool_llm(parts.llm), run, {}, generations)
+        return replayed(pool_llm(parts.llm), run, {}, generations)
 
     name = walk.name("rerank", "batches", "chosen", "select")
     groups = walk.draft.call(f"{name}.batches", lambda nodes: batches(own, nodes), walk.scope, nodes=nodes)
@@ -100,7 +100,7 @@ def _llm_rerank(walk: Walk, step: LLMRerank, query: Ref, nodes: Ref) -> Ref:
         model.engine,
         scope=walk.scope,
     )
-    one = body.draft.add(choice, lambda given: asked(model, choose, given, {}, ()))
+    one = body.draft.add(choice, lambda given: captured(model, choose, given, {}, ()))
     chosen = walk.hold(f"{name}.chosen", Role.MAP, named(items=groups, query=query), body, one)
     return walk.call(f"{name}.select", select, query=query, nodes=nodes, generations=chosen)
 

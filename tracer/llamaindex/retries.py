@@ -19,9 +19,9 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from teola_plugin.graph import ITEM, Ref, Role, named
 from teola_plugin.shims.llamaindex.copies import nobody, own_splitter
 from teola_plugin.shims.llamaindex.postprocessors import RelevancyEvaluatorParts, SettingsParts
-from teola_plugin.tracer.llamaindex.known import rule_for
+from teola_plugin.tracer.llamaindex.classes import rule_for
 from teola_plugin.tracer.llamaindex.synthesizers import QUERY, synthesize
-from teola_plugin.tracer.llamaindex.walk import Answer, Value, Walk
+from teola_plugin.tracer.llamaindex.walk import SymbolicAnswer, Value, Walk
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Nodes = Sequence[NodeWithScore]
@@ -29,7 +29,7 @@ TEXT, SOURCES = Ref("$text"), Ref("$sources")
 """An answer and its passages, inside the body of a holder."""
 
 
-def judge_answer(walk: Walk, judge: Any, left: int, query: Ref, answer: Answer, path: str) -> None:
+def judge_answer(walk: Walk, judge: Any, left: int, query: Ref, answer: SymbolicAnswer, path: str) -> None:
     """Judges an answer; while it is bad, its sources, and the answer from them, so many times."""
     if answer.text is not None and answer.nodes is not None:
         sources = walk.call("sources", _documents, nodes=answer.nodes)

@@ -29,17 +29,17 @@ from teola_plugin.shims.llamaindex.retrievers import (
     written_queries,
 )
 from teola_plugin.tracer.draft import DERIVED
-from teola_plugin.tracer.llamaindex.known import as_made, level, rule_for
-from teola_plugin.tracer.llamaindex.stand_ins import own_nodes
+from teola_plugin.tracer.llamaindex.classes import as_made, level, rule_for
+from teola_plugin.tracer.llamaindex.dry_run import own_nodes
 from teola_plugin.tracer.llamaindex.transforms import transformed
-from teola_plugin.tracer.llamaindex.walk import Asked, Value, Walk, pool_llm
+from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Given = Mapping[str, Any]
 Nodes = Sequence[NodeWithScore]
 
 
-def retrieve(walk: Walk, retriever: BaseRetriever, asked: Asked, path: str, name: str) -> Value:
+def retrieve(walk: Walk, retriever: BaseRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
     """`retriever.retrieve(query)`."""
     made: Value = None
     try:
@@ -66,7 +66,7 @@ def settled(retriever: BaseRetriever, query: str, nodes: Nodes) -> list[NodeWith
 # ------------------------------------------------------------ an index
 
 
-def _vector(walk: Walk, r: VectorIndexRetriever, asked: Asked, path: str, name: str) -> Value:
+def _vector(walk: Walk, r: VectorIndexRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
     made: Value = None
     with walk.noting(path, r) as reasons:
         parts = walk.parts(VectorIndexRetrieverParts, r)
@@ -86,7 +86,7 @@ def _vector(walk: Walk, r: VectorIndexRetriever, asked: Asked, path: str, name: 
     return made
 
 
-def _model(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts, asked: Asked) -> Any:
+def _model(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts, asked: SymbolicQuery) -> Any:
     """What embeds the query. Raises `NotUnderstood` where that cannot be done ahead."""
     model = parts.embed_model
     _fixed(walk, model)
@@ -100,7 +100,9 @@ def _model(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts
     return model
 
 
-def _searched(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts, asked: Asked, name: str) -> Ref:
+def _searched(
+    walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts, asked: SymbolicQuery, name: str
+) -> Ref:
     """Hits of the store for the query's mean vector. Raises `NotUnderstood` before anything is added."""
     model, store = parts.embed_model, parts.vector_store
     _fixed(walk, store)
@@ -163,7 +165,7 @@ def _fixed(walk: Walk, *leaves: Any) -> None:
         walk.read(leaf, *(name for name in ("engine", "collection") if hasattr(leaf, name)))
 
 
-def _listed(walk: Walk, r: SummaryIndexRetriever, asked: Asked, path: str, name: str) -> Value:
+def _listed(walk: Walk, r: SummaryIndexRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
     """All nodes of an index in memory, as they are then."""
     made: Value = None
     with walk.noting(path, r):
@@ -177,7 +179,7 @@ def _listed(walk: Walk, r: SummaryIndexRetriever, asked: Asked, path: str, name:
 # ------------------------------------------------------------ fusion
 
 
-def _fusion(walk: Walk, r: QueryFusionRetriever, asked: Asked, path: str, name: str) -> Value:
+def _fusion(walk: Walk, r: QueryFusionRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
     """The query itself needs no LLM, so its searches start at once; each written query is searched as it closes."""
     parts = walk.parts(QueryFusionRetrieverParts, r)
     inner, where = parts.retrievers, parts.path(path, "retrievers")
@@ -207,7 +209,7 @@ def _fusion(walk: Walk, r: QueryFusionRetriever, asked: Asked, path: str, name: 
 
 
 def _written(
-    walk: Walk, r: QueryFusionRetriever, parts: QueryFusionRetrieverParts, asked: Asked, path: str, name: str
+    walk: Walk, r: QueryFusionRetriever, parts: QueryFusionRetrieverParts, asked: SymbolicQuery, path: str, name: str
 ) -> Value:
     made: Value = None
     with walk.noting(path, r):
@@ -225,7 +227,7 @@ def _written(
 def _each(walk: Walk, parts: QueryFusionRetrieverParts, queries: Ref, where: str, name: str) -> Value:
     """For each query, what each retriever gives."""
     body = walk.body()
-    item = Asked(Ref(ITEM), (Ref(ITEM),))
+    item = SymbolicQuery(Ref(ITEM), (Ref(ITEM),))
     lists = [retrieve(body, one, item, f"{where}[{i}]", f"{name}.found{i}") for i, one in enumerate(parts.retrievers)]
     body.draft.nodes.clear()  # the report has them already
     if not body.draft.components:
@@ -243,7 +245,7 @@ def _each(walk: Walk, parts: QueryFusionRetrieverParts, queries: Ref, where: str
 # ------------------------------------------------------------ another query
 
 
-def _transform(walk: Walk, r: TransformRetriever, asked: Asked, path: str, name: str) -> Value:
+def _transform(walk: Walk, r: TransformRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
     parts = walk.parts(TransformRetrieverParts, r)
     with walk.step() as names:
         where = parts.path(path, "query_transform")

@@ -16,7 +16,7 @@ from teola_plugin.shims.llamaindex.queries import (
     generated_questions,
     selected_indices,
 )
-from teola_plugin.tracer.llamaindex.known import own_prompt, rule_for
+from teola_plugin.tracer.llamaindex.classes import own_prompt, rule_for
 from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
 
 Given = Mapping[str, Any]

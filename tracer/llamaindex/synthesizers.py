@@ -38,7 +38,7 @@ from teola_plugin.shims.llamaindex.synthesizers import (
     response,
     separator,
 )
-from teola_plugin.tracer.llamaindex.known import changed, own_prompt, rule_for
+from teola_plugin.tracer.llamaindex.classes import changed, own_prompt, rule_for
 from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -52,12 +52,13 @@ def synthesize(walk: Walk, synth: BaseSynthesizer, query: Ref, nodes: Value, pat
     """`str(response)` for a query and its nodes."""
     made: Value = None
     with walk.noting(path, synth):
-        lower = rule_for(synth, _RULES)
-        if walk.parts(SynthesizerParts, synth).multimodal:
+        lower, kind = rule_for(synth, _RULES)
+        parts = walk.parts(kind, synth)
+        if parts.multimodal:
             raise NotUnderstood("answers from images, too")
         if nodes is None and lower is not _generation:
             raise NotUnderstood("what it reads is not known ahead")
-        made = lower(walk, synth, query, nodes, name)
+        made = lower(walk, synth, parts, query, nodes, name)
         walk.lowered.add(id(synth))
     return made
 
@@ -69,9 +70,8 @@ def texts_of(nodes: Sequence[NodeWithScore]) -> list[str]:
     return [n.node.get_content(metadata_mode=MetadataMode.LLM) for n in nodes]
 
 
-def tree(walk: Walk, synth: TreeSummarize, query: Ref, texts: Ref, name: str) -> Ref:
-    """`synth.get_response`: the texts are packed and summarised, and so are the summaries, until one is left."""
-    parts = walk.parts(TreeSummarizeParts, synth)
+def tree(walk: Walk, parts: TreeSummarizeParts, query: Ref, texts: Ref, name: str) -> Ref:
+    """`get_response`: the texts are packed and summarised, and so are the summaries, until one is left."""
     llm, template, helper = _llm(parts), own_prompt(parts.summary_template), _helper(parts)
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
@@ -115,14 +115,13 @@ def _helper(parts: SynthesizerParts) -> Any:
     return own_helper(helper)
 
 
-def _tree(walk: Walk, synth: TreeSummarize, query: Ref, nodes: Ref, name: str) -> Ref:
-    _llm(walk.parts(TreeSummarizeParts, synth))
-    return tree(walk, synth, query, walk.call(f"{name}.texts", texts_of, nodes=nodes), name)
+def _tree(walk: Walk, synth: TreeSummarize, parts: TreeSummarizeParts, query: Ref, nodes: Ref, name: str) -> Ref:
+    _llm(parts)
+    return tree(walk, parts, query, walk.call(f"{name}.texts", texts_of, nodes=nodes), name)
 
 
-def _refine(walk: Walk, synth: Refine, query: Ref, nodes: Ref, name: str) -> Ref:
+def _refine(walk: Walk, synth: Refine, parts: RefineParts, query: Ref, nodes: Ref, name: str) -> Ref:
     """The first chunk is answered from; every other one refines the answer."""
-    parts = walk.parts(CompactAndRefineParts if isinstance(synth, CompactAndRefine) else RefineParts, synth)
     llm = _llm(parts)
     if parts.structured_answer_filtering or not parts.default_program:
         raise NotUnderstood("a program decides whether an answer counts")
@@ -156,9 +155,8 @@ def _refine(walk: Walk, synth: Refine, query: Ref, nodes: Ref, name: str) -> Ref
     return walk.call(name, lambda answer: answer or EMPTY, answer=last)
 
 
-def _accumulate(walk: Walk, synth: Accumulate, query: Ref, nodes: Ref, name: str) -> Ref:
+def _accumulate(walk: Walk, synth: Accumulate, parts: AccumulateParts, query: Ref, nodes: Ref, name: str) -> Ref:
     """Every chunk is answered from."""
-    parts = walk.parts(AccumulateParts, synth)
     llm = _llm(parts)
     if parts.streaming:
         raise NotUnderstood("it cannot stream, and says so")
@@ -183,14 +181,12 @@ def _accumulate(walk: Walk, synth: Accumulate, query: Ref, nodes: Ref, name: str
     return walk.call(name, lambda answers: joined_answers(own, answers, between), answers=answers)
 
 
-def _simple(walk: Walk, synth: SimpleSummarize, query: Ref, nodes: Ref, name: str) -> Ref:
-    kind = SimpleSummarizeParts
-    parts = walk.parts(kind, synth)
+def _simple(walk: Walk, synth: SimpleSummarize, parts: SimpleSummarizeParts, query: Ref, nodes: Ref, name: str) -> Ref:
     llm, qa, helper = _llm(parts), own_prompt(parts.text_qa_template), _helper(parts)
 
     def answer(llm: Any, given: Given) -> Any:
         own = {"llm": llm, "text_qa_template": qa, "prompt_helper": helper}
-        return response(kind, synth, given["query"], given["texts"], **own)
+        return response(SimpleSummarizeParts, synth, given["query"], given["texts"], **own)
 
     texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
     return walk.ask(
@@ -203,9 +199,8 @@ def _simple(walk: Walk, synth: SimpleSummarize, query: Ref, nodes: Ref, name: st
     )
 
 
-def _generation(walk: Walk, synth: Generation, query: Ref, nodes: Value, name: str) -> Ref:
+def _generation(walk: Walk, synth: Generation, parts: GenerationParts, query: Ref, nodes: Value, name: str) -> Ref:
     """The nodes are not read: it need not wait for them."""
-    parts = walk.parts(GenerationParts, synth)
     llm, template = _llm(parts), own_prompt(parts.input_prompt)
 
     def answer(llm: Any, given: Given) -> Any:
@@ -214,21 +209,23 @@ def _generation(walk: Walk, synth: Generation, query: Ref, nodes: Value, name: s
     return walk.ask(name, llm, answer, {"query": query}, value=_text)
 
 
-def _context_only(walk: Walk, synth: BaseSynthesizer, query: Ref, nodes: Ref, name: str) -> Ref:
+def _context_only(
+    walk: Walk, synth: BaseSynthesizer, parts: SynthesizerParts, query: Ref, nodes: Ref, name: str
+) -> Ref:
     def answer(query: str, nodes: Sequence[NodeWithScore]) -> str:
         return str(response(SynthesizerParts, synth, query, texts_of(nodes)))
 
     return walk.call(name, answer, query=query, nodes=nodes)
 
 
-_RULES: dict[type, Callable[..., Ref]] = {
-    CompactAndRefine: _refine,
-    Refine: _refine,
-    CompactAndAccumulate: _accumulate,
-    Accumulate: _accumulate,
-    TreeSummarize: _tree,
-    SimpleSummarize: _simple,
-    Generation: _generation,
-    NoText: _context_only,
-    ContextOnly: _context_only,
+_RULES: dict[type, tuple[Callable[..., Ref], type[SynthesizerParts]]] = {
+    CompactAndRefine: (_refine, CompactAndRefineParts),
+    Refine: (_refine, RefineParts),
+    CompactAndAccumulate: (_accumulate, AccumulateParts),
+    Accumulate: (_accumulate, AccumulateParts),
+    TreeSummarize: (_tree, TreeSummarizeParts),
+    SimpleSummarize: (_simple, SimpleSummarizeParts),
+    Generation: (_generation, GenerationParts),
+    NoText: (_context_only, SynthesizerParts),
+    ContextOnly: (_context_only, SynthesizerParts),
 }

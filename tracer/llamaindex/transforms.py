@@ -19,23 +19,23 @@ from teola_plugin.shims.llamaindex.queries import (
     decomposed_query,
     hypothetical_document,
 )
-from teola_plugin.tracer.llamaindex.known import own_prompt, rule_for
-from teola_plugin.tracer.llamaindex.walk import Asked, Walk, pool_llm
+from teola_plugin.tracer.llamaindex.classes import own_prompt, rule_for
+from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Walk, pool_llm
 
 Given = Mapping[str, Any]
 
 
 def transformed(
-    walk: Walk, transform: BaseQueryTransform, asked: Asked, metadata: Any, path: str, name: str
-) -> Asked | None:
+    walk: Walk, transform: BaseQueryTransform, asked: SymbolicQuery, metadata: Any, path: str, name: str
+) -> SymbolicQuery | None:
     """`transform.run(query)`."""
-    made: Asked | None = None
+    made: SymbolicQuery | None = None
     with walk.noting(path, transform):
         made = rule_for(transform, _RULES)(walk, transform, asked, metadata or {}, name)
     return made
 
 
-def _hyde(walk: Walk, transform: HyDEQueryTransform, asked: Asked, metadata: Any, name: str) -> Asked:
+def _hyde(walk: Walk, transform: HyDEQueryTransform, asked: SymbolicQuery, metadata: Any, name: str) -> SymbolicQuery:
     """An invented document is searched with, and the query beside it."""
     parts = walk.parts(HyDEQueryTransformParts, transform)
     prompt = own_prompt(parts.hyde_prompt)
@@ -44,10 +44,12 @@ def _hyde(walk: Walk, transform: HyDEQueryTransform, asked: Asked, metadata: Any
         return hypothetical_document(transform, llm, prompt, given["query"], metadata)
 
     document = walk.ask(name, pool_llm(parts.llm), invent, {"query": asked.text})
-    return Asked(asked.text, (document, *asked.texts) if parts.include_original else (document,))
+    return SymbolicQuery(asked.text, (document, *asked.texts) if parts.include_original else (document,))
 
 
-def _decompose(walk: Walk, transform: DecomposeQueryTransform, asked: Asked, metadata: Any, name: str) -> Asked:
+def _decompose(
+    walk: Walk, transform: DecomposeQueryTransform, asked: SymbolicQuery, metadata: Any, name: str
+) -> SymbolicQuery:
     parts = walk.parts(DecomposeQueryTransformParts, transform)
     prompt = own_prompt(parts.decompose_query_prompt)
 
@@ -55,20 +57,20 @@ def _decompose(walk: Walk, transform: DecomposeQueryTransform, asked: Asked, met
         return decomposed_query(transform, llm, prompt, given["query"], metadata)
 
     query = walk.ask(name, pool_llm(parts.llm), rewrite, {"query": asked.text})
-    return Asked(query, (query,))
+    return SymbolicQuery(query, (query,))
 
 
-def _identity(walk: Walk, transform: Any, asked: Asked, metadata: Any, name: str) -> Asked:
+def _identity(walk: Walk, transform: Any, asked: SymbolicQuery, metadata: Any, name: str) -> SymbolicQuery:
     return asked
 
 
-_RULES: dict[type, Callable[..., Asked]] = {
+_RULES: dict[type, Callable[..., SymbolicQuery]] = {
     HyDEQueryTransform: _hyde,
     DecomposeQueryTransform: _decompose,
     IdentityQueryTransform: _identity,
 }
 
 
-def query_of(ref: Ref) -> Asked:
+def query_of(ref: Ref) -> SymbolicQuery:
     """A plain query."""
-    return Asked(ref, (ref,))
+    return SymbolicQuery(ref, (ref,))

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead, Role
-from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, read, standing_in
+from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
+    EngineProxy,
+    differs,
+    instance_of,
+    overridden,
+    proxied,
+    read,
+)
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import ScorePair
@@ -39,7 +46,7 @@ _COMPARED = {
 # ------------------------------------------------------------ embeddings
 
 
-class _Embeds(EmbeddingHooks, BatchesAhead, StandIn):
+class _Embeds(EmbeddingHooks, BatchesAhead, EngineProxy):
     """For `HuggingFaceEmbedding`, all of whose methods end in the one that is hooked."""
 
     def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, plain: Embed) -> list[list[float]]:
@@ -61,7 +68,7 @@ def embedding_on(obj: Any, engine: str, pool: EnginePool) -> Any:
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):
         _check_embedder(obj, parts, server)
-    return standing_in(obj, _Embeds, engine, pool)
+    return proxied(obj, _Embeds, engine, pool)
 
 
 def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> None:
@@ -101,7 +108,7 @@ class _Scores:
         return _array(handle.result())
 
 
-class _Reranks(StandIn):
+class _Reranks(EngineProxy):
     """For `SentenceTransformerRerank`: what the graph needs to know of it."""
 
     def payloads(self, query: QueryBundle | str, nodes: Sequence[NodeWithScore]) -> list[ScorePair]:
@@ -137,7 +144,7 @@ def reranker_on(obj: Any, engine: str, pool: EnginePool) -> Any:
         _check_name(obj, obj.model, server, "RerankingEngine")
         if server.model is not None:
             _check_same(obj, parts.model, server.model)
-    return standing_in(obj, _Reranks, engine, pool, parts.named(model=_Scores(engine, pool)))
+    return proxied(obj, _Reranks, engine, pool, parts.named(model=_Scores(engine, pool)))
 
 
 def _array(scores: Sequence[float]) -> Any:

@@ -12,7 +12,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequ
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
-from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, read, standing_in
+from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
+    EngineProxy,
+    differs,
+    instance_of,
+    overridden,
+    proxied,
+    read,
+)
 from teola_plugin.adapters.openai.bypass import (
     Captured,
     araising_pool_errors_in,
@@ -48,7 +55,7 @@ _MODULE = "llama_index.llms.openai.base"
 _LIKE = ("llama_index.llms.openai_like.base", "OpenAILike")
 
 
-class _Served(OpenAIHooks, StandIn):
+class _Served(OpenAIHooks, EngineProxy):
     """Streams belong to the query in which they were asked for, whenever they are read."""
 
     def __teola_chat__(self, chat: Callable[[], ChatResponse]) -> ChatResponse:
@@ -138,7 +145,7 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
         http_client=carried,
         async_http_client=acarried,
     )
-    return standing_in(obj, kind, engine, pool, private)
+    return proxied(obj, kind, engine, pool, private)
 
 
 def _clients(obj: Any) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ those that are called on the object or on copies of it. Whatever the installed v
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
@@ -76,7 +76,12 @@ class Parts:
         for name in cls.METHODS:
             if not callable(getattr(type(obj), name, None)):
                 raise Unreadable(f"it has no method {name!r}, which {KNOWN} gives it")
-        return cls(**{one.name: one.metadata["source"].read(obj) for one in fields(cls)})
+        return cls(**{name: read(obj) for name, read in cls.readers()})
+
+    @classmethod
+    def readers(cls) -> Iterator[tuple[str, Callable[[object], Any]]]:
+        """Each field's name, and what reads its value."""
+        return ((one.name, one.metadata["source"].read) for one in fields(cls))
 
     @classmethod
     def attribute(cls, name: str) -> str:

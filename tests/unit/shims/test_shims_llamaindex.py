@@ -32,7 +32,7 @@ import teola_plugin.adapters.llamaindex
 import teola_plugin.shims.llamaindex
 from teola_plugin.adapters import accelerate
 from teola_plugin.adapters.llamaindex.ingestion import TeolaVectorStoreIndex, accelerated_index
-from teola_plugin.adapters.llamaindex.unblocked import unblocked
+from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.shims.llamaindex import EXTENSION_POINTS, engines, hooks, models, postprocessors, queries
 from teola_plugin.shims.llamaindex import retrievers as retrieval
 from teola_plugin.shims.llamaindex import synthesizers as writers
@@ -239,9 +239,9 @@ def test_an_async_way_that_is_not_known_stays_its_own(
         engine: Any = RetryQueryEngine(stock.rag(), RelevancyEvaluator(stock.llm))
     else:
         engine = MultiStepQueryEngine(stock.rag(), HyDEQueryTransform(stock.llm))
-    assert unblocked(engine) is not engine
+    assert nonblocking(engine) is not engine
     monkeypatch.setattr(kind, "METHODS", (*kind.METHODS, "renamed"))
-    assert unblocked(engine) is engine
+    assert nonblocking(engine) is engine
 
 
 def test_an_index_that_is_not_known_is_built_by_its_own_code(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:

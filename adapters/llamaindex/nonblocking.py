@@ -28,7 +28,7 @@ from teola_plugin.shims.llamaindex.engines import (
 )
 from teola_plugin.shims.llamaindex.hooks import multi_step_aquery, query_below, with_aquery
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
-from teola_plugin.tracer.llamaindex.known import changed, inside, is_leaf
+from teola_plugin.tracer.llamaindex.classes import changed, inside, is_leaf
 
 
 async def _transformed(engine: TransformQueryEngine, query: QueryBundle) -> Any:
@@ -61,7 +61,7 @@ _ASYNC: dict[type, tuple[type[Parts], Callable[[Any, QueryBundle], Awaitable[Any
 }
 
 
-def unblocked(node: Any) -> Any:
+def nonblocking(node: Any) -> Any:
     """`node`, or a copy of it whose `aquery` does not stall the loop."""
     kind = type(node)
     if kind not in _ASYNC or changed(node, kind) or not all(map(is_leaf, _models(node))):

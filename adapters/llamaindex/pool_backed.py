@@ -14,7 +14,7 @@ from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle
 
 
-class Pooled(BaseModel):
+class PoolBacked(BaseModel):
     """Stands before LlamaIndex's class in the order of methods. Classes give `engine` a default."""
 
     pool: Any = Field(exclude=True, repr=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from teola_plugin.adapters.llamaindex.pooled import refuse_pickling
+from teola_plugin.adapters.llamaindex.pool_backed import refuse_pickling
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
@@ -25,7 +25,7 @@ class _EngineRef(NamedTuple):
     engine: str
 
 
-class StandIn:
+class EngineProxy:
     """Stands before the object's own class in the order of methods; each kind overrides what its engine does."""
 
     @property
@@ -49,8 +49,8 @@ class StandIn:
         return shared_privates(self, memo)
 
 
-def standing_in(obj: Any, kind: Any, engine: str, pool: EnginePool, private: Mapping[str, Any] | None = None) -> Any:
-    """A copy of the Pydantic object, of the `StandIn` class `kind` too, with these private attributes replaced."""
+def proxied(obj: Any, kind: Any, engine: str, pool: EnginePool, private: Mapping[str, Any] | None = None) -> Any:
+    """A copy of the Pydantic object, of the `EngineProxy` class `kind` too, with these private attributes replaced."""
     own: Any = type(obj)
     return of_class(_class(kind, own), obj, {_SERVED_BY: _EngineRef(pool, engine)}, private or {})
 

@@ -1,4 +1,4 @@
-"""Rows that are written while later ones are still being embedded, so that embedding and storing overlap.
+"""Rows that are written while later ones are still being embedded (paper, section 4.2: pipelining).
 
 The framework's own code still adds all nodes at the end; the store then writes only what is not there yet. Rows are
 written early only where that cannot show afterwards: ids that are new to the collection, in the order of the nodes.
@@ -13,25 +13,35 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from llama_index.core.schema import BaseNode, MetadataMode
 
 from teola_plugin.requests.payloads import IngestRow
 from teola_plugin.runtime.handles import CallHandle
 
-if TYPE_CHECKING:
-    from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
-
 Vectors = Sequence[Sequence[float]]
 _PORTIONS = 8
 """Parts of a list whose storing overlaps with its embedding, at least; each costs a transaction."""
 
 
-class EarlyRows:
-    """Of one building, into one store."""
+class Store(Protocol):
+    """What is written to."""
 
-    def __init__(self, store: TeolaVectorStore, nodes: Sequence[BaseNode] = ()) -> None:
+    pool: Any
+    engine: str
+
+    def row(self, node: BaseNode, vector: Sequence[float] | None = None) -> IngestRow: ...
+
+    def ingest(self, rows: Sequence[IngestRow]) -> CallHandle: ...
+
+    def admin(self, method: str, *args: Any) -> Future[Any]: ...
+
+
+class PipelinedWrite:
+    """Of one list of nodes, into one store."""
+
+    def __init__(self, store: Store, nodes: Sequence[BaseNode] = ()) -> None:
         self.store = store
         self.nodes = list(nodes)
         """What is being embedded, as far as it is known."""
@@ -153,28 +163,28 @@ class EarlyRows:
         return self.unwanted()
 
 
-building: ContextVar[EarlyRows | None] = ContextVar("teola_building", default=None)
-"""The rows of the index that the running code builds."""
+current_write: ContextVar[PipelinedWrite | None] = ContextVar("teola_current_write", default=None)
+"""Of the index that the running code builds, or the pipeline that it runs."""
 
 
 @contextmanager
-def writing_early(early: EarlyRows) -> Iterator[None]:
-    token = building.set(early)
+def pipelining(write: PipelinedWrite) -> Iterator[None]:
+    token = current_write.set(write)
     try:
         yield
     finally:
-        building.reset(token)
-        if ids := early.unwanted():
-            early.store.admin("delete", ids).result()
+        current_write.reset(token)
+        if ids := write.unwanted():
+            write.store.admin("delete", ids).result()
 
 
 @asynccontextmanager
-async def awriting_early(early: EarlyRows) -> AsyncIterator[None]:
-    """`writing_early` in a loop."""
-    token = building.set(early)
+async def apipelining(write: PipelinedWrite) -> AsyncIterator[None]:
+    """`pipelining` in a loop."""
+    token = current_write.set(write)
     try:
         yield
     finally:
-        building.reset(token)
-        if ids := await early.aunwanted():
-            await asyncio.wrap_future(early.store.admin("delete", ids))
+        current_write.reset(token)
+        if ids := await write.aunwanted():
+            await asyncio.wrap_future(write.store.admin("delete", ids))

@@ -1,6 +1,6 @@
-"""The framework's own code, run ahead of the plain object: on copies, without events, with an LLM that asks nobody.
+"""Dry runs of the framework's own code, ahead of the plain object: on copies, without events, its LLM asks nobody.
 
-`asked` finds out what a piece of framework code would ask its LLM for; `answered` what it makes of the answer. So
+`captured` finds out what a piece of framework code would ask its LLM for; `replayed` what it makes of the answer. So
 prompts and their parsing are LlamaIndex's own, byte for byte.
 """
 
@@ -26,24 +26,24 @@ _MARKS = 0xE001
 _OTHERS = ("stream", "stream_chat", "stream_complete", "structured_predict", "predict_and_call", "apredict", "achat")
 
 
-class _Noted(Exception):
+class _Captured(Exception):
     """Ends the framework's code at its first question."""
 
     def __init__(self, payload: Generate) -> None:
         self.payload = payload
 
 
-def asked(llm: Any, run: Run, given: Mapping[str, Any], blanks: Blanks, names: Sequence[str]) -> Generate:
+def captured(llm: Any, run: Run, given: Mapping[str, Any], blanks: Blanks, names: Sequence[str]) -> Generate:
     """The payload that `run` asks for; values that are missing in `given` are unknown."""
     missing = {name: blanks.get(name, str)(UNKNOWN) for name in names if name not in given}
     try:
-        run(_stand_in(llm, _note), {**given, **missing})
-    except _Noted as noted:
-        return noted.payload
+        run(_answering_llm(llm, _capture), {**given, **missing})
+    except _Captured as ended:
+        return ended.payload
     raise NotUnderstood("the LLM is not asked")
 
 
-def answered(llm: Any, run: Run, given: Mapping[str, Any], generations: Sequence[Generation]) -> Any:
+def replayed(llm: Any, run: Run, given: Mapping[str, Any], generations: Sequence[Generation]) -> Any:
     """What `run` returns when the LLM answers with these, one after the other."""
     answers: Iterator[Generation] = iter(generations)
 
@@ -52,14 +52,14 @@ def answered(llm: Any, run: Run, given: Mapping[str, Any], generations: Sequence
             return answer
         raise NotUnderstood("the LLM is asked once more")
 
-    return run(_stand_in(llm, reply), given)
+    return run(_answering_llm(llm, reply), given)
 
 
-def _note(payload: Generate) -> Generation:
-    raise _Noted(payload)
+def _capture(payload: Generate) -> Generation:
+    raise _Captured(payload)
 
 
-def _stand_in(llm: Any, reply: Callable[[Generate], Generation]) -> Any:
+def _answering_llm(llm: Any, reply: Callable[[Generate], Generation]) -> Any:
     """A copy of the LLM, of the same class, whose calls are answered by `reply`."""
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -82,7 +82,7 @@ def parts(llm: Any, run: Run, names: Sequence[str], blanks: Blanks) -> tuple[Pro
     marks = {chr(_MARKS + i): name for i, name in enumerate(names)}
     given = {name: blanks.get(name, str)(mark) for mark, name in marks.items()}
     try:
-        text = asked(llm, run, given, blanks, names).prompt.flat()
+        text = captured(llm, run, given, blanks, names).prompt.flat()
     except Exception:  # its code wants real values
         return ()
     if any(text.count(mark) == 0 for mark in marks):

@@ -13,7 +13,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.response_synthesizers import BaseSynthesizer
 
 from teola_plugin.shims.llamaindex.copies import with_attributes
-from teola_plugin.tracer.llamaindex.known import is_composite
+from teola_plugin.tracer.llamaindex.classes import is_composite
 
 Accelerate = Callable[[Any], Any]
 """A part -> the same part, accelerated if that is of any use."""
