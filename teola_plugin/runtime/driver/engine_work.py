@@ -36,7 +36,8 @@ from teola_plugin.runtime.works.work import Work, request_id
 from teola_plugin.runtime.works.writes import Writes
 from teola_plugin.scheduling.engine_events import Enqueue
 from teola_plugin.scheduling.graph_events import Dispatch, Finished, GraphEvent, ItemClosed, Started, Unused
-from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
+from teola_plugin.scheduling.live_primitive import LivePrimitive
+from teola_plugin.scheduling.live_query import LiveQuery
 
 _K = PrimitiveKind
 
