@@ -30,6 +30,7 @@ class _Edges:
     after: tuple[str, ...] = ()
 
 
+_QUERY, _DOCUMENT = Attributes(role="query"), Attributes(role="document")
 _Primitives = tuple[Primitive, ...]
 """A decomposed component: only the first primitive reads other components, only the last is read by them."""
 _Decompose = Callable[[Component, _Edges, Shape], _Primitives]
@@ -87,7 +88,7 @@ def _indexing(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             scope=c.scope,
             batchable=True,
             size=size,
-            attributes=Attributes(role="document"),
+            attributes=_DOCUMENT,
         ),
         Primitive(
             f"{c.name}.ingestion",
@@ -117,7 +118,7 @@ def _retrieval(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             scope=c.scope,
             batchable=c.batchable,
             size=size,
-            attributes=Attributes(role="query"),
+            attributes=_QUERY,
         ),
         Primitive(
             f"{c.name}.searching",

@@ -10,7 +10,8 @@ from typing import Protocol
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Batching, EngineProfile
 from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running
-from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
+from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
+from teola_plugin.scheduling.live_query import LiveQuery
 
 VALIDATE = bool(os.environ.get("TEOLA_VALIDATE_STATE"))
 VIOLATIONS: list[str] = []

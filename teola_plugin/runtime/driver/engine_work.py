@@ -6,27 +6,19 @@ scheduler's; here they meet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from teola_plugin.errors import QueryCancelled
 from teola_plugin.graph import Primitive, PrimitiveKind
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
-from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.enqueue_events import enqueue_event, gang_changed
-from teola_plugin.runtime.driver.generation_group import (
-    Began,
-    Decoded,
-    GenerationGroup,
-    Grown,
-    News,
-    NotNeeded,
-    Prefilled,
-)
+from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
-from teola_plugin.runtime.driver.recording import RunTrace
+from teola_plugin.runtime.driver.protocol import Driver
+from teola_plugin.runtime.driver.stream_news import tell
 from teola_plugin.runtime.failures import located
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
@@ -35,33 +27,10 @@ from teola_plugin.runtime.works.table import WorkTable
 from teola_plugin.runtime.works.work import Work, request_id
 from teola_plugin.runtime.works.writes import Writes
 from teola_plugin.scheduling.engine_events import Enqueue
-from teola_plugin.scheduling.graph_events import Dispatch, Finished, GraphEvent, ItemClosed, Started, Unused
-from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
+from teola_plugin.scheduling.graph_events import Dispatch, Started
+from teola_plugin.scheduling.live_primitive import LivePrimitive
 
 _K = PrimitiveKind
-
-
-class Driver(Protocol):
-    """What this needs of the driver of the graph scheduler."""
-
-    runs: dict[str, QueryRun]
-    ports: Mapping[str, Port]
-    trace: RunTrace
-    code: ClientCode
-
-    def now(self) -> float: ...
-
-    def post(self, event: GraphEvent) -> None: ...
-
-    def fail(self, run: QueryRun, name: str, error: BaseException) -> None: ...
-
-    def broken(self, query: str, primitive: str, error: Exception) -> None: ...
-
-    def made(self, run: QueryRun, name: str) -> None: ...
-
-    def dispatched(self, run: QueryRun, p: Primitive) -> None: ...
-
-    def query(self, run: QueryRun) -> LiveQuery | None: ...
 
 
 class EngineWork:
@@ -272,7 +241,7 @@ class EngineWork:
 
     def _piece_of(self, run: QueryRun, live: LivePrimitiveRun, piece: Piece) -> None:
         for news in list(live.group.piece(piece.text)) if live.group is not None else ():
-            self._tell(run, live, news)
+            tell(self._driver, run, live, news)
 
     def administered(self, engine: str, method: str, args: Sequence[Any]) -> None:
         """A method of an engine was called, maybe one that deletes."""
@@ -312,29 +281,4 @@ class EngineWork:
             self._driver.made(run, p.id)
             return
         for news in list(live.group.ended(value)):
-            self._tell(run, live, news)
-
-    def _tell(self, run: QueryRun, live: LivePrimitiveRun, news: News) -> None:
-        """The graph hears what a stream said of a prefilling and its decodings."""
-        driver, now = self._driver, self._driver.now()
-        if isinstance(news, Began):
-            driver.trace.queued(run, news.primitive, live.depth)
-            driver.trace.started(run, news.primitive.id)
-        elif isinstance(news, Prefilled):
-            run.store.put(news.primitive, True)
-            driver.trace.first(run, news.primitive)
-            if news.goes_on:
-                driver.trace.done(run, news.primitive)
-            driver.post(Finished(now, run.id, news.primitive))
-        elif isinstance(news, NotNeeded):
-            driver.post(Unused(now, run.id, news.primitive))
-        elif isinstance(news, Grown):
-            run.store.put(news.name, news.value)
-            driver.post(ItemClosed(now, run.id, news.primitive, news.index, news.name))
-        elif isinstance(news, Decoded):
-            run.store.put(news.primitive, news.value)
-            if news.whole:
-                driver.trace.ended(run, news.primitive, [news.value], decoding=True)
-            else:
-                driver.trace.done(run, news.primitive)
-            driver.post(Finished(now, run.id, news.primitive))
+            tell(self._driver, run, live, news)

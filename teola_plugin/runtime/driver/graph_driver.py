@@ -48,7 +48,8 @@ from teola_plugin.scheduling.graph_events import (
     Reprioritise,
     RunCall,
 )
-from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
+from teola_plugin.scheduling.live_primitive import LivePrimitive
+from teola_plugin.scheduling.live_query import LiveQuery
 
 log = logging.getLogger("teola_plugin")
 

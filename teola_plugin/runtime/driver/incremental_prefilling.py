@@ -20,7 +20,7 @@ from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.scheduling.live_query import LivePrimitive, Status
+from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
 
 RIGHT = 0.75
 """Share of a guess that must be right."""
