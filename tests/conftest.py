@@ -1,5 +1,5 @@
-"""Fixtures that several parts share. One vLLM engine serves the whole session: starting it takes about 15 s; so does
-one Ray node, on which every test has a pool of a name of its own, and one embedded PostgreSQL.
+"""Fixtures that several parts share. One vLLM engine serves the whole session: starting it takes about 15 s; so do
+vLLM's API server and one Ray node, on which every test has a pool of a name of its own, and one embedded PostgreSQL.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,8 +91,8 @@ class SessionLlm:
         return self.thread.run(work, timeout)
 
 
-@pytest.fixture(scope="session")
-def session_llm() -> Iterator[SessionLlm]:
+@contextmanager
+def llm() -> Iterator[SessionLlm]:
     """vLLM with the tiny random Llama in float32, on one core where this is the CPU build."""
     from teola_plugin.engines.bundled import llama as tiny_llama
     from teola_plugin.engines.vllm import VllmEngine
@@ -131,21 +131,34 @@ def ray_address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def coming_api(
+def coming(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Future[ApiServer] | None]:
-    """vLLM's API server, if any test needs it: it starts beside the first tests, since it takes 25 s on its core."""
-    run = [item for item in request.session.items if not item.get_closest_marker("skip")]
-    if not any("vllm_api" in item.fixturenames for item in run):  # type: ignore[attr-defined]
-        yield None
-        return
+) -> Iterator[dict[str, Future[Any]]]:
+    """What starts slowly, on a core of its own, starts beside the first tests, if any test needs it.
+
+    Before the first of them, so that it finds the environment as it is.
+    """
     from support.api_server import api_server
 
-    with ExitStack() as held, ThreadPoolExecutor(1, "api-server") as thread:
-        yield thread.submit(held.enter_context, api_server(tmp_path_factory.mktemp("vllm-api")))
+    run: list[Any] = [item for item in request.session.items if not item.get_closest_marker("skip")]
+    needed = {name for item in run for name in item.fixturenames}
+    folder = tmp_path_factory.mktemp("vllm-api")
+    makers = {"session_llm": llm, "vllm_api": lambda: api_server(folder)}
+    with ExitStack() as held, ThreadPoolExecutor(2, "coming") as thread:
+        yield {
+            name: thread.submit(lambda make=make: held.enter_context(make()))
+            for name, make in makers.items()
+            if name in needed
+        }
 
 
 @pytest.fixture(scope="session")
-def vllm_api(coming_api: Future[ApiServer]) -> ApiServer:
-    """vLLM's API server on the bundled model."""
-    return coming_api.result()
+def session_llm(coming: dict[str, Future[SessionLlm]]) -> SessionLlm:
+    """The session's engine; about 12 s to start."""
+    return coming["session_llm"].result()
+
+
+@pytest.fixture(scope="session")
+def vllm_api(coming: dict[str, Future[ApiServer]]) -> ApiServer:
+    """vLLM's API server on the bundled model; about 25 s to start."""
+    return coming["vllm_api"].result()
