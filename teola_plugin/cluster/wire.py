@@ -20,7 +20,7 @@ from teola_plugin.requests.payloads import Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.ports.port import Follow
-from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
 PROTOCOL = 4
 """Raise it whenever a message changes: clients and hosts of different versions refuse each other."""

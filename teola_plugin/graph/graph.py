@@ -163,7 +163,7 @@ class Graph:
     @cached_property
     def ancestors(self) -> Mapping[str, frozenset[str]]:
         """For each primitive, everything it waits for, directly or not."""
-        return _Spelled(self.bits, self.above)
+        return _AncestorSets(self.bits, self.above)
 
     @cached_property
     def bits(self) -> Mapping[str, int]:
@@ -245,7 +245,7 @@ class Graph:
         return format_mermaid(self)
 
 
-class _Spelled(Mapping[str, frozenset[str]]):
+class _AncestorSets(Mapping[str, frozenset[str]]):
     """Integers as sets of ids, made for those that are asked for."""
 
     def __init__(self, bits: Mapping[str, int], masks: Mapping[str, int]) -> None:

@@ -30,7 +30,7 @@ class Request:
     depth: int = 0
     """Of its primitive, when it was admitted: the longest way to the output of its query."""
     objective: str = "latency"
-    """What is wanted of it: `latency`, `throughput` or `spare`."""
+    """What is wanted of it: `latency`, `throughput` or `background`."""
 
     def admitted(self, priority: int, depth: int, objective: str) -> Request:
         """As it goes to its engine. (`dataclasses.replace` takes five times as long, and this is done for each.)"""

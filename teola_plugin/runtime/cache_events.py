@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from teola_plugin.engines.prefix_events import PrefixEvents, PrefixRemoved, PrefixStored
-from teola_plugin.scheduling.events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
+from teola_plugin.scheduling.engine_events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
 
 
 def cache_events(at: float, instance: str, news: PrefixEvents, used: float) -> Iterator[CacheEvent]:

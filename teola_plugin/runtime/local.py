@@ -31,7 +31,7 @@ from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.timeouts import at_most
 from teola_plugin.scheduling import BatchPolicy
-from teola_plugin.scheduling.events import CancelQuery, Close
+from teola_plugin.scheduling.graph_events import CancelQuery, Close
 
 _STOPPING = 30.0
 """Seconds that an engine has to stop when the pool is closed."""

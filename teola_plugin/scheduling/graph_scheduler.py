@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from teola_plugin.graph import IMPURE_KINDS, INPUT, Fragment, InstancePath, PrimitiveKind, Ref
 from teola_plugin.graph.build import captures
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.events import Instructions, Tick, WakeAt
+from teola_plugin.scheduling.graph_events import (
     Admit,
     Await,
     Cancel,
@@ -27,7 +28,6 @@ from teola_plugin.scheduling.events import (
     Expanded,
     Finished,
     GraphEvent,
-    Instructions,
     ItemClosed,
     PartBegun,
     PartEnded,
@@ -36,9 +36,7 @@ from teola_plugin.scheduling.events import (
     Reprioritise,
     RunCall,
     Started,
-    Tick,
     Unused,
-    WakeAt,
 )
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status, optional_edge
 from teola_plugin.scheduling.objectives import SINK, gathered
@@ -200,7 +198,7 @@ class GraphScheduler:
         if live.primitive.kind is not _K.FULL_PREFILLING:
             return
         waited = (query.get(name) for name in live.waits)
-        if all(w is None or _spare(w) for w in waited):  # mostly over with the first, however many they are
+        if all(w is None or _unstarted_warm_up(w) for w in waited):  # mostly over with the first, however many they are
             for name in sorted(live.waits):
                 if name in query:
                     self._drop(query, query[name])
@@ -441,7 +439,7 @@ class GraphScheduler:
         self._release(query, query.forget(name))
 
 
-def _spare(live: LivePrimitive) -> bool:
+def _unstarted_warm_up(live: LivePrimitive) -> bool:
     """A warm-up that has not begun."""
     return live.primitive.kind is _K.PARTIAL_PREFILLING and live.status is not Status.RUNNING
 

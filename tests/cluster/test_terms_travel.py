@@ -21,7 +21,7 @@ from teola_plugin.requests.payloads import EmbedText, SearchVector, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Result
 from teola_plugin.runtime.ports.port import Follow
-from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 
 K = PrimitiveKind

@@ -16,7 +16,7 @@ from teola_plugin.engines.devices.place import place
 from teola_plugin.engines.devices.weights import weight_bytes
 from teola_plugin.engines.fake import FakeEmbedder
 from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
-from teola_plugin.engines.sentence_transformers.computing_device import WORKSPACE
+from teola_plugin.engines.sentence_transformers.computing_device import WORK
 from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.errors import ConfigError, EngineUnavailable
@@ -92,6 +92,7 @@ def computed(pool: EnginePool, engine: str = "embedder") -> str:
         ((), {"cores": "0"}, "cpu", "cpu:0"),
         ((60,), {}, "cuda:0", "cuda:0"),
         ((10, 60, 50), {}, "cuda:1", "cuda:1"),
+        ((0, 60), {}, "cuda:1", "cuda:1"),
         ((10, 60), {"device": "cuda"}, "cuda:0", "cuda:0"),
         ((10, 60), {"device": "cuda:0"}, "cuda:0", "cuda:0"),
         ((10, 60), {"device": "cpu"}, "cpu", ""),
@@ -163,6 +164,15 @@ def test_nothing_starts_when_a_device_is_not_there(have: Cards) -> None:
     assert not began and not wrong.loads and "device='cpu'" in caught.value.hint
 
 
+def test_the_cpu_is_taken_where_every_card_is_full_and_that_is_said(
+    have: Cards, caplog: pytest.LogCaptureFixture
+) -> None:
+    have(3, 2)
+    with caplog.at_level("WARNING"), EnginePool.local(embedder=Where()) as pool:
+        assert computed(pool) == "cpu"
+    assert "embedder computes on the CPU: no GPU has 4.0 GiB free" in caplog.text
+
+
 def test_torch_is_not_asked_where_nobody_wants_a_card(have: Cards) -> None:
     fake = have(60)
     with EnginePool.local({"a": Where("a", device="cpu"), "b": Where("b", cores="0")}):
@@ -197,6 +207,7 @@ async def test_the_model_is_loaded_there(have: Cards, monkeypatch: pytest.Monkey
         assert asked == ["cuda:1"] == [engine.device]
         if isinstance(engine, EmbeddingEngine):
             assert engine._loaded is not None and engine._loaded.batch_size == 32  # type: ignore[attr-defined]
+        assert engine.versions()["gpu"] == "Card 1"
     finally:
         await engine.stop()
 
@@ -209,10 +220,11 @@ def test_weights_are_counted_by_their_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "sub" / "more.safetensors").write_bytes(b"x" * 500)
     (tmp_path / "pytorch_model.bin").write_bytes(b"x" * 9000)  # the same again, in the older format
+    (tmp_path / "consolidated.safetensors").write_bytes(b"x" * 9000)  # the same again, for another library
     assert weight_bytes(tmp_path) == 1500
     assert weight_bytes(tmp_path / "nowhere") is None
     demand = EmbeddingEngine(model=tmp_path).demand()
-    assert demand.needs == WORKSPACE + 1500
+    assert (demand.needs, demand.work) == (1500, WORK)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5, -1])
@@ -275,22 +287,25 @@ def test_too_much_for_the_card_starts_nothing(have: Cards) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "cores", "cards_wanted", "needs"),
+    ("args", "cores", "stored", "cards_wanted", "needs"),
     [
-        ({}, None, 1, 4),
-        ({"tensor_parallel_size": 2}, None, 2, 2),
-        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, None, 4, 1),
-        ({"tensor_parallel_size": 2, "data_parallel_size": 2}, None, 4, 2),
-        ({"kv_cache_memory_bytes": GIB}, None, 1, 5),
-        ({"cpu_offload_gb": 8}, None, 1, 0),
-        ({}, "0-3", 1, 0),
+        ({}, None, "bfloat16", 1, 4),
+        ({"tensor_parallel_size": 2}, None, "bfloat16", 2, 2),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, None, "bfloat16", 4, 1),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 2}, None, "bfloat16", 4, 2),
+        ({"kv_cache_memory_bytes": GIB}, None, "bfloat16", 1, 5),
+        ({"cpu_offload_gb": 8}, None, "bfloat16", 1, 0),
+        ({}, None, "float32", 1, 2),
+        ({"dtype": "float32"}, None, "float32", 1, 4),
+        ({}, "0-3", "bfloat16", 1, 0),
     ],
 )
 def test_what_vllm_asks_for(
-    tmp_path: Path, args: dict[str, Any], cores: str | None, cards_wanted: int, needs: int
+    tmp_path: Path, args: dict[str, Any], cores: str | None, stored: str, cards_wanted: int, needs: int
 ) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(4 * GIB)  # takes no room
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": stored}))
     demand = VllmEngine("llm", tmp_path, engine_args=args, cores=cores).demand()
     assert (demand.cards, demand.needs) == (cards_wanted, needs * GIB)
     assert demand.device == ("cpu" if cores else "")

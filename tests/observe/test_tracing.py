@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -15,6 +15,8 @@ import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
+from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.schema import TextNode
 from opentelemetry import trace as api
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
@@ -24,6 +26,8 @@ from teola_plugin import EnginePool, RegistrationError, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM
+from teola_plugin.adapters.llamaindex import TeolaVectorStore as LlamaIndexStore
 from teola_plugin.engines.fake import fake_engines
 
 SCRIPT = """
@@ -114,21 +118,41 @@ def test_attributes_follow_the_conventions_for_generative_ai(
     assert not any("lambs" in str(value).lower() for found in kinds.values() for value in found.values())
 
 
-def test_the_span_around_a_call_is_the_parent(provider: TracerProvider, exporter: InMemorySpanExporter) -> None:
-    tracer = provider.get_tracer("app")
+def engine(pool: EnginePool) -> Any:
+    """A query engine of LlamaIndex."""
+    storage = StorageContext.from_defaults(vector_store=LlamaIndexStore(pool=pool, collection="notes"))
+    nodes = [TextNode(id_=f"n{i}", text=text) for i, text in enumerate(["Lambs eat grass.", "Oats are for horses."])]
+    index = VectorStoreIndex(nodes, storage_context=storage, embed_model=TeolaEmbedding(pool=pool))
+    fast: Any = accelerate(index.as_query_engine(llm=TeolaLLM(pool=pool, max_tokens=8)), pool=pool)
+    return fast.with_terms(app="farm")
 
-    async def both(fast: Any) -> None:
-        with tracer.start_as_current_span("async request"):
-            await fast.ainvoke({"question": "a"})
 
+QUESTION = {"question": "What do lambs eat?"}
+ENTRIES: dict[str, tuple[Callable[[EnginePool], Any], Callable[[Any], Any], int]] = {
+    "invoke": (rag, lambda fast: fast.invoke(QUESTION), 1),
+    "ainvoke": (rag, lambda fast: asyncio.run(fast.ainvoke(QUESTION)), 1),
+    "stream": (rag, lambda fast: list(fast.stream(QUESTION)), 1),
+    "batch": (rag, lambda fast: fast.batch([QUESTION, {"question": "b"}]), 2),
+    "abatch": (rag, lambda fast: asyncio.run(fast.abatch([QUESTION, {"question": "b"}])), 2),
+    "query": (engine, lambda fast: fast.query("What do lambs eat?"), 1),
+    "aquery": (engine, lambda fast: asyncio.run(fast.aquery("What do lambs eat?")), 1),
+}
+"""Entry -> what is accelerated, how it is called, and how many queries that makes."""
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_span_around_a_call_is_the_parent(
+    entry: str, provider: TracerProvider, exporter: InMemorySpanExporter
+) -> None:
+    make, call, queries = ENTRIES[entry]
     with EnginePool.local(fake_engines(), tracing=provider) as pool:
-        fast = accelerate(rag(pool), pool=pool, app="farm")
-        with tracer.start_as_current_span("request"):
-            fast.invoke({"question": "b"})
-        asyncio.run(both(fast))
+        made = make(pool)
+        fast = made if make is engine else accelerate(made, pool=pool, app="farm")
+        with provider.get_tracer("app").start_as_current_span("request"):
+            call(fast)
     spans = exporter.get_finished_spans()
-    around = {s.context.span_id: s.name for s in spans if s.name.endswith("request")}
-    assert [around[s.parent.span_id] for s in spans if s.name == "farm"] == ["request", "async request"]
+    (around,) = (s.context.span_id for s in spans if s.name == "request")
+    assert [s.parent.span_id for s in spans if s.name == "farm"] == [around] * queries
 
 
 def test_opentelemetry_means_the_global_provider(

@@ -25,10 +25,12 @@ class FakeCuda:
 
     def mem_get_info(self, index: int) -> tuple[int, int]:
         self.asked.append(index)
+        if not self.free[index]:
+            raise RuntimeError("CUDA error: out of memory")  # of the context that asking opens
         return int(self.free[index] * GIB), int(self.total * GIB)
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
-        return SimpleNamespace(name=f"Card {index}")
+        return SimpleNamespace(name=f"Card {index}", total_memory=int(self.total * GIB))
 
     def empty_cache(self) -> None:
         self.emptied += 1

@@ -27,7 +27,7 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import Enqueue
+from teola_plugin.scheduling.engine_events import Enqueue
 
 
 class _Instance:

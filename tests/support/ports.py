@@ -16,7 +16,7 @@ from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import Enqueue
+from teola_plugin.scheduling.engine_events import Enqueue
 
 Script = Callable[[Sequence[Request]], AsyncIterator[Result]]
 

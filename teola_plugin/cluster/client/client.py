@@ -80,7 +80,7 @@ class ClusterRuntime(LocalRuntime):
     def _host_was_lost(self) -> None:
         for port in self._ports.values():
             if isinstance(port, SharedPort):
-                port.resend_adopted()
+                port.resend()
 
     def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
         """Whoever calls gets the values themselves, wherever they are."""

@@ -35,7 +35,7 @@ from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.ports.port import Follow, ForwardingPort, PortListener, follower_of, follower_request
 from teola_plugin.runtime.works.work import PendingCall, Work, request_id
-from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 
 log = logging.getLogger("teola_plugin")
@@ -263,7 +263,7 @@ class SharedPort(ForwardingPort):
         for entry, _ in self._unfinished:
             self._end(entry, None, reason)
 
-    def resend_adopted(self) -> None:
+    def resend(self) -> None:
         """Another engine's host was lost: what it was to send here may not have come. A host takes a request once."""
         for name in self._adopted:
             if held := self._unfinished.get(name):

@@ -51,7 +51,7 @@ from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling import POLICIES
-from teola_plugin.scheduling.events import CacheUse, DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_events import CacheUse, DepthChanged, Enqueue
 
 log = logging.getLogger("teola_plugin")
 

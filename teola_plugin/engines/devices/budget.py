@@ -3,11 +3,13 @@
 The rule, for every card:
 
 1. What is said holds: a device, a share of the memory (`gpu_memory_utilization`).
-2. Who said no device gets the card with most room; LLMs choose first, and the others avoid their cards.
-3. Who said no share gets what its model needs, as far as that is known.
+2. Who said no device gets the card with most room; LLMs choose first, and the others avoid their cards. Where no card
+   has as much free as its model and its work take, that is the CPU.
+3. Who said no share gets what its model needs, as far as that is known, and room to work.
 4. An LLM that said none gets what is left, too, but for `KEPT_FREE` of the card; several of them get equal parts of
    that. Alone on its cards it keeps vLLM's own default.
-5. If that is more than the card has free, nothing starts.
+5. If the shares that were said and the models of the others are more than the card has free, nothing starts. (Room to
+   work is an estimate: it is left where it can be, and stops nobody.)
 """
 
 from __future__ import annotations
@@ -38,13 +40,19 @@ class Demand:
     share: float | None = None
     """Of the card's memory, as it was said."""
     needs: int = 0
-    """Bytes that it cannot do without, as far as that is known."""
+    """Bytes that it cannot do without, as far as that is known: its weights."""
+    work: int = 0
+    """Bytes that it works in beside them, roughly."""
     fills: bool = False
     """Takes all that it may, as the KV cache of an LLM does."""
 
-    def on(self, card: Card) -> int:
-        """Bytes that are to be kept for it at least."""
+    def least(self, card: Card) -> int:
+        """Bytes without which it does not start."""
         return self.needs if self.share is None else math.ceil(self.share * card.total)
+
+    def fair(self, card: Card) -> int:
+        """Bytes that others are to leave to it."""
+        return self.needs + self.work if self.share is None else self.least(card)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +80,15 @@ class _Load:
     def room(self) -> tuple[int, int, int]:
         """To be compared: fewer LLMs, then more bytes, then the lower number."""
         fillers = sum(demand.fills for demand in self.on)
-        return -fillers, self.card.free - self.asked, -self.card.index
+        return -fillers, self.spare, -self.card.index
 
     @property
-    def asked(self) -> int:
-        return sum(demand.on(self.card) for demand in self.on)
+    def spare(self) -> int:
+        return self.card.free - sum(demand.fair(self.card) for demand in self.on)
+
+    @property
+    def least(self) -> int:
+        return sum(demand.least(self.card) for demand in self.on)
 
 
 def allotted(demands: Sequence[Demand], cards: Sequence[Card], why_none: str = "") -> tuple[Grant, ...]:
@@ -119,6 +131,8 @@ def _place(demand: Demand, loads: dict[int, _Load], why_none: str) -> tuple[int,
     if indices:
         return indices
     best = sorted(loads.values(), key=lambda load: load.room, reverse=True)[: demand.cards]
+    if not demand.fills and demand.share is None and all(demand.fair(load.card) > load.card.free for load in best):
+        return ()
     return tuple(sorted(load.card.index for load in best))
 
 
@@ -133,8 +147,8 @@ def _no_card(engine: str, wanted: str, cards: Sequence[Card], why_none: str) -> 
     if not cards:
         return ConfigError(
             f"{engine} is to compute on {wanted}, and there is no GPU: {why_none or 'none is seen'}.",
-            hint="leave the device out (then it is the CPU here) or say device='cpu'; on a machine with a GPU, install "
-            "torch for CUDA",
+            hint="leave the device (in a pool's YAML: gpus) out, then it is the CPU here; or say device='cpu'; on a "
+            "machine with a GPU, install torch for CUDA",
         )
     listed = ", ".join(map(str, cards))
     return ConfigError(
@@ -146,15 +160,16 @@ def _no_card(engine: str, wanted: str, cards: Sequence[Card], why_none: str) -> 
 def _check(load: _Load) -> None:
     """Raises for a card on which more is asked for than it has."""
     card, kept = load.card, _kept(load)
-    if load.asked + kept <= card.free:
+    asked = load.least + kept
+    if asked <= card.free:
         return
     parts = ", ".join(f"{demand.engine} {_told(demand, card)}" for demand in load.on)
     parts += f", kept free {kept / GIB:.1f}" if kept else ""
     message = (
-        f"{(load.asked + kept) / GIB:.1f} GiB are asked for on {card.device} ({card.name}), which has "
+        f"{asked / GIB:.1f} GiB are asked for on {card.device} ({card.name}), which has "
         f"{card.total / GIB:.1f} GiB, {card.free / GIB:.1f} of them free: {parts}."
     )
-    if load.asked + kept > card.total:
+    if asked > card.total:
         raise ConfigError(message, hint=_HINT)
     raise EngineUnavailable(message, retryable=True, hint=f"end what holds the card's memory; or {_HINT}")
 
@@ -170,10 +185,8 @@ def _open(demand: Demand) -> bool:
 
 
 def _told(demand: Demand, card: Card) -> str:
-    figure = f"{demand.on(card) / GIB:.1f}"
-    if demand.share is not None:
-        return f"{figure} (gpu_memory_utilization {demand.share:g})"
-    return f"{figure} (for its weights at least)" if demand.fills else f"{figure} (estimated)"
+    why = "its weights" if demand.share is None else f"gpu_memory_utilization {demand.share:g}"
+    return f"{demand.least(card) / GIB:.1f} ({why})"
 
 
 def _grant(demand: Demand, loads: Sequence[_Load]) -> Grant:
@@ -188,7 +201,7 @@ def _grant(demand: Demand, loads: Sequence[_Load]) -> Grant:
 def _left(load: _Load, demand: Demand) -> float:
     """The share of an LLM that said none: what it needs, and its part of what nobody asked for."""
     card, fillers = load.card, [one for one in load.on if _open(one)]
-    spare = (card.free - load.asked - KEPT_FREE * card.total) / len(fillers)
+    spare = max(0.0, load.spare - KEPT_FREE * card.total) / len(fillers)
     return min(1 - KEPT_FREE, (demand.needs + spare) / card.total)
 
 

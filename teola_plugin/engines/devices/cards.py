@@ -1,4 +1,4 @@
-"""The GPUs that this process sees. The one place where torch is asked about devices."""
+"""The GPUs that this process sees. The one place where engines ask torch about devices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from teola_plugin.graph.device import parse
 
 GIB = 1 << 30
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -48,8 +50,19 @@ def seen() -> tuple[Card, ...]:
 
 
 def _card(found: Any, index: int) -> Card:
-    free, total = found.mem_get_info(index)
-    return Card(index, found.get_device_properties(index).name, total, free)
+    known = found.get_device_properties(index)
+    try:
+        free, total = found.mem_get_info(index)
+    except RuntimeError:  # not even room for a context
+        free, total = 0, known.total_memory
+    return Card(index, known.name, total, free)
+
+
+def gpu_version(device: str) -> dict[str, str]:
+    """For an engine's `versions`: the GPU's name, as what was measured on one does not hold for another."""
+    indices = parse(device).units if device.startswith("cuda") else ()
+    names = {cuda().get_device_properties(int(index)).name for index in indices}
+    return {"gpu": ", ".join(sorted(names))} if names else {}
 
 
 def why_none() -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from teola_plugin.engines.devices import cards
 from teola_plugin.engines.devices.budget import Demand, Grant, allotted
+
+log = logging.getLogger("teola_plugin")
 
 
 @runtime_checkable
@@ -33,7 +36,14 @@ def place(engines: Sequence[OnCards]) -> None:
     """
     demands = [engine.demand() for engine in engines]
     found = cards.seen() if _matters(demands) else ()
-    for engine, given in zip(engines, allotted(demands, found, "" if found else _why_none(demands)), strict=True):
+    grants = allotted(demands, found, "" if found else _why_none(demands))
+    for engine, demand, given in zip(engines, demands, grants, strict=True):
+        if found and not demand.device and given.device == "cpu":
+            log.warning(
+                "%s computes on the CPU: no GPU has %.1f GiB free",
+                demand.engine,
+                (demand.needs + demand.work) / cards.GIB,
+            )
         engine.grant(given)
 
 

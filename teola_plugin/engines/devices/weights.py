@@ -14,9 +14,10 @@ def weight_bytes(model: str | Path) -> int | None:
     if folder is None:
         return None
     for pattern in _FORMATS:
-        sizes = [path.stat().st_size for path in folder.rglob(pattern) if path.is_file()]
-        if sizes:
-            return sum(sizes)
+        files = [path for path in folder.rglob(pattern) if path.is_file()]
+        parts = [path for path in files if not path.name.startswith("consolidated")]  # the whole again, of Mistral's
+        if files:
+            return sum(path.stat().st_size for path in parts or files)
     return None
 
 

@@ -10,10 +10,10 @@ from teola_plugin.engines.devices.weights import weight_bytes
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph.device import normal
 
-WORKSPACE = 2 * GIB
-"""Of a CUDA context and the largest forward pass: 32 texts of 512 tokens through a model of BERT's large size."""
-UNKNOWN_WEIGHTS = 2 * GIB
-"""Of a model that has not been downloaded."""
+WORK = 2 * GIB
+"""A CUDA context and the largest forward pass: 32 texts of 512 tokens through a model of BERT's large size."""
+UNKNOWN = 2 * GIB
+"""Weights of a model that has not been downloaded."""
 
 
 def said_device(device: str | None, cores: Sequence[int]) -> str:
@@ -31,7 +31,9 @@ def demand_of(engine: str, model: str, said: str, share: float | None) -> Demand
     if said and not said.startswith("cuda"):
         return Demand(engine, said)
     weights = weight_bytes(model)
-    return Demand(engine, said, share=share, needs=WORKSPACE + (UNKNOWN_WEIGHTS if weights is None else weights))
+    if weights is None:
+        return Demand(engine, said, share=share, work=WORK + UNKNOWN)
+    return Demand(engine, said, share=share, needs=weights, work=WORK)
 
 
 def profile_device(device: str, cores: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.devices.budget import Demand, Grant
-from teola_plugin.engines.devices.cards import release
+from teola_plugin.engines.devices.cards import gpu_version, release
 from teola_plugin.engines.devices.place import place
 from teola_plugin.engines.sentence_transformers.computing_device import demand_of, profile_device, said_device
 from teola_plugin.engines.sentence_transformers.text_sizes import text_size
@@ -240,10 +240,11 @@ class StaticBatchingEngine:
         """Nothing to forget: this engine caches no results."""
 
     def versions(self) -> Mapping[str, str]:
-        """Versions of what computes, and the model."""
+        """Versions of what computes, the model, and the GPU if it is one."""
         from importlib.metadata import version
 
-        return {name: version(name) for name in ("sentence-transformers", "torch")} | {"model": self.model_name}
+        found = {name: version(name) for name in ("sentence-transformers", "torch")}
+        return found | {"model": self.model_name} | gpu_version(self.device)
 
     def _error(self, message: str, hint: str) -> EngineError:
         return EngineError(f"{self.name}: {message}", engine=self.name, hint=hint)

@@ -86,6 +86,13 @@ def engine_args(model: str, overrides: Mapping[str, Any], *, cpu: bool) -> dict[
 
 def _cpu_dtype(model: str) -> str:
     """What is stored as float32 stays so: vLLM would round it, and then batching alone changes answers."""
-    config = Path(model) / "config.json"
-    stored = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    return "float32" if "float32" in (stored.get("dtype"), stored.get("torch_dtype")) else "auto"
+    return "float32" if stored_as_float32(model) else "auto"
+
+
+def stored_as_float32(model: str) -> bool:
+    """Of a folder; False where that is not known."""
+    try:
+        stored = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # what is wrong with the folder, vLLM says
+        return False
+    return "float32" in (stored.get("dtype"), stored.get("torch_dtype"))

@@ -167,7 +167,8 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLMEngine, Ready]:
             "torch": torch.__version__,
             "model": setup.model,
             "dtype": limits.dtype,
-        },
+        }
+        | ({"gpu": platform.gpu} if platform.gpu else {}),
         tells_cache=lacking.get(_NO_EVENTS) == (),
         lacking=tuple(f"{what} (no {', '.join(names)})" for what, names in lacking.items() if names),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from teola_plugin.engines.devices.budget import Demand, Grant
 from teola_plugin.engines.devices.cards import VISIBLE, visible_as
 from teola_plugin.engines.devices.weights import weight_bytes
+from teola_plugin.engines.vllm.args import stored_as_float32
 
 _SHARDS = ("tensor_parallel_size", "pipeline_parallel_size")
 _COPIES = ("data_parallel_size",)
@@ -37,6 +38,8 @@ def _least(model: str, engine_args: Mapping[str, Any]) -> int:
     """Bytes of a card: its part of the weights, and the KV cache where its size was said."""
     shards = prod(int(engine_args.get(name) or 1) for name in _SHARDS)
     weights = 0 if engine_args.get("cpu_offload_gb") else (weight_bytes(model) or 0)
+    if stored_as_float32(model) and engine_args.get("dtype") != "float32":
+        weights //= 2  # vLLM rounds them as it loads
     return weights // shards + int(engine_args.get("kv_cache_memory_bytes") or 0)
 
 

@@ -21,7 +21,7 @@ KEY = "teola"
 """Under which a request's `Hints` travel in `SamplingParams.extra_args`."""
 PATIENCE = 20
 """Others that may be taken before a request whose turn it was by its priority."""
-_URGENCY = {"latency": 0, "throughput": 1, "spare": 2}
+_URGENCY = {"latency": 0, "throughput": 1, "background": 2}
 
 
 def check(scheduler: str, version: str, engine: str) -> None:
@@ -106,7 +106,7 @@ class TopologyOrder:
         buckets: dict[tuple[str, bool], list[Any]] = {}
         for request in self.waiting.values():
             query, _, objective = hints(request)
-            buckets.setdefault((query, objective == "spare"), []).append(request)
+            buckets.setdefault((query, objective == "background"), []).append(request)
         ranked = [_rank(query, bucket, deepest) for (query, _), bucket in buckets.items()]
         return min(ranked)[-1]
 

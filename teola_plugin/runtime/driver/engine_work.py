@@ -34,7 +34,8 @@ from teola_plugin.runtime.works.identities import Fingerprint, Identity, Party, 
 from teola_plugin.runtime.works.table import WorkTable
 from teola_plugin.runtime.works.work import Work, request_id
 from teola_plugin.runtime.works.writes import Writes
-from teola_plugin.scheduling.events import Dispatch, Enqueue, Finished, GraphEvent, ItemClosed, Started, Unused
+from teola_plugin.scheduling.engine_events import Enqueue
+from teola_plugin.scheduling.graph_events import Dispatch, Finished, GraphEvent, ItemClosed, Started, Unused
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
 
 _K = PrimitiveKind
@@ -124,7 +125,7 @@ class EngineWork:
             known = self.identity_of(port, run.query.tenant, payload)
             request = follower_request(name, number) if name else ""
             work = self.join(run, Party.EARLY, port, p.kind, payload, known, p.id, request)
-            work.spare = not work.made and p.attributes.lookahead is not None
+            work.lookahead = not work.made and p.attributes.lookahead is not None
             live.wait_for(work)
             run.waiters.setdefault(work.request.id, []).append(p.id)
             if not work.made and not (run.ahead and work.rule is Rule.WRITE):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from teola_plugin.graph import Primitive, PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.live_query import LivePrimitive
 from teola_plugin.scheduling.objectives import WARM_UP, Objective, Wanted
 

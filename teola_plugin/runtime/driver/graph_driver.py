@@ -29,26 +29,24 @@ from teola_plugin.runtime.failures import outcome_error
 from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling import GraphScheduler
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.engine_events import DepthChanged
+from teola_plugin.scheduling.events import Instruction, Tick, WakeAt
+from teola_plugin.scheduling.graph_events import (
     Admit,
     Await,
     Cancel,
     Collect,
-    DepthChanged,
     Dispatch,
     End,
     Expand,
     Finished,
     GraphEvent,
-    Instruction,
     PartBegun,
     PartEnded,
     PrimitiveFailed,
     Release,
     Reprioritise,
     RunCall,
-    Tick,
-    WakeAt,
 )
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
 

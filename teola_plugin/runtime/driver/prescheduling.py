@@ -15,7 +15,7 @@ from teola_plugin.graph import Primitive, PrimitiveKind, Ref
 from teola_plugin.runtime.ports.port import Follow, ForwardingPort, Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import Enqueue
+from teola_plugin.scheduling.engine_events import Enqueue
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
 
 _K = PrimitiveKind

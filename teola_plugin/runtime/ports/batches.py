@@ -18,7 +18,7 @@ from teola_plugin.runtime.ports.callers import Callers
 from teola_plugin.runtime.ports.outstanding_requests import Batch, OutstandingRequest, OutstandingRequests
 from teola_plugin.runtime.ports.watchdog import Patience, Watchdog
 from teola_plugin.runtime.timeouts import abandon
-from teola_plugin.scheduling.events import EngineEvent, PrefillEnded, RequestsEnded, Retried, RunBatch
+from teola_plugin.scheduling.engine_events import EngineEvent, PrefillEnded, RequestsEnded, Retried, RunBatch
 
 log = logging.getLogger("teola_plugin")
 

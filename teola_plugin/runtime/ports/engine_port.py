@@ -25,7 +25,7 @@ from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.runtime.timeouts import ended
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.engine_events import (
     CancelRequests,
     CancelRunning,
     DepthChanged,
@@ -35,11 +35,11 @@ from teola_plugin.scheduling.events import (
     InstanceDown,
     InstanceDrained,
     InstanceUp,
-    Instruction,
     QueuedRequest,
     Reject,
     RunBatch,
 )
+from teola_plugin.scheduling.events import Instruction
 
 log = logging.getLogger("teola_plugin")
 

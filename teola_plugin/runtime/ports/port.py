@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from teola_plugin.graph import Primitive
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
 
 @dataclass(frozen=True, slots=True)

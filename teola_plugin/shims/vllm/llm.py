@@ -40,6 +40,8 @@ class Platform:
     cpu: bool
     device: str
     """`cpu`, `cuda`, ..."""
+    gpu: str = ""
+    """The card's name, on CUDA."""
 
 
 def check_needed(engine: str) -> None:
@@ -55,7 +57,8 @@ def platform() -> Platform:
     """`vllm.platforms.current_platform`, as in 0.26 to 0.32; `check_needed` refuses a vLLM without it."""
     from vllm.platforms import current_platform
 
-    return Platform(bool(current_platform.is_cpu()), str(current_platform.device_type))
+    gpu = str(current_platform.get_device_name()) if current_platform.is_cuda() else ""
+    return Platform(bool(current_platform.is_cpu()), str(current_platform.device_type), gpu)
 
 
 def engine_config(args: Mapping[str, Any]) -> Any:

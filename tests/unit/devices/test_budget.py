@@ -17,8 +17,9 @@ def llm(name: str = "llm", share: float | None = None, needs: float = 0, cards: 
     return Demand(name, cards=cards, share=share, needs=int(needs * GIB), fills=True)
 
 
-def small(name: str = "embedder", needs: float = 4, device: str = "", share: float | None = None) -> Demand:
-    return Demand(name, device, share=share, needs=int(needs * GIB))
+def small(name: str = "embedder", takes: float = 4, device: str = "", share: float | None = None) -> Demand:
+    """Half of what it takes are its weights."""
+    return Demand(name, device, share=share, needs=int(takes * GIB / 2), work=int(takes * GIB / 2))
 
 
 ONE, TWO = [card()], [card(0), card(1)]
@@ -33,6 +34,9 @@ G = Grant
         (ONE, [small(device="cpu")], [G("cpu")]),
         (ONE, [small(device="cuda")], [G("cuda:0")]),
         (ONE, [small(device="mps")], [G("mps:0")]),
+        # no card has room for what said nothing
+        ([card(0, 3), card(1, 5)], [small()], [G("cuda:1")]),
+        ([card(0, 3), card(1, 3)], [small()], [G("cpu")]),
         # no card
         ([], [small(), llm()], [G("cpu"), G("")]),
         # an LLM that is alone keeps vLLM's own default; beside others it gets what they leave, less 6.4 GiB
@@ -45,6 +49,9 @@ G = Grant
         (ONE, [llm(share=0.5), small()], [G("cuda:0", 0.5), G("cuda:0")]),
         (ONE, [llm(share=0.95), small()], [G("cuda:0", 0.95), G("cuda:0")]),
         (ONE, [llm(), small(share=0.25)], [G("cuda:0", 0.67), G("cuda:0", 0.25)]),
+        # room to work stops nobody: the LLM that said nothing does with less
+        (ONE, [llm(share=0.95), small(takes=8)], [G("cuda:0", 0.95), G("cuda:0")]),
+        (ONE, [llm(needs=68), small(takes=10)], [G("cuda:0", 0.85), G("cuda:0")]),
         # two LLMs
         (ONE, [llm("a"), llm("b"), small()], [G("cuda:0", 0.435), G("cuda:0", 0.435), G("cuda:0")]),
         (ONE, [llm("a", share=0.5), llm("b")], [G("cuda:0", 0.5), G("cuda:0", 0.42)]),
@@ -73,29 +80,18 @@ def test_the_rule(cards: list[Card], demands: list[Demand], grants: list[Grant])
         (TWO, [small(device="cuda:2")], ConfigError, ["cuda:2", "are 2", "cuda:0 (Card, 80.0 of 80.0 GiB free)"]),
         (ONE, [small(device="cuda:GPU-1a")], ConfigError, ["cuda:GPU-1a", "is 1"]),
         (TWO, [llm(cards=4), small()], ConfigError, ["llm asks for 4 GPUs", "are 2"]),
-        # 76 + 4 + 6 GiB
+        # 76 + 2 + 3 GiB
         (
             ONE,
             [llm(share=0.95), small(), small("reranker", 6)],
             ConfigError,
-            [
-                "86.0 GiB",
-                "80.0 GiB",
-                "llm 76.0 (gpu_memory_utilization 0.95)",
-                "embedder 4.0 (estimated)",
-                "reranker 6.0",
-            ],
+            ["81.0 GiB", "llm 76.0 (gpu_memory_utilization 0.95)", "embedder 2.0 (its weights)", "reranker 3.0"],
         ),
-        (ONE, [small(needs=90)], ConfigError, ["90.0 GiB", "80.0 GiB, 80.0 of them free"]),
-        (
-            ONE,
-            [llm(needs=72), small()],
-            ConfigError,
-            ["82.4 GiB", "72.0 (for its weights at least)", "kept free 6.4"],
-        ),
+        (ONE, [small(takes=180, device="cuda")], ConfigError, ["90.0 GiB", "80.0 GiB, 80.0 of them free"]),
+        (ONE, [llm(needs=72), small()], ConfigError, ["80.4 GiB", "llm 72.0 (its weights)", "kept free 6.4"]),
         (ONE, [llm("a", share=0.6), llm("b", share=0.5)], ConfigError, ["a 48.0", "b 40.0"]),
         # it would fit, were nobody else there
-        ([card(free=30)], [llm(share=0.5), small()], EngineUnavailable, ["44.0 GiB", "30.0 of them free"]),
+        ([card(free=30)], [llm(share=0.5), small()], EngineUnavailable, ["42.0 GiB", "30.0 of them free"]),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_figures(

@@ -17,7 +17,7 @@ from teola_plugin.requests.request import Request
 from teola_plugin.runtime.context import current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.scheduling.events import Collect
+from teola_plugin.scheduling.graph_events import Collect
 
 K = PrimitiveKind
 NEEDLE = (1.0, 0.0)

@@ -22,7 +22,7 @@ from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import DepthChanged
+from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.scheduling.objectives import Objective
 
 LOST = EngineUnavailable("it died.", engine="llm", retryable=True, hint="restart it")
@@ -246,7 +246,9 @@ def test_a_retry_that_says_something_else_fails_where_somebody_has_read(again: A
 
 
 @pytest.mark.parametrize(
-    ("again", "text"), zip(DIFFERENT.values(), ["two three", "one tiger", "o", ""], strict=True), ids=DIFFERENT.keys()
+    ("again", "text"),
+    list(zip(DIFFERENT.values(), ["two three", "one tiger", "o", ""], strict=True)),
+    ids=DIFFERENT.keys(),
 )
 def test_a_retry_that_says_something_else_counts_where_nobody_has_read(again: Any, text: str) -> None:
     async def check() -> None:

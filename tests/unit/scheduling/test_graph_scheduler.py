@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from teola_plugin.graph import Attributes, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import GraphScheduler
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.events import Tick, WakeAt
+from teola_plugin.scheduling.graph_events import (
     Admit,
     Await,
     Cancel,
@@ -29,9 +30,7 @@ from teola_plugin.scheduling.events import (
     Reprioritise,
     RunCall,
     Started,
-    Tick,
     Unused,
-    WakeAt,
 )
 
 K = PrimitiveKind

@@ -9,8 +9,7 @@ import pytest
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.engine_queue import RunningRequest
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.engine_events import (
     CancelRequests,
     CancelRunning,
     DepthChanged,
@@ -23,6 +22,7 @@ from teola_plugin.scheduling.events import (
     Retried,
     RunBatch,
 )
+from teola_plugin.scheduling.engine_queue import RunningRequest
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.validate import VIOLATIONS, validate_engine_scheduler
 

@@ -10,7 +10,8 @@ import pytest
 
 from teola_plugin.graph import Attributes, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import GraphScheduler
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.events import Tick, WakeAt
+from teola_plugin.scheduling.graph_events import (
     Admit,
     Close,
     Dispatch,
@@ -23,9 +24,7 @@ from teola_plugin.scheduling.events import (
     PartEnded,
     PrimitiveFailed,
     RunCall,
-    Tick,
     Unused,
-    WakeAt,
 )
 from tests.support.steps import growth
 

@@ -14,25 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import pickle
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from teola_plugin.engines.base import Engine
+from teola_plugin.engines.conformance.results import children, collect, ends, same, survives
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.graph.kinds import ENGINE_KINDS
-from teola_plugin.requests.payloads import Generation, Warmed
+from teola_plugin.requests.payloads import Generation
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
 
 _T = TypeVar("_T")
 _ids = itertools.count(1)
-_SECONDS = 60.0
 
 
 class EngineConformance:
@@ -121,9 +119,9 @@ class EngineConformance:
                 await self._values(engine, self._good(engine))
 
         self._own()
-        before = _children(), set(threading.enumerate())
+        before = children(), set(threading.enumerate())
         self.run(check())
-        assert _children() <= before[0], "a child process outlived stop()"
+        assert children() <= before[0], "a child process outlived stop()"
         assert set(threading.enumerate()) <= before[1], "a thread outlived stop()"
 
     # ------------------------------------------------------------ requests
@@ -177,7 +175,7 @@ class EngineConformance:
             async with self.running() as engine:
                 bad = [_request(kind, self.bad_payload(kind)) for kind in self._kinds(engine)]
                 for result in await collect(engine, [*self._good(engine), *bad]):
-                    _survives(result, pickle.loads(pickle.dumps(result)))
+                    survives(result, pickle.loads(pickle.dumps(result)))
 
         self.run(check())
 
@@ -255,7 +253,7 @@ class EngineConformance:
                 await engine.reset()
                 await engine.reset()
                 after = await self._values(engine, batch)
-                assert all(_same(after[request.id], before[request.id]) for request in batch)
+                assert all(same(after[request.id], before[request.id]) for request in batch)
 
         self.run(check())
 
@@ -296,54 +294,5 @@ class EngineConformance:
         pytest.skip(why)
 
 
-async def collect(engine: Engine, batch: Sequence[Request]) -> list[Result]:
-    """All results of a batch. Raises `TimeoutError` when the engine does not end it."""
-    async with asyncio.timeout(_SECONDS):
-        return [result async for result in engine.execute(batch)]
-
-
-def ends(found: Sequence[Result], batch: Sequence[Request]) -> dict[str, Done | Failed]:
-    """The end of each request of the batch; asserts that each has exactly one, with nothing after it."""
-    last: dict[str, Done | Failed] = {}
-    for result in found:
-        assert result.request_id not in last, f"{result.request_id} went on after its end"
-        if isinstance(result, Done | Failed):
-            last[result.request_id] = result
-    assert last.keys() == {request.id for request in batch}, "not every request ended, or others did"
-    return last
-
-
 def _request(kind: PrimitiveKind, payload: Any, *, stream: bool = False) -> Request:
     return Request(f"conformance-{next(_ids)}", kind, payload, stream=stream)
-
-
-def _survives(result: Result, copy: Any) -> None:
-    assert [type(copy), copy.request_id] == [type(result), result.request_id]
-    if isinstance(result, Failed):
-        before, after = result.error, copy.error
-        assert [type(after), str(after), after.retryable] == [type(before), str(before), before.retryable]
-    elif isinstance(result, Done):
-        assert _same(copy.value, result.value)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values mean the same; how much of a prompt was cached does not count."""
-    if isinstance(one, Generation) and isinstance(other, Generation):
-        return (one.text, one.finish_reason) == (other.text, other.finish_reason)
-    if isinstance(one, Warmed) and isinstance(other, Warmed):
-        return True
-    equal = one == other
-    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
-
-
-def _children() -> set[int]:
-    """Living child processes of this one; empty where there is no /proc."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if int(parent) == os.getpid() and state not in "ZX":
-            found.add(int(entry.name))
-    return found

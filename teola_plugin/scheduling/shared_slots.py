@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.scheduling.engine_events import QueuedRequest
 from teola_plugin.scheduling.engine_queue import OnInstance, QueuedPrimitive, Running, RunningRequest
-from teola_plugin.scheduling.events import QueuedRequest
 from teola_plugin.scheduling.placement import Asked, RequestPlacement
 
 PATIENCE = 20
 """Batches per instance that may overtake a request which waits for a certain instance."""
 
 
-class SharedRoom:
+class SharedSlots:
     """One round of admissions to a continuous engine. What is taken runs at once: `running` is kept up to date."""
 
     in_order = False
@@ -27,7 +27,7 @@ class SharedRoom:
         placement: RequestPlacement,
         at: float,
         *,
-        spare: bool = False,
+        uncontended: bool = False,
     ) -> None:
         self.admitted: dict[str, list[tuple[QueuedPrimitive, QueuedRequest]]] = {}
         """By instance, in the order in which they were taken."""
@@ -35,7 +35,7 @@ class SharedRoom:
         self._running = running
         self._placement = placement
         self._open = list(instances)
-        self._spare = spare
+        self._uncontended = uncontended
         """Whether all that wanted a slot have been asked."""
         self._reserved: set[str] = set()
         self.refusals = 0
@@ -60,7 +60,7 @@ class SharedRoom:
             queued.gang,
             urgent,
             self._warm_up is not None,
-            self._spare,
+            self._uncontended,
         )
         placed = self._placement.place(asked, self.fits)
         if placed is None:
