@@ -5,8 +5,9 @@ Known to Ray 2.52 to 2.60. Ray itself is handed in, or imported where it is need
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,3 +105,42 @@ def stay_on_loopback(settings: Any, head: bool) -> None:
     """
     settings.ray_client_server_port = None
     settings.update_if_absent(node_ip_address="127.0.0.1")
+
+
+def free_by_node(ray: Any) -> list[Mapping[str, float]]:
+    """What is free on each node: `ray._private.state.available_resources_per_node`.
+
+    Where it is missing, all that the living nodes have: then nobody is said to lack room that others hold.
+    """
+    try:
+        from ray._private.state import available_resources_per_node
+
+        return list(available_resources_per_node().values())
+    except ImportError:
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def has_growth_limits() -> bool:
+    """Whether the cluster says what it may grow to, as hosted ones do:
+    `ray._private.state.state.get_max_resources_from_cluster_config`. False where it is missing."""
+    try:
+        from ray._private.state import state
+
+        return state.get_max_resources_from_cluster_config() is not None
+    except Exception:
+        return False
+
+
+def autoscaler_report() -> Mapping[str, Any]:
+    """What the autoscaler last said: `_internal_kv_get("__autoscaling_status")` of `ray.experimental.internal_kv`.
+
+    Empty where it is missing, or says nothing: then the cluster counts as one that does not grow.
+    """
+    try:
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        report = _internal_kv_get("__autoscaling_status")
+    except Exception:
+        return {}
+    found: Mapping[str, Any] = json.loads(report) if report else {}
+    return found

@@ -17,7 +17,10 @@ from teola_plugin.errors import EngineUnavailable
 from teola_plugin.shims import ray as shim
 
 CHECKED = {
+    "autoscaler_report",
     "current_address",
+    "free_by_node",
+    "has_growth_limits",
     "has_tokens",
     "loopback_as_it_is",
     "read_token_again",
@@ -144,3 +147,21 @@ def test_a_node_that_cannot_be_kept_to_loopback_does_not_start() -> None:
     with pytest.raises(AttributeError):
         shim.stay_on_loopback(SimpleNamespace(), True)
     assert shim.START_HOOK not in os.environ
+
+
+def test_room_on_a_cluster(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray._private import state
+    from ray.experimental import internal_kv
+
+    connection.connect(ray_address)
+    nodes = ray.nodes()
+    known = [node["Resources"] for node in nodes if node["Alive"]]
+    free = shim.free_by_node(ray)
+    assert len(free) == len(known) and all(one["CPU"] <= all_of["CPU"] for one, all_of in zip(free, known, strict=True))
+    assert not shim.has_growth_limits() and isinstance(shim.autoscaler_report(), dict)
+    monkeypatch.delattr(state, "available_resources_per_node")
+    monkeypatch.setattr(state, "state", SimpleNamespace(node_table=lambda: nodes))
+    monkeypatch.delattr(internal_kv, "_internal_kv_get")
+    assert shim.free_by_node(ray) == known
+    assert not shim.has_growth_limits() and shim.autoscaler_report() == {}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.cluster.connection import ensure_ray
 from teola_plugin.cluster.deployment.room import Ask, Resources, shortage
 from teola_plugin.errors import EngineUnavailable
+from teola_plugin.shims import ray as private_ray
 
 BUSY = 5.0
 """Seconds that others have to let go of what they hold: an engine that was just ended does so late."""
@@ -47,7 +47,7 @@ def need_room(asks: Sequence[Ask], on_waiting: Callable[[str], None]) -> None:
 def _taken(asks: Sequence[Ask]) -> str:
     """What is not free, even after a while."""
     ends = time.monotonic() + BUSY
-    while lacking := shortage(asks, _free()):
+    while lacking := shortage(asks, private_ray.free_by_node(ensure_ray())):
         if time.monotonic() > ends:
             return lacking
         time.sleep(0.25)
@@ -58,31 +58,15 @@ def _nodes() -> list[Resources]:
     return [node["Resources"] for node in ensure_ray().nodes() if node["Alive"]]
 
 
-def _free() -> list[Resources]:
-    ensure_ray()
-    from ray._private import state
-
-    return list(state.available_resources_per_node().values())
-
-
 def _grows() -> bool:
     """Whether an autoscaler is there. Ray has no public question for it: hosted clusters publish what they may grow to;
     elsewhere the report of the autoscaler tells, which exists in every cluster and in a fixed one mirrors its nodes,
     each as a type of its own."""
     ray = ensure_ray()
-    from ray._private import state
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    try:
-        if state.state.get_max_resources_from_cluster_config() is not None:
-            return True
-        report = _internal_kv_get("__autoscaling_status")
-    except Exception:  # another version of Ray
-        return False
-    return _scales(json.loads(report) if report else {}) or _scales_v2(ray)
+    return private_ray.has_growth_limits() or _scales(private_ray.autoscaler_report()) or _scales_v2(ray)
 
 
-def _scales(report: dict[str, Any]) -> bool:
+def _scales(report: Mapping[str, Any]) -> bool:
     """The report of the autoscaler that `ray up` starts."""
     found = report.get("autoscaler_report") or {}
     types = [*found.get("active_nodes", ()), *(found.get("idle_nodes") or ()), *found.get("pending_launches", ())]
