@@ -8,8 +8,9 @@ import socket
 import stat
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -103,7 +104,8 @@ def closed_to_others(env: dict[str, str], cache: Path) -> None:
     assert told.returncode == 0, told.stderr
 
 
-def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: dict[str, Future[Any]]) -> None:
+    wait(coming.values())  # servers that start beside this test have something in shared memory, too
     before, shared = rays(), shared_memory()
     path = tmp_path / "pool.yaml"
     path.write_text(YAML)
