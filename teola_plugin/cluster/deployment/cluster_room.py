@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.cluster.connection import ensure_ray
 from teola_plugin.cluster.deployment.room import Ask, Resources, shortage
 from teola_plugin.errors import EngineUnavailable
+from teola_plugin.shims import ray as shim
 
 BUSY = 5.0
 """Seconds that others have to let go of what they hold: an engine that was just ended does so late."""
@@ -59,10 +59,8 @@ def _nodes() -> list[Resources]:
 
 
 def _free() -> list[Resources]:
-    ensure_ray()
-    from ray._private import state
-
-    return list(state.available_resources_per_node().values())
+    free = shim.free_by_node()
+    return _nodes() if free is None else free
 
 
 def _grows() -> bool:
@@ -70,35 +68,13 @@ def _grows() -> bool:
     elsewhere the report of the autoscaler tells, which exists in every cluster and in a fixed one mirrors its nodes,
     each as a type of its own."""
     ray = ensure_ray()
-    from ray._private import state
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    try:
-        if state.state.get_max_resources_from_cluster_config() is not None:
-            return True
-        report = _internal_kv_get("__autoscaling_status")
-    except Exception:  # another version of Ray
-        return False
-    return _scales(json.loads(report) if report else {}) or _scales_v2(ray)
+    if shim.may_grow_to() is not None:
+        return True
+    types = [*_types(shim.autoscaler_report()), *shim.autoscaler_node_types(ray)]
+    return any(name and not _MIRRORED.fullmatch(name) for name in types)
 
 
-def _scales(report: dict[str, Any]) -> bool:
-    """The report of the autoscaler that `ray up` starts."""
+def _types(report: Mapping[str, Any]) -> list[str]:
+    """Of nodes that are there or on their way."""
     found = report.get("autoscaler_report") or {}
-    types = [*found.get("active_nodes", ()), *(found.get("idle_nodes") or ()), *found.get("pending_launches", ())]
-    return any(not _MIRRORED.fullmatch(name) for name in types)
-
-
-def _scales_v2(ray: Any) -> bool:
-    """The report of the newer one (KubeRay): its nodes know of which type they were started."""
-    try:
-        from ray.autoscaler.v2.sdk import get_cluster_status
-        from ray.autoscaler.v2.utils import is_autoscaler_v2
-
-        if not is_autoscaler_v2(fetch_from_server=True):  # Ray would remember that of another cluster
-            return False
-        status = get_cluster_status(ray.get_runtime_context().gcs_address)
-    except Exception:
-        return False
-    nodes = [*status.active_nodes, *status.idle_nodes]
-    return any(node.ray_node_type_name and not _MIRRORED.fullmatch(node.ray_node_type_name) for node in nodes)
+    return [*found.get("active_nodes", ()), *(found.get("idle_nodes") or ()), *found.get("pending_launches", ())]
