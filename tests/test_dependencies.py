@@ -33,7 +33,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "teola_plugin/cli/pool": ("ray",),
     "teola_plugin/cluster": ("ray",),
     "teola_plugin/engines/bundled": ("demo",),
-    "teola_plugin/engines/conformance.py": ("conformance",),
+    "teola_plugin/engines/conformance": ("conformance",),
     "teola_plugin/engines/devices": ("embed", "vllm", "vllm-cpu"),
     "teola_plugin/engines/openai": ("openai",),
     "teola_plugin/engines/pgvector": ("postgres",),

@@ -40,7 +40,9 @@ def parse(name: str) -> Device:
     if found is None:
         return Device(name)
     kind, units, host = found["kind"], found["units"] or "", found["host"] or ""
-    given = frozenset(unit for part in re.split(r"[,|]", units) for unit in _each(part)) if units else frozenset()
+    given = (
+        frozenset(unit for part in units.replace("|", ",").split(",") for unit in _each(part)) if units else frozenset()
+    )
     return Device(kind, given or (frozenset({"0"}) if kind in NUMBERED else given), host)
 
 

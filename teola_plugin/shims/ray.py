@@ -1,4 +1,4 @@
-"""Ray's names that are not its API: how it finds a cluster, reads its token, starts a node, and what a cluster has.
+"""Ray's names that are not its API: how it finds a cluster, reads its token, and starts a node.
 
 Known to Ray 2.52 to 2.60. Ray itself is handed in, or imported where it is needed.
 """
@@ -107,50 +107,40 @@ def stay_on_loopback(settings: Any, head: bool) -> None:
     settings.update_if_absent(node_ip_address="127.0.0.1")
 
 
-def free_by_node() -> list[Mapping[str, float]] | None:
-    """Resources that nobody holds, node by node: `ray._private.state.available_resources_per_node`. None where it is
-    missing: then nobody knows what is taken, and an instance waits for it without a word."""
+def free_by_node(ray: Any) -> list[Mapping[str, float]]:
+    """What is free on each node: `ray._private.state.available_resources_per_node`.
+
+    Where it is missing, all that the living nodes have: then nobody is said to lack room that others hold.
+    """
     try:
         from ray._private.state import available_resources_per_node
+
+        return list(available_resources_per_node().values())
     except ImportError:
-        return None
-    return list(available_resources_per_node().values())
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def may_grow_to() -> Mapping[str, float] | None:
-    """What a hosted cluster may grow to: `ray._private.state.state.get_max_resources_from_cluster_config`. None where
-    it says nothing, or the function is missing."""
+def has_growth_limits() -> bool:
+    """Whether the cluster says what it may grow to, as hosted ones do:
+    `ray._private.state.state.get_max_resources_from_cluster_config`. False where it is missing."""
     try:
         from ray._private.state import state
 
-        found: Mapping[str, float] | None = state.get_max_resources_from_cluster_config()
+        return state.get_max_resources_from_cluster_config() is not None
     except Exception:
-        return None
-    return found
+        return False
 
 
 def autoscaler_report() -> Mapping[str, Any]:
-    """Of the autoscaler that `ray up` starts: `ray.experimental.internal_kv._internal_kv_get`, a JSON text. Empty where
-    there is none, or the function is missing."""
+    """What the autoscaler last said: `_internal_kv_get("__autoscaling_status")` of `ray.experimental.internal_kv`.
+
+    Empty where it is missing, or says nothing: then the cluster counts as one that does not grow.
+    """
     try:
         from ray.experimental.internal_kv import _internal_kv_get
 
-        found = json.loads(_internal_kv_get("__autoscaling_status") or "{}")
+        report = _internal_kv_get("__autoscaling_status")
     except Exception:
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-def autoscaler_node_types(ray: Any) -> list[str]:
-    """Of the newer autoscaler (KubeRay), with which nodes know their type: `ray.autoscaler.v2.sdk.get_cluster_status`.
-    Empty where it does not run, or is not there."""
-    try:
-        from ray.autoscaler.v2.sdk import get_cluster_status
-        from ray.autoscaler.v2.utils import is_autoscaler_v2
-
-        if not is_autoscaler_v2(fetch_from_server=True):  # Ray would remember that of another cluster
-            return []
-        status = get_cluster_status(ray.get_runtime_context().gcs_address)
-        return [str(node.ray_node_type_name or "") for node in (*status.active_nodes, *status.idle_nodes)]
-    except Exception:
-        return []
+    found: Mapping[str, Any] = json.loads(report) if report else {}
+    return found

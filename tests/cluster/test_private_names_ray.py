@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 
 from teola_plugin.cluster import connection
-from teola_plugin.cluster.deployment import cluster_room
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.shims import ray as shim
 
 CHECKED = {
-    "autoscaler_node_types",
     "autoscaler_report",
-    "free_by_node",
-    "may_grow_to",
     "current_address",
+    "free_by_node",
+    "has_growth_limits",
     "has_tokens",
     "loopback_as_it_is",
     "read_token_again",
@@ -151,42 +149,19 @@ def test_a_node_that_cannot_be_kept_to_loopback_does_not_start() -> None:
     assert shim.START_HOOK not in os.environ
 
 
-def test_what_a_fixed_cluster_has(ray_address: str) -> None:
-    """`test_room` has one that grows. Its report names each node as a type of its own."""
-    import ray
-
-    free = shim.free_by_node()
-    assert free and all("CPU" in node for node in free)
-    assert shim.may_grow_to() is None and "autoscaler_report" in shim.autoscaler_report()
-    assert shim.autoscaler_node_types(ray) == []
-    assert not cluster_room._grows()
-
-
-def test_a_cluster_that_cannot_be_asked_is_a_fixed_one(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_on_a_cluster(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
     from ray._private import state
-    from ray.autoscaler.v2 import sdk
     from ray.experimental import internal_kv
 
+    connection.connect(ray_address)
+    nodes = ray.nodes()
+    known = [node["Resources"] for node in nodes if node["Alive"]]
+    free = shim.free_by_node(ray)
+    assert len(free) == len(known) and all(one["CPU"] <= all_of["CPU"] for one, all_of in zip(free, known, strict=True))
+    assert not shim.has_growth_limits() and isinstance(shim.autoscaler_report(), dict)
     monkeypatch.delattr(state, "available_resources_per_node")
-    monkeypatch.delattr(type(state.state), "get_max_resources_from_cluster_config")
+    monkeypatch.setattr(state, "state", SimpleNamespace(node_table=lambda: nodes))
     monkeypatch.delattr(internal_kv, "_internal_kv_get")
-    monkeypatch.delattr(sdk, "get_cluster_status")
-    assert shim.free_by_node() is None and shim.may_grow_to() is None
-    assert shim.autoscaler_report() == {} and shim.autoscaler_node_types(ray) == []
-    assert cluster_room._free() == cluster_room._nodes() and not cluster_room._grows()
-
-
-@pytest.mark.parametrize(
-    ("types", "grows"), [(["node_12ab"], False), (["node_12ab", "gpu-worker"], True), ([""], False)]
-)
-def test_types_of_nodes_tell_whether_it_grows(types: list[str], grows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shim, "may_grow_to", lambda: None)
-    monkeypatch.setattr(shim, "autoscaler_report", dict)
-    monkeypatch.setattr(shim, "autoscaler_node_types", lambda ray: types)
-    assert cluster_room._grows() is grows
-    monkeypatch.setattr(shim, "autoscaler_node_types", lambda ray: [])
-    monkeypatch.setattr(
-        shim, "autoscaler_report", lambda: {"autoscaler_report": {"active_nodes": dict.fromkeys(types)}}
-    )
-    assert cluster_room._grows() is grows
+    assert shim.free_by_node(ray) == known
+    assert not shim.has_growth_limits() and shim.autoscaler_report() == {}

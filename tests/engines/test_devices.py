@@ -21,6 +21,7 @@ from teola_plugin.engines.sentence_transformers.static_batching import StaticBat
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.errors import ConfigError, EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.graph.device import normal
 from teola_plugin.passes import PassContext
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText
@@ -275,6 +276,28 @@ async def test_vllm_alone_is_left_alone(have: Cards, monkeypatch: pytest.MonkeyP
     place([engine, Where(device="cpu")])
     assert await told_to_vllm(engine, monkeypatch) == {"engine_args": {}, "visible": None}
     assert not fake.asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "environ", "name"),
+    [
+        ("cuda", {}, {}, "cuda:0"),
+        ("cuda", {"tensor_parallel_size": 2}, {}, "cuda:0,1"),
+        ("cuda", {"tensor_parallel_size": 2}, {"CUDA_VISIBLE_DEVICES": "3,5,7"}, "cuda:3,5"),
+        ("cpu", {}, {"VLLM_CPU_OMP_THREADS_BIND": "0-1"}, "cpu:0,1"),
+        ("cpu", {}, {}, "cpu"),
+    ],
+)
+def test_vllm_names_the_cards_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch, kind: str, args: dict[str, Any], environ: dict[str, str], name: str
+) -> None:
+    from teola_plugin.engines.vllm.host import _device
+
+    for variable in (cards.VISIBLE, "VLLM_CPU_OMP_THREADS_BIND"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in environ.items():
+        monkeypatch.setenv(variable, value)
+    assert normal(_device(kind, args)) == name
 
 
 def test_too_much_for_the_card_starts_nothing(have: Cards) -> None:

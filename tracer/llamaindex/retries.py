@@ -38,7 +38,7 @@ def judge_answer(walk: Walk, judge: Any, left: int, query: Ref, answer: Symbolic
 
 def _judge(walk: Walk, judge: Any, left: int, query: Ref, text: Ref, sources: Ref, path: str) -> None:
     bad = _judged(walk, judge, query, text, sources, path, "verdict")
-    if bad is None or walk.parts(RelevancyEvaluatorParts, judge).raise_error:  # a bad answer is an error
+    if bad is None or walk.parts(RelevancyEvaluatorParts, judge).raise_error is not False:  # a bad answer is an error
         return
     again = walk.body()
     each = again.body()

@@ -10,7 +10,7 @@ from typing import Any
 from teola_plugin.cluster.connection import ensure_ray
 from teola_plugin.cluster.deployment.room import Ask, Resources, shortage
 from teola_plugin.errors import EngineUnavailable
-from teola_plugin.shims import ray as shim
+from teola_plugin.shims import ray as private_ray
 
 BUSY = 5.0
 """Seconds that others have to let go of what they hold: an engine that was just ended does so late."""
@@ -47,7 +47,7 @@ def need_room(asks: Sequence[Ask], on_waiting: Callable[[str], None]) -> None:
 def _taken(asks: Sequence[Ask]) -> str:
     """What is not free, even after a while."""
     ends = time.monotonic() + BUSY
-    while lacking := shortage(asks, _free()):
+    while lacking := shortage(asks, private_ray.free_by_node(ensure_ray())):
         if time.monotonic() > ends:
             return lacking
         time.sleep(0.25)
@@ -58,23 +58,31 @@ def _nodes() -> list[Resources]:
     return [node["Resources"] for node in ensure_ray().nodes() if node["Alive"]]
 
 
-def _free() -> list[Resources]:
-    free = shim.free_by_node()
-    return _nodes() if free is None else free
-
-
 def _grows() -> bool:
     """Whether an autoscaler is there. Ray has no public question for it: hosted clusters publish what they may grow to;
     elsewhere the report of the autoscaler tells, which exists in every cluster and in a fixed one mirrors its nodes,
     each as a type of its own."""
     ray = ensure_ray()
-    if shim.may_grow_to() is not None:
-        return True
-    types = [*_types(shim.autoscaler_report()), *shim.autoscaler_node_types(ray)]
-    return any(name and not _MIRRORED.fullmatch(name) for name in types)
+    return private_ray.has_growth_limits() or _scales(private_ray.autoscaler_report()) or _scales_v2(ray)
 
 
-def _types(report: Mapping[str, Any]) -> list[str]:
-    """Of nodes that are there or on their way."""
+def _scales(report: Mapping[str, Any]) -> bool:
+    """The report of the autoscaler that `ray up` starts."""
     found = report.get("autoscaler_report") or {}
-    return [*found.get("active_nodes", ()), *(found.get("idle_nodes") or ()), *found.get("pending_launches", ())]
+    types = [*found.get("active_nodes", ()), *(found.get("idle_nodes") or ()), *found.get("pending_launches", ())]
+    return any(not _MIRRORED.fullmatch(name) for name in types)
+
+
+def _scales_v2(ray: Any) -> bool:
+    """The report of the newer one (KubeRay): its nodes know of which type they were started."""
+    try:
+        from ray.autoscaler.v2.sdk import get_cluster_status
+        from ray.autoscaler.v2.utils import is_autoscaler_v2
+
+        if not is_autoscaler_v2(fetch_from_server=True):  # Ray would remember that of another cluster
+            return False
+        status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    except Exception:
+        return False
+    nodes = [*status.active_nodes, *status.idle_nodes]
+    return any(node.ray_node_type_name and not _MIRRORED.fullmatch(node.ray_node_type_name) for node in nodes)

@@ -62,7 +62,7 @@ class RelevancyEvaluatorParts(Parts):
     llm: Any = attribute("_llm")
     eval_template: BasePromptTemplate = attribute("_eval_template", BasePromptTemplate)
     refine_template: BasePromptTemplate = attribute("_refine_template", BasePromptTemplate)
-    raise_error: bool = attribute("_raise_error", bool)
+    raise_error: bool | None = attribute("_raise_error", bool, NoneType)
 
 
 # ------------------------------------------------------------ defaults

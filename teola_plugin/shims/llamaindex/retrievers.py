@@ -58,9 +58,9 @@ class VectorIndexRetrieverParts(RetrieverParts):
     docstore: Any = attribute("_docstore")
     similarity_top_k: int = attribute("_similarity_top_k", int)
     vector_store_query_mode: VectorStoreQueryMode = attribute("_vector_store_query_mode", VectorStoreQueryMode)
-    filters: MetadataFilters | None = attribute("_filters", MetadataFilters, NoneType)
-    node_ids: Sequence[str] | None = attribute("_node_ids", list, tuple, NoneType)
-    doc_ids: Sequence[str] | None = attribute("_doc_ids", list, tuple, NoneType)
+    filters: MetadataFilters | None = attribute("_filters")
+    node_ids: Sequence[str] | None = attribute("_node_ids")
+    doc_ids: Sequence[str] | None = attribute("_doc_ids")
     vector_store_kwargs: dict[str, Any] = attribute("_kwargs", dict)
 
 
