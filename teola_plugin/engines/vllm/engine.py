@@ -22,7 +22,6 @@ from teola_plugin.engines.vllm.link import (
     Abort,
     Link,
     NotReady,
-    Pickled,
     Ping,
     Ready,
     Reset,
@@ -200,18 +199,8 @@ class VllmEngine:
             inbox.put_nowait(Failed(request.id, self._is_down()))
         else:
             self._in_flight.add(number, request, inbox)
-            self._link.send(
-                Submit(
-                    number,
-                    Pickled.of(request.payload),
-                    request.priority,
-                    request.tenant,
-                    request.stream,
-                    request.background,
-                    self._profile.warmup_chunk,
-                    (request.query, request.depth, request.objective) if self._setup.scheduler else None,
-                )
-            )
+            hints = bool(self._setup.scheduler)
+            self._link.send(Submit.of(number, request, chunk=self._profile.warmup_chunk, hints=hints))
 
     async def cancel(self, request_id: str) -> None:
         call = self._abort(self._in_flight.number_of(request_id))

@@ -15,6 +15,7 @@ from typing import Any
 
 from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.graph import EngineProfile
+from teola_plugin.requests.request import Request
 
 _LENGTH = struct.Struct("!I")
 
@@ -104,6 +105,20 @@ class Submit:
     """Tokens a warm-up may prefill at once beside other requests."""
     hints: tuple[str, int, str] | None = None
     """Query, depth and objective, for a scheduler class of ours (`scheduler.Hints`)."""
+
+    @staticmethod
+    def of(number: int, request: Request, *, chunk: int, hints: bool) -> Submit:
+        """Raises what pickle raises for the payload."""
+        return Submit(
+            number,
+            Pickled.of(request.payload),
+            request.priority,
+            request.tenant,
+            request.stream,
+            request.background,
+            chunk,
+            (request.query, request.depth, request.objective) if hints else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
