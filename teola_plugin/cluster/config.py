@@ -57,9 +57,9 @@ class EngineConfig(BaseModel):
     """Instead of `kind`: `package.module:callable`, called with the engine's name and `options`."""
     model: str = ""
     """A folder or hub name (vllm, openai; embedding and reranking, which have small ones of their own)."""
-    dsn: str = ""
+    dsn: str = Field("", repr=False)  # it may hold a password
     """PostgreSQL connection (pgvector), or `embedded` for a server beside the instance."""
-    base_url: str = ""
+    base_url: str = Field("", repr=False)
     """An OpenAI-compatible server (openai)."""
     instances: int = Field(1, ge=1, le=1024)
     cpus: float = Field(0.0, ge=0)
