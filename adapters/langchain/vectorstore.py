@@ -98,7 +98,9 @@ class TeolaVectorStore(VectorStore):
         texts = [chunk.text for chunk in chunks]
         shared = self._shared_embeddings()
         vectors = (
-            shared.begin_documents(texts, stays=True).result() if shared else self._embedding.embed_documents(texts)
+            shared.begin_documents(texts, keep_remote=True).result()
+            if shared
+            else self._embedding.embed_documents(texts)
         )
         self.ingest(chunks, vectors).result()
 
@@ -110,7 +112,9 @@ class TeolaVectorStore(VectorStore):
             return
         texts = [chunk.text for chunk in chunks]
         shared = self._shared_embeddings()
-        embedded = shared.begin_documents(texts, stays=True) if shared else self._embedding.aembed_documents(texts)
+        embedded = (
+            shared.begin_documents(texts, keep_remote=True) if shared else self._embedding.aembed_documents(texts)
+        )
         await self.ingest(chunks, await embedded)
 
     def _shared_embeddings(self) -> TeolaEmbeddings | None:

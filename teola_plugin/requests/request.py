@@ -25,7 +25,7 @@ class Request:
     """Whether somebody reads the pieces; without a reader an engine may send only the end."""
     background: bool = False
     """Work that must not delay others on the instance (a warm-up beside deeper decodings)."""
-    stays: bool = False
+    keep_remote: bool = False
     """Whether only engines read its value: a shared pool may leave it where it is made, if it is large."""
     depth: int = 0
     """Of its primitive, when it was admitted: the longest way to the output of its query."""
@@ -43,7 +43,7 @@ class Request:
             priority,
             self.stream,
             self.background,
-            self.stays,
+            self.keep_remote,
             depth,
             objective,
         )

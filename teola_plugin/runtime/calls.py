@@ -40,7 +40,7 @@ class Call:
     future: Future[list[Any]]
     log: PieceLog | None
     """Where its pieces go, if it is streamed."""
-    stays: bool = False
+    keep_remote: bool = False
     """Whether its values may stay where they are made."""
     works: list[Work] = field(default_factory=list)
     """One for each payload, once they are made or claimed."""
@@ -163,8 +163,8 @@ class PlainCalls:
         for work in fresh:
             work.made = True
             work.primitive = name
-            if call.stays:
-                work.request = replace(work.request, stays=True)
+            if call.keep_remote:
+                work.request = replace(work.request, keep_remote=True)
         depth, query = 0, driver.query(run) if live else None
         if query is not None:
             # The plain object waits for this very call: nothing of its query is more urgent.
@@ -176,7 +176,7 @@ class PlainCalls:
         call.port.enqueue(fresh, event)
 
     def _wait(self, run: QueryRun, call: Call, name: str) -> None:
-        deliver = Future.set_result if call.stays else self._deliver
+        deliver = Future.set_result if call.keep_remote else self._deliver
         PendingCall(call.works, call.future, deliver, again=lambda work: self._again(run, call, work, name))
 
     def _again(self, run: QueryRun, call: Call, lost: Work, name: str) -> Work | None:

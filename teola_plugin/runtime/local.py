@@ -214,20 +214,20 @@ class LocalRuntime:
         payloads: Sequence[Any],
         *,
         stream: bool = False,
-        stays: bool = False,
+        keep_remote: bool = False,
         run: QueryRun | None = None,
         terms: Terms | None = None,
     ) -> CallHandle:
         """One request per payload; inside a live query, what was asked for already is claimed.
 
-        A call of no live query goes by `terms`, or those of the context. With `stays`, large values may stay where they
-        are made: what is got are `RemoteValue`s, for other requests.
+        A call of no live query goes by `terms`, or those of the context. With `keep_remote`, large values may stay
+        where they are made: what is got are `RemoteValue`s, for other requests.
         """
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
         given, log = list(payloads), PieceLog() if stream else None
-        call = Call(kind, port, given, (), _terms_of(run, terms), future, log, stays)
+        call = Call(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         self.loop.post(self._calls.join, run, call)

@@ -130,7 +130,7 @@ def test_rows_wait_for_the_plain_object(shared: EnginePool, collection: str, vec
     """Their vectors are made early and stay where they are made; the rows are sent when the plain object sends them."""
     run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, ahead=True)
     asked = [EmbedText(text, "document") for text in TEXTS]
-    made = shared.call(K.EMBEDDING, "wide", asked, stays=True, run=run).result(60)
+    made = shared.call(K.EMBEDDING, "wide", asked, keep_remote=True, run=run).result(60)
     assert all(isinstance(vector, RemoteValue) for vector in made)
     time.sleep(0.3)
     assert shared.admin("store", "count", collection).result(10) == 0
@@ -176,7 +176,7 @@ def test_who_asks_for_them_gets_the_values(shared: EnginePool, collection: str, 
 def test_values_that_are_lost_are_made_again(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     assert settled(lambda: in_store() < 1000)
     ask = [EmbedText(text, "document") for text in TEXTS]
-    kept = shared.call(K.EMBEDDING, "wide", ask, stays=True).result(30)
+    kept = shared.call(K.EMBEDDING, "wide", ask, keep_remote=True).result(30)
     assert all(isinstance(value, RemoteValue) for value in kept)
     assert settled(lambda: in_store() > 100_000)
     host = actor(actor_name("fakes", "wide"))

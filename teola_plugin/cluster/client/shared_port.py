@@ -214,7 +214,7 @@ class SharedPort(ForwardingPort):
 
     async def _request_again(self, request: Request, event: Enqueue) -> Any:
         """The value of a request that has ended, made again because it was lost. Raises what the engine raises."""
-        again = replace(request, id=request_id(request.query), stays=False)
+        again = replace(request, id=request_id(request.query), keep_remote=False)
         work, future = Work(again, self.name, None, event.primitive), Future[list[Any]]()
         work.plain = 1
         PendingCall([work], future)

@@ -106,7 +106,12 @@ def follower_order(follow: Follow, value: Any) -> Submit | None:
         return None
     asked = tuple(
         Request(
-            follower_request(follow.name, n), p.kind, payload, follow.event.query, follow.tenant, stays=follow.stays
+            follower_request(follow.name, n),
+            p.kind,
+            payload,
+            follow.event.query,
+            follow.tenant,
+            keep_remote=follow.keep_remote,
         )
         for n, payload in enumerate(made)
     )

@@ -73,7 +73,7 @@ class InstanceHost:
         """A whole batch at once: all results, in the order they ended. Large values may stay here."""
         batch = unpack(parcel)
         results = [result async for result in self._results(batch)]
-        kept = store_large(results, {request.id for request in batch if request.stays})
+        kept = store_large(results, {request.id for request in batch if request.keep_remote})
         return pack([*kept, *self._reports.take()])
 
     async def stream(self, parcel: Parcel) -> AsyncIterator[Parcel]:

@@ -47,7 +47,7 @@ class PreScheduling:
         """Mark the requests of a primitive whose value nobody but engines reads."""
         if self._stays(query, p):
             for entry in entries:
-                entry.request = replace(entry.request, stays=True)
+                entry.request = replace(entry.request, keep_remote=True)
 
     def _stays(self, query: LiveQuery, p: Primitive) -> bool:
         """Vectors that are ingested: an ingestion is told from others without them, so nothing here looks at them."""

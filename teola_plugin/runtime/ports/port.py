@@ -67,7 +67,7 @@ class Follow:
     event: Enqueue
     tenant: str
     then: tuple[Follow, ...] = ()
-    stays: bool = False
+    keep_remote: bool = False
     """Whether its value may stay where it is made."""
 
 
