@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,9 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 @pytest.fixture
 def app(vllm_api: ApiServer) -> App:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_app(vllm_api.base_url, packaged_minilm(), str(reranker_folder()))
+    return make_app(vllm_api.base_url, packaged_minilm(), str(reranker_folder()))
 
 
 @pytest.fixture

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import functools
 import operator
-import warnings
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pydoc_data.topics import topics
 from typing import Any
 from uuid import UUID, uuid4
 
+import chromadb
 import pytest
 from differential.recording import Recorder
+from langchain_chroma import Chroma
+from langchain_classic.retrievers import ContextualCompressionRetriever
+from langchain_classic.retrievers.document_compressors import CrossEncoderReranker, EmbeddingsFilter
+from langchain_community.cross_encoders import HuggingFaceCrossEncoder
+from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+from langchain_huggingface import HuggingFaceEmbeddings
+from langchain_openai import ChatOpenAI
+from langchain_qdrant import QdrantVectorStore, RetrievalMode
 from support.api_server import MODEL, ApiServer
 from support.own_leaves import Chat, Ledger
 
@@ -31,18 +39,6 @@ from teola_plugin.engines.sentence_transformers import RerankingEngine
 from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import chromadb
-    from langchain_chroma import Chroma
-    from langchain_classic.retrievers import ContextualCompressionRetriever
-    from langchain_classic.retrievers.document_compressors import CrossEncoderReranker, EmbeddingsFilter
-    from langchain_community.cross_encoders import HuggingFaceCrossEncoder
-    from langchain_community.vectorstores import FAISS
-    from langchain_huggingface import HuggingFaceEmbeddings
-    from langchain_openai import ChatOpenAI
-    from langchain_qdrant import QdrantVectorStore, RetrievalMode
 
 Chain = Runnable[Any, Any]
 # The clients that plain objects keep for ever close their sockets when they are forgotten.

@@ -25,7 +25,6 @@ from teola_plugin import accelerate
 
 Chain = Runnable[Any, Any]
 Make = Callable[[Bench], Chain]
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def _of_the_benchmarks(pattern: cookbook.Pattern) -> tuple[Make, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from llama_index.core import PromptTemplate
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
-from llama_index.core.vector_stores import MetadataFilters
+from llama_index.core.vector_stores import ExactMatchFilter, MetadataFilters
 from pydantic import BaseModel
 
 from benchmarks.llamaindex.engines import synthesizer
@@ -40,8 +40,12 @@ def own_prompts(kit: Kit) -> BaseQueryEngine:
     return engine
 
 
+def _from(source: str) -> MetadataFilters:
+    return MetadataFilters(filters=[ExactMatchFilter(key="source", value=source)])
+
+
 def filtered(kit: Kit) -> BaseQueryEngine:
-    only = MetadataFilters.from_dict({"source": "report-1.txt"})
+    only = _from("report-1.txt")
     return kit.reports.as_query_engine(similarity_top_k=4, filters=only)
 
 
@@ -57,7 +61,7 @@ def structured(kit: Kit) -> BaseQueryEngine:
 
 
 def nothing_found(kit: Kit) -> BaseQueryEngine:
-    none = MetadataFilters.from_dict({"source": "no such report"})
+    none = _from("no such report")
     return kit.reports.as_query_engine(filters=none)
 
 
@@ -80,9 +84,7 @@ STREAMING: dict[str, Make] = {
     "tree_streaming": packed(ResponseMode.TREE_SUMMARIZE, streaming=True),
     "simple_summarize_streaming": mode(ResponseMode.SIMPLE_SUMMARIZE, streaming=True),
     "generation_streaming": mode(ResponseMode.GENERATION, streaming=True),
-    "nothing_found_streaming": lambda kit: kit.reports.as_query_engine(
-        filters=MetadataFilters.from_dict({"source": "no such report"}), streaming=True
-    ),
+    "nothing_found_streaming": lambda kit: kit.reports.as_query_engine(filters=_from("no such report"), streaming=True),
 }
 
 

@@ -25,7 +25,6 @@ from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.errors import RegistrationError, TraceError
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 JOINED = {
     "structured",
     "routed_retriever",

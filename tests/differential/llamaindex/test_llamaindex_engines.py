@@ -29,7 +29,6 @@ from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.errors import RegistrationError
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
 SMALL = Sizes(chunks=14, chunk_tokens=30, answer=8)
 

@@ -245,7 +245,9 @@ def test_a_retry_that_says_something_else_fails_where_somebody_has_read(again: A
 
 
 @pytest.mark.parametrize(
-    ("again", "text"), zip(DIFFERENT.values(), ["two three", "one tiger", "o", ""], strict=True), ids=DIFFERENT.keys()
+    ("again", "text"),
+    list(zip(DIFFERENT.values(), ["two three", "one tiger", "o", ""], strict=True)),
+    ids=DIFFERENT.keys(),
 )
 def test_a_retry_that_says_something_else_counts_where_nobody_has_read(again: Any, text: str) -> None:
     async def check() -> None:
