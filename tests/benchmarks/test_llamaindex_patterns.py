@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-import pytest
-
 from benchmarks.llamaindex.engines import PATTERNS
 from benchmarks.llamaindex.kits import Sizes, pool_kit
 from benchmarks.llamaindex_patterns import CROWDS, crowd_rows, measure, measure_crowd
 from teola_plugin.engines import profiles
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_every_pattern_is_measured() -> None:
     kit = pool_kit(profiles.noop(), Sizes(chunks=20, chunk_tokens=40, answer=8))
     options = argparse.Namespace(at_once=3, repeats=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,8 @@ import ray
 from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_huggingface import HuggingFaceEmbeddings
+from langchain_openai import ChatOpenAI
 from support.openai_stub import MODEL, Stub, openai_stub
 from support.own_leaves import Chat, Ledger
 
@@ -27,11 +28,6 @@ from teola_plugin.engines.fake import embed_words, fake_engines
 from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from langchain_huggingface import HuggingFaceEmbeddings
-    from langchain_openai import ChatOpenAI
 
 Chain = Runnable[Any, Any]
 QUESTION = {"question": "what is a primitive?"}

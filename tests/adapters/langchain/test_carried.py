@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel
+from langchain_openai import ChatOpenAI
 from support.openai_stub import MODEL, Stub, openai_stub
 from support.recording import arrivals
 
@@ -26,10 +26,6 @@ from teola_plugin.errors import (
 )
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.handles import CallHandle
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from langchain_openai import ChatOpenAI
 
 Chain = Runnable[Any, Any]
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")

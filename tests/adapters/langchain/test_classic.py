@@ -8,18 +8,33 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from langchain_classic.chains import LLMChain, RetrievalQA, create_retrieval_chain
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_classic.chains.summarize import load_summarize_chain
+from langchain_classic.retrievers import (
+    ContextualCompressionRetriever,
+    MultiVectorRetriever,
+    ParentDocumentRetriever,
+)
+from langchain_classic.retrievers.document_compressors import (
+    CrossEncoderReranker,
+    DocumentCompressorPipeline,
+    EmbeddingsFilter,
+    LLMChainExtractor,
+    LLMChainFilter,
+)
 from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_core.stores import InMemoryByteStore, InMemoryStore
+from langchain_text_splitters import CharacterTextSplitter
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain import runnable
@@ -37,27 +52,7 @@ from teola_plugin.requests.payloads import Generation
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Result
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from langchain_classic.chains import LLMChain, RetrievalQA, create_retrieval_chain
-    from langchain_classic.chains.combine_documents import create_stuff_documents_chain
-    from langchain_classic.chains.summarize import load_summarize_chain
-    from langchain_classic.retrievers import (
-        ContextualCompressionRetriever,
-        MultiVectorRetriever,
-        ParentDocumentRetriever,
-    )
-    from langchain_classic.retrievers.document_compressors import (
-        CrossEncoderReranker,
-        DocumentCompressorPipeline,
-        EmbeddingsFilter,
-        LLMChainExtractor,
-        LLMChainFilter,
-    )
-    from langchain_text_splitters import CharacterTextSplitter
-
 Chain = Runnable[Any, Any]
-pytestmark = pytest.mark.filterwarnings("ignore")
 WORDS = ("lambda", "class", "import", "with", "raise")
 DOCUMENTS = [Document(f"Of {w}: {w} and naïve. More of {w}.", id=w, metadata={"source": w}) for w in WORDS]
 ASKED = "what of import and raise?"

@@ -120,7 +120,6 @@ def _without_early_work(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> Ru
 FORMS = {"fast": _fast, "piped": _piped, "unplanned": _unplanned, "only traced": _without_early_work}
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 def test_terms_reach_every_engine(

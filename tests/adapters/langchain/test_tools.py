@@ -124,7 +124,6 @@ def test_an_accelerated_chain_calls_it_in_its_place(model: ChatTeola, llm: Any, 
     assert len(llm.asked) == 2
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_an_agent(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
     """It adds, then it speaks."""
 
