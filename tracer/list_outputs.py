@@ -34,7 +34,7 @@ def with_splits(components: tuple[Component, ...], lists: Mapping[str, str]) -> 
 
 def _marked(c: Component, found: list[tuple[Component, str]]) -> dict[str, Component]:
     items = c.attributes.items or found[0][1] or _GUESS  # the model's own schema knows best
-    made = {c.name: replace(c, splittable=True, attributes=replace(c.attributes, items=items))}
+    made = {c.name: replace(c, splittable=True, attributes=c.attributes.with_(items=items))}
     for reader, _ in found:
         if reader.role is Role.MAP and reader.expected is None:
             made[reader.name] = replace(reader, expected=c.expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Literal
 
 
@@ -46,6 +47,13 @@ class Attributes:
     when: Literal["", "idle"] = ""
     """PARTIAL_PREFILLING: `idle` for a warm-up that waits for a pause of its engine."""
 
+    def with_(self, **changes: Any) -> Attributes:
+        """A copy with other values for some fields. (`dataclasses.replace` takes three times as long.)"""
+        values = list(_values(self))
+        for name, value in changes.items():
+            values[_PLACES[name]] = value
+        return Attributes(*values)
+
     def said(self) -> Iterator[tuple[str, Any]]:
         """Name and value of each fact that is said, in the order above; once per id where there are several."""
         for name, default in _DEFAULTS.items():
@@ -58,6 +66,8 @@ class Attributes:
 
 
 _DEFAULTS = {known.name: known.default for known in fields(Attributes)}
+_PLACES = {name: place for place, name in enumerate(_DEFAULTS)}
+_values = attrgetter(*_DEFAULTS)
 ATTRIBUTES = frozenset(_DEFAULTS)
 """Names of the facts, which options may not have."""
 NOTHING_SAID = Attributes()

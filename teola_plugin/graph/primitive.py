@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +119,7 @@ class Primitive:
             changes["after"] = tuple([names.get(a, a) for a in self.after])
         if self.attributes.stream_items:
             holders = tuple([names.get(holder, holder) for holder in self.attributes.stream_items])
-            changes["attributes"] = replace(self.attributes, stream_items=holders)
+            changes["attributes"] = self.attributes.with_(stream_items=holders)
         inputs = tuple([(key, moved(ref)) for key, ref in self.inputs])
         return self.with_(id=names.get(self.id, self.id), inputs=inputs, **changes)
 

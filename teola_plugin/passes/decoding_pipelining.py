@@ -7,7 +7,7 @@ parser, the user's lambda) run once, on the whole text. A VERIFY compares the tw
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from teola_plugin.graph import (
@@ -151,9 +151,9 @@ def _awaited(q: Primitive, p: Primitive, d: Primitive) -> tuple[str, ...]:
 
 def _grown(edit: GraphEdit, d: Primitive, maps: list[Primitive]) -> None:
     if maps:
-        edit.replace(d.with_(attributes=replace(d.attributes, stream_items=tuple(m.id for m in maps))))
+        edit.replace(d.with_(attributes=d.attributes.with_(stream_items=tuple(m.id for m in maps))))
     for m in maps:
-        edit.replace(m.with_(attributes=replace(m.attributes, grow=True)))
+        edit.replace(m.with_(attributes=m.attributes.with_(grow=True)))
 
 
 def _items(edit: GraphEdit, d: Primitive, graph: Graph, width: int) -> list[Ref]:

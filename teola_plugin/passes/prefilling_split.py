@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from teola_plugin.graph import (
@@ -43,7 +43,7 @@ class PrefillingSplit:
             return graph
         edit = GraphEdit(graph)
         for p, holder in growing:
-            edit.replace(p.with_(attributes=replace(p.attributes, grows_with=holder)))
+            edit.replace(p.with_(attributes=p.attributes.with_(grows_with=holder)))
         estimates = _Estimates(graph, context)
         for p in found:
             ends = _ends(p, estimates)
@@ -179,7 +179,7 @@ def _split(edit: GraphEdit, p: Primitive, ends: list[int], pauses: bool) -> None
             after=before,
             effects=(),
             prompt=prefix,
-            attributes=replace(p.attributes, when="idle") if pauses else p.attributes,
+            attributes=p.attributes.with_(when="idle") if pauses else p.attributes,
         )
         edit.add(partial)
         before = (partial.id,)

@@ -59,7 +59,7 @@ def begun_early(drafts: Sequence[Draft], certain: bool) -> list[Component]:
     if not certain and sum(any(_asks(c) for c in components) for components in known) > 1:
         known = [list(_known(draft, _NEVER | {Role.GENERATION})) for draft in drafts]
     useful = [c for components in known if any(_works(c) for c in components) for c in components]
-    return [replace(c, attributes=replace(c.attributes, lookahead=certain)) for c in useful]
+    return [replace(c, attributes=c.attributes.with_(lookahead=certain)) for c in useful]
 
 
 def _known(draft: Draft, never: frozenset[Role]) -> Iterator[Component]:

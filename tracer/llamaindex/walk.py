@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from teola_plugin.graph import Attributes, Component, Ref, Role
+from teola_plugin.graph.attributes import NOTHING_SAID
 from teola_plugin.graph.refs import Inputs
 from teola_plugin.shims.llamaindex.records import Parts
 from teola_plugin.tracer.draft import DERIVED, Draft, Names
@@ -168,7 +169,7 @@ class Walk:
         self.draft.absorb(body.draft)
         inner = body.draft.template(output, name)
         if role is Role.MAP:  # in `query`, one item comes after the other
-            more["attributes"] = replace(more.get("attributes", Attributes()), beside=True)
+            more["attributes"] = more.get("attributes", NOTHING_SAID).with_(beside=True)
         return self.draft.add(Component(name, role, inputs, body=inner, scope=self.scope, **more))
 
     # ------------------------------------------------------------ the order of the plain code

@@ -24,6 +24,13 @@ def test_a_false_fact_is_said() -> None:
     assert list(Attributes(lookahead=False, k=0).said()) == [("k", 0), ("lookahead", False)]
 
 
+def test_a_copy_with_other_values() -> None:
+    said = Attributes(k=3, items="json")
+    assert said.with_(k=4, grow=True) == Attributes(k=4, items="json", grow=True) and said.k == 3
+    with pytest.raises(KeyError):
+        said.with_(unknown=1)
+
+
 def test_the_text_shows_attributes_in_their_order_then_options() -> None:
     said = Attributes(stream_items=("m", "n"), collection="docs", k=3, grow=True)
     p = Primitive("p", K.SEARCHING, "store", attributes=said, options=(("mine", 1),))
