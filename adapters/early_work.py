@@ -10,13 +10,12 @@ from typing import Any, Protocol
 
 from teola_plugin.adapters.terms import Deadline
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import IMPURE_KINDS, LOOKAHEAD, Graph, Primitive, Query
+from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
-from teola_plugin.passes.decoding_pipelining import GROW
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.tracer.draft import BESIDE, Traced
+from teola_plugin.tracer.draft import Traced
 
 
 class Endable(Protocol):
@@ -35,7 +34,9 @@ def pays(optimised: Optimised) -> bool:
 @lru_cache(maxsize=256)
 def runs_ahead(source: Graph, graph: Graph) -> bool:
     """`pays`, for a p-graph and its e-graph."""
-    if any(p.id not in source or p.option(GROW) or (p.on_engine and p.option(LOOKAHEAD) is not None) for p in graph):
+    if any(
+        p.id not in source or p.attributes.grow or (p.on_engine and p.attributes.lookahead is not None) for p in graph
+    ):
         return True  # stages, partial prefillings, partial decodings, growing lists, parts that may be chosen
     bits = {p.id: 1 << place for place, p in enumerate(p for p in source if takes_time(p))}
     before, now = source.reached(bits), graph.reached(bits)
@@ -48,7 +49,7 @@ def _holder_pays(before: Primitive, p: Primitive) -> bool:
     """Items side by side, arms side by side, or gains inside."""
     arms = [(getattr(before, name), getattr(p, name)) for name in ("fragment", "otherwise")]
     held = [(a.graph, b.graph) for a, b in arms if a is not None and b is not None]
-    if p.option(BESIDE) and any(takes_time(q) for _, graph in held for q in graph):
+    if p.attributes.beside and any(takes_time(q) for _, graph in held for q in graph):
         return True
     return any(runs_ahead(a, b) for a, b in held)
 

@@ -24,7 +24,7 @@ from benchmarks.placement.workloads import WORKLOADS, Workload
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.observe.progress import progress
 from teola_plugin.scheduling import E2, E2Options, EngineScheduler, PrefixBlocks, RequestPlacement, block_hashes
-from teola_plugin.scheduling.events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded
+from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded
 from teola_plugin.scheduling.placement import Asked
 
 INSTANCES, PREFIXES, TOKENS, SHARED = 64, 5000, 8192, 7168

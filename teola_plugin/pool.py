@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, Shape, Terms, WorkflowTemplate
+from teola_plugin.observe.otel_sink import tracing_sink
+from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
 from teola_plugin.runtime.context import current_run
@@ -20,6 +22,9 @@ from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling import POLICIES
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 Engines = Mapping[str, Engine | Sequence[Engine]] | Iterable[Engine]
 """Engines (or instances of one) by name, or just engines, which have names of their own."""
@@ -55,19 +60,22 @@ class EnginePool:
         passes: Iterable[Pass | str] = DEFAULT_PASSES,
         policy: str = "topology-aware",
         details: bool = False,
+        tracing: str | TracerProvider | None = None,
     ) -> EnginePool:
         """A pool in this process; its engines start with `start()` or on entering.
 
         `engines` are ready-made engines by name. The four keywords make or take the usual ones under those names:
         `llm`, `embedder` and `reranker` a model (path or hub id) or an engine, `store` a PostgreSQL DSN, `"embedded"`
         or an engine. `policy`: topology-aware, per-invocation or throughput-oriented. `details` keeps prompts and
-        documents in traces. Raises `RegistrationError`.
+        documents in traces. `tracing="opentelemetry"` sends every query's trace there, a tracer provider to that one
+        (extra `otel`). Models compute on GPUs where there are any, and share their memory by the rule of
+        `engines.devices.budget`. Raises `RegistrationError`.
         """
         found = _by_name(engines or {})
         for name, given in (("llm", llm), ("embedder", embedder), ("reranker", reranker), ("store", store)):
             if given is not None:
                 found[name] = _make(name, given) if isinstance(given, str) else given
-        return cls(*_prepared(found, policy, details, None), passes)
+        return cls(*_prepared(found, policy, details, None, tracing), passes)
 
     @classmethod
     def on_this_loop(
@@ -84,11 +92,13 @@ class EnginePool:
         pool: str = "default",
         passes: Iterable[Pass | str] = DEFAULT_PASSES,
         details: bool = False,
+        tracing: str | TracerProvider | None = None,
     ) -> EnginePool:
         """A pool that runs on a Ray cluster, shared with other processes and apps: see `teola up`.
 
         `address` is the cluster's own (`host:port`; `auto` on one of its nodes); by default that of the pool of this
-        name that was started on this machine. Engines and their schedulers are there, graphs and your own code here.
+        name that was started on this machine. Engines and their schedulers are there, graphs, traces and your own
+        code here; `details` and `tracing` as in `local`.
         Raises `EngineUnavailable` (no cluster, other versions), `ConfigError` (`ray://`), `RegistrationError`.
         """
         from teola_plugin.cluster.client.client import ClusterRuntime, find_engines
@@ -96,12 +106,14 @@ class EnginePool:
 
         engines = find_engines(address_of(pool, address), pool)
         found = {name: (engine,) for name, engine in engines.items()}
-        return cls(ClusterRuntime(pool, engines, details=details), found, passes)
+        sink = _sink(tracing, found)
+        return cls(ClusterRuntime(pool, engines, details=details, sink=sink), found, passes)
 
     # ------------------------------------------------------------ life
 
     def start(self) -> EnginePool:
-        """Start all engines. Idempotent. Raises `EngineUnavailable` and what engines raise."""
+        """Start all engines. Idempotent. Raises `EngineUnavailable` and what engines raise; before anything starts
+        `ConfigError`, where a device is not there or its memory does not suffice."""
         if not self._started:
             self.runtime.start()
             self._started = True
@@ -167,16 +179,16 @@ class EnginePool:
         payloads: Sequence[Any],
         *,
         stream: bool = False,
-        stays: bool = False,
+        keep_remote: bool = False,
         run: Any = None,
         terms: Terms | None = None,
     ) -> CallHandle:
         """One request per payload on an engine; inside a live query (`run`), work done ahead is claimed.
 
-        With `stays`, a shared pool may leave large values where they are made: see `KeptValue`. `terms` (tenant, app,
-        deadline, weight) are those of a call that joins no live query.
+        With `keep_remote`, a shared pool may leave large values where they are made: see `RemoteValue`. `terms`
+        (tenant, app, deadline, weight) are those of a call that joins no live query.
         """
-        return self.runtime.call(kind, engine, payloads, stream=stream, stays=stays, run=run, terms=terms)
+        return self.runtime.call(kind, engine, payloads, stream=stream, keep_remote=keep_remote, run=run, terms=terms)
 
     def admin(self, engine: str, method: str, *args: Any) -> Future[Any]:
         """Run a coroutine method of an engine that is no request, e.g. `count` of a store."""
@@ -239,14 +251,26 @@ def _by_name(engines: Engines) -> dict[str, Engine | Sequence[Engine]]:
 
 
 def _prepared(
-    found: dict[str, Engine | Sequence[Engine]], policy: str, details: bool, loop: SameLoop | None
+    found: dict[str, Engine | Sequence[Engine]],
+    policy: str,
+    details: bool,
+    loop: SameLoop | None,
+    tracing: str | TracerProvider | None = None,
 ) -> tuple[LocalRuntime, dict[str, Sequence[Engine]]]:
     if not found:
         raise RegistrationError("a pool needs at least one engine.", hint="e.g. EnginePool.local(llm='path/to/model')")
     if policy not in POLICIES:
         raise unknown_name("batch policy", policy, list(POLICIES))
     engines = {name: given if isinstance(given, Sequence) else (given,) for name, given in found.items()}
-    return LocalRuntime(engines, policy=POLICIES[policy](), loop=loop, details=details), engines
+    sink = _sink(tracing, engines)
+    return LocalRuntime(engines, policy=POLICIES[policy](), loop=loop, details=details, sink=sink), engines
+
+
+def _sink(tracing: str | TracerProvider | None, engines: Mapping[str, Sequence[Engine]]) -> TraceSink | None:
+    """Where traces go besides `pool.traces`; it asks for the model of an engine when that has started."""
+    if tracing is None:
+        return None
+    return tracing_sink(tracing, lambda name: engines[name][0].versions().get("model", "") if name in engines else "")
 
 
 def _make(name: str, given: str) -> Engine:

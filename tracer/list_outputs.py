@@ -33,9 +33,8 @@ def with_splits(components: tuple[Component, ...], lists: Mapping[str, str]) -> 
 
 
 def _marked(c: Component, found: list[tuple[Component, str]]) -> dict[str, Component]:
-    spelled = dict(c.options).get("items")  # the model's own schema knows best
-    options = c.options if spelled else (*c.options, ("items", found[0][1] or _GUESS))
-    made = {c.name: replace(c, splittable=True, options=options)}
+    items = c.attributes.items or found[0][1] or _GUESS  # the model's own schema knows best
+    made = {c.name: replace(c, splittable=True, attributes=replace(c.attributes, items=items))}
     for reader, _ in found:
         if reader.role is Role.MAP and reader.expected is None:
             made[reader.name] = replace(reader, expected=c.expected)
@@ -47,7 +46,7 @@ def _list_readers(
 ) -> list[tuple[Component, str]]:
     """MAPs and batchable components that work on each item of `c`'s text, with the spelling found on the way."""
     found: list[tuple[Component, str]] = []
-    ways, seen = [(c.name, str(dict(c.options).get("items", "")))], {c.name}
+    ways, seen = [(c.name, c.attributes.items)], {c.name}
     while ways:
         name, kind = ways.pop(0)
         for reader in readers.get(name, ()):

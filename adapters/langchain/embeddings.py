@@ -46,16 +46,16 @@ class TeolaEmbeddings(BaseModel, Embeddings):
     async def aembed_documents(self, texts: Iterable[str]) -> list[list[float]]:
         return [to_list(vector) for vector in await self._call(texts, "document")]
 
-    def begin_documents(self, texts: Iterable[str], *, stays: bool = False) -> CallHandle:
-        """`embed_documents`, under way. With `stays`, which is for rows in a store of the same pool, the vectors may
-        be `KeptValue`s."""
-        return self._call(texts, "document", stays=stays)
+    def begin_documents(self, texts: Iterable[str], *, keep_remote: bool = False) -> CallHandle:
+        """`embed_documents`, under way. With `keep_remote`, which is for rows in a store of the same pool, the vectors
+        may be `RemoteValue`s."""
+        return self._call(texts, "document", keep_remote=keep_remote)
 
-    def _call(self, texts: Iterable[str], role: Role, *, stays: bool = False) -> CallHandle:
+    def _call(self, texts: Iterable[str], role: Role, *, keep_remote: bool = False) -> CallHandle:
         asked = [EmbedText(text, role) for text in texts]
         run, terms = call_context(self.pool)
         kind = PrimitiveKind.EMBEDDING
-        handle: CallHandle = self.pool.call(kind, self.engine, asked, stays=stays, run=run, terms=terms)
+        handle: CallHandle = self.pool.call(kind, self.engine, asked, keep_remote=keep_remote, run=run, terms=terms)
         return handle
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> EmbeddingLeaf | None:

@@ -20,7 +20,7 @@ from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.runtime.works.kept_values import KeptValue
+from teola_plugin.runtime.works.remote_values import RemoteValue
 from teola_plugin.tracer.langchain.classes import leaf_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf
 
@@ -98,7 +98,9 @@ class TeolaVectorStore(VectorStore):
         texts = [chunk.text for chunk in chunks]
         shared = self._shared_embeddings()
         vectors = (
-            shared.begin_documents(texts, stays=True).result() if shared else self._embedding.embed_documents(texts)
+            shared.begin_documents(texts, keep_remote=True).result()
+            if shared
+            else self._embedding.embed_documents(texts)
         )
         self.ingest(chunks, vectors).result()
 
@@ -110,7 +112,9 @@ class TeolaVectorStore(VectorStore):
             return
         texts = [chunk.text for chunk in chunks]
         shared = self._shared_embeddings()
-        embedded = shared.begin_documents(texts, stays=True) if shared else self._embedding.aembed_documents(texts)
+        embedded = (
+            shared.begin_documents(texts, keep_remote=True) if shared else self._embedding.aembed_documents(texts)
+        )
         await self.ingest(chunks, await embedded)
 
     def _shared_embeddings(self) -> TeolaEmbeddings | None:
@@ -131,7 +135,7 @@ class TeolaVectorStore(VectorStore):
             return None
         return PipelinedWrite(self, own, chunks)
 
-    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | KeptValue]) -> CallHandle:
+    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | RemoteValue]) -> CallHandle:
         """Write chunks with their vectors, one request each; a row of the same id is replaced."""
         rows = [IngestRow(self.collection, c, _sent(v)) for c, v in zip(chunks, vectors, strict=True)]
         return self._call(PrimitiveKind.INGESTION, rows)
@@ -289,8 +293,8 @@ class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
         return RetrievalLeaf(store.engine, store.embeddings.engine, store.collection, k, wanted, to_documents)
 
 
-def _sent(vector: Sequence[float] | KeptValue) -> Any:
-    if isinstance(vector, KeptValue):
+def _sent(vector: Sequence[float] | RemoteValue) -> Any:
+    if isinstance(vector, RemoteValue):
         return vector
     return tuple(vector if isinstance(vector, list | tuple) else to_list(vector))
 

@@ -10,13 +10,13 @@ from llama_index.core.ingestion import IngestionPipeline
 
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
 from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
-from teola_plugin.adapters.llamaindex.parts import replaced
 from teola_plugin.adapters.llamaindex.session import Session, Settings
+from teola_plugin.adapters.llamaindex.substitution import replaced
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.llamaindex.known import inside
+from teola_plugin.tracer.llamaindex.classes import inside
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 
@@ -92,7 +92,7 @@ def bound_in(obj: Any, bind: Bindings | None, pool: EnginePool | None) -> Any:
     if missing:
         raise RegistrationError(
             f"bind= names a {type(missing[0]).__name__} that is not a part of the {type(obj).__name__}.",
-            hint="bind the very object that the engine uses, e.g. engine.retriever._embed_model",
+            hint="bind the very object that the engine was made with",
         )
     return made
 

@@ -8,6 +8,7 @@ original's beside a live query.
 from __future__ import annotations
 
 import copy
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,11 +17,13 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 
-from teola_plugin.adapters.llamaindex.session import Session, asked, with_chunks, with_nodes
+from teola_plugin.adapters.llamaindex.session import Session, chunks_input, nodes_input, query_input
 from teola_plugin.adapters.terms import Asked
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised
+from teola_plugin.shims.llamaindex.copies import sharing
+from teola_plugin.shims.llamaindex.hooks import QueryHooks
 from teola_plugin.tracer.report import TraceReport
 
 
@@ -72,7 +75,7 @@ class Accelerated:
 
     def plan(self, input: Any = None) -> Optimised | None:
         """The e-graph of a query, and the passes that made it; None where the original just runs."""
-        return self.__teola_session__.plan(self.__teola_entry__, None if input is None else asked(input))
+        return self.__teola_session__.plan(self.__teola_entry__, None if input is None else query_input(input))
 
     def explain(self, input: Any = None) -> str:
         """What was understood, the p-graph, the e-graph, the passes that fired and what to expect, as text."""
@@ -87,41 +90,42 @@ class Accelerated:
         return None if last is None else last.trace.result(timeout)
 
 
-class AcceleratedQueryEngine(Accelerated):
+class AcceleratedQueryEngine(QueryHooks, Accelerated):
     """A `BaseQueryEngine`."""
 
     def query(self, str_or_query_bundle: Any) -> Any:
-        given = asked(str_or_query_bundle)
+        given = query_input(str_or_query_bundle)
         return self.__teola_session__.call("query", given, lambda node: node.query(str_or_query_bundle))
 
     async def aquery(self, str_or_query_bundle: Any) -> Any:
-        given = asked(str_or_query_bundle)
+        given = query_input(str_or_query_bundle)
         return await self.__teola_session__.acall("query", given, lambda node: node.aquery(str_or_query_bundle))
 
-    def _query(self, query_bundle: Any) -> Any:
-        """Called by engines that retry; the entries above call the original's."""
-        given = asked(query_bundle)
-        return self.__teola_session__.call("query", given, lambda node: node._query(query_bundle))
+    def __teola_query__(self, query: Any, plain: Callable[[Any], Any]) -> Any:
+        """Below the entries, by engines that retry; the entries above call the original's."""
+        return self.__teola_session__.call("query", query_input(query), plain)
 
-    async def _aquery(self, query_bundle: Any) -> Any:
-        given = asked(query_bundle)
-        return await self.__teola_session__.acall("query", given, lambda node: node._aquery(query_bundle))
+    async def __teola_aquery__(self, query: Any, plain: Callable[[Any], Awaitable[Any]]) -> Any:
+        """`__teola_query__` in a loop."""
+        return await self.__teola_session__.acall("query", query_input(query), plain)
 
     def retrieve(self, query_bundle: Any) -> Any:
-        return self.__teola_session__.call("retrieve", asked(query_bundle), lambda node: node.retrieve(query_bundle))
+        return self.__teola_session__.call(
+            "retrieve", query_input(query_bundle), lambda node: node.retrieve(query_bundle)
+        )
 
     async def aretrieve(self, query_bundle: Any) -> Any:
-        given = asked(query_bundle)
+        given = query_input(query_bundle)
         return await self.__teola_session__.acall("retrieve", given, lambda node: node.aretrieve(query_bundle))
 
     def synthesize(self, query_bundle: Any, nodes: Any, additional_source_nodes: Any = None) -> Any:
-        given = with_nodes(query_bundle, nodes)
+        given = nodes_input(query_bundle, nodes)
         return self.__teola_session__.call(
             "synthesize", given, lambda node: node.synthesize(query_bundle, nodes, additional_source_nodes)
         )
 
     async def asynthesize(self, query_bundle: Any, nodes: Any, additional_source_nodes: Any = None) -> Any:
-        given = with_nodes(query_bundle, nodes)
+        given = nodes_input(query_bundle, nodes)
         return await self.__teola_session__.acall(
             "synthesize", given, lambda node: node.asynthesize(query_bundle, nodes, additional_source_nodes)
         )
@@ -133,11 +137,11 @@ class AcceleratedRetriever(Accelerated):
     __teola_entry__ = "retrieve"
 
     def retrieve(self, str_or_query_bundle: Any) -> Any:
-        given = asked(str_or_query_bundle)
+        given = query_input(str_or_query_bundle)
         return self.__teola_session__.call("retrieve", given, lambda node: node.retrieve(str_or_query_bundle))
 
     async def aretrieve(self, str_or_query_bundle: Any) -> Any:
-        given = asked(str_or_query_bundle)
+        given = query_input(str_or_query_bundle)
         return await self.__teola_session__.acall("retrieve", given, lambda node: node.aretrieve(str_or_query_bundle))
 
 
@@ -147,7 +151,7 @@ class AcceleratedSynthesizer(Accelerated):
     __teola_entry__ = "synthesize"
 
     def synthesize(self, query: Any, nodes: Any, additional_source_nodes: Any = None, **response_kwargs: Any) -> Any:
-        given = None if response_kwargs else with_nodes(query, nodes)
+        given = None if response_kwargs else nodes_input(query, nodes)
         return self.__teola_session__.call(
             "synthesize", given, lambda node: node.synthesize(query, nodes, additional_source_nodes, **response_kwargs)
         )
@@ -155,19 +159,19 @@ class AcceleratedSynthesizer(Accelerated):
     async def asynthesize(
         self, query: Any, nodes: Any, additional_source_nodes: Any = None, **response_kwargs: Any
     ) -> Any:
-        given = None if response_kwargs else with_nodes(query, nodes)
+        given = None if response_kwargs else nodes_input(query, nodes)
         return await self.__teola_session__.acall(
             "synthesize", given, lambda node: node.asynthesize(query, nodes, additional_source_nodes, **response_kwargs)
         )
 
     def get_response(self, query_str: str, text_chunks: Any, **response_kwargs: Any) -> Any:
-        given = with_chunks(query_str, text_chunks, response_kwargs)
+        given = chunks_input(query_str, text_chunks, response_kwargs)
         return self.__teola_session__.call(
             "respond", given, lambda node: node.get_response(query_str, text_chunks, **response_kwargs)
         )
 
     async def aget_response(self, query_str: str, text_chunks: Any, **response_kwargs: Any) -> Any:
-        given = with_chunks(query_str, text_chunks, response_kwargs)
+        given = chunks_input(query_str, text_chunks, response_kwargs)
         return await self.__teola_session__.acall(
             "respond", given, lambda node: node.aget_response(query_str, text_chunks, **response_kwargs)
         )
@@ -203,13 +207,7 @@ def accelerated(session: Session) -> Any:
     kind = next((mine for theirs, mine in KINDS if isinstance(served, theirs)), None)
     if kind is None:
         raise _refusal(served)
-    cls = _class(kind, type(served), session)
-    made: Any = object.__new__(cls)
-    object.__setattr__(made, "__dict__", vars(served))
-    for slot in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
-        if hasattr(served, slot):
-            object.__setattr__(made, slot, getattr(served, slot))
-    return made
+    return sharing(_class(kind, type(served), session), served)
 
 
 def _refusal(obj: Any) -> TraceError:

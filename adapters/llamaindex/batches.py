@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 from teola_plugin.adapters.calls import to_list
-from teola_plugin.adapters.llamaindex.early_rows import EarlyRows, building
+from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, current_write
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import EmbedText, Vector
 from teola_plugin.runtime.handles import CallHandle
@@ -27,9 +27,9 @@ Role = Literal["query", "document"]
 class _Batches:
     """The batches of one call: what the engine was told, until the framework's own code asks for it."""
 
-    def __init__(self, model: BatchesAhead, texts: Sequence[str], early: EarlyRows | None) -> None:
+    def __init__(self, model: BatchesAhead, texts: Sequence[str], write: PipelinedWrite | None) -> None:
         size = model.embed_batch_size
-        self._early = early
+        self._write = write
         self._calls: dict[tuple[str, ...], deque[tuple[int, CallHandle]]] = defaultdict(deque)
         for start in range(0, len(texts), size):
             batch = tuple(texts[start : start + size])
@@ -40,8 +40,8 @@ class _Batches:
         return calls.popleft() if calls else None
 
     def came(self, start: int, vectors: Sequence[Sequence[float]]) -> None:
-        if self._early is not None:
-            self._early.put(start, vectors)
+        if self._write is not None:
+            self._write.put(start, vectors)
 
     def close(self) -> None:
         """Give up what nobody asked for."""
@@ -100,19 +100,19 @@ class BatchesAhead:
     def get_text_embedding_batch(
         self, texts: list[str], show_progress: bool = False, **kwargs: Any
     ) -> list[list[float]]:
-        early = building.get()
-        if early is not None and not early.expect(texts):
-            early = None
-        with self._ahead(texts, early):
+        write = current_write.get()
+        if write is not None and not write.expect(texts):
+            write = None
+        with self._ahead(texts, write):
             return super().get_text_embedding_batch(texts, show_progress, **kwargs)  # type: ignore[misc,no-any-return]
 
     async def aget_text_embedding_batch(
         self, texts: list[str], show_progress: bool = False, **kwargs: Any
     ) -> list[list[float]]:
-        early = building.get()
-        if early is not None and not await early.aexpect(texts):
-            early = None
-        with self._ahead(texts, early):
+        write = current_write.get()
+        if write is not None and not await write.aexpect(texts):
+            write = None
+        with self._ahead(texts, write):
             return await super().aget_text_embedding_batch(texts, show_progress, **kwargs)  # type: ignore[misc,no-any-return]
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
@@ -124,12 +124,12 @@ class BatchesAhead:
         return await super().acall(nodes, **kwargs)  # type: ignore[misc,no-any-return]
 
     @contextmanager
-    def _ahead(self, texts: Sequence[str], early: EarlyRows | None) -> Iterator[None]:
+    def _ahead(self, texts: Sequence[str], write: PipelinedWrite | None) -> Iterator[None]:
         """With a cache or a rate limiter the framework decides what is asked for, and when."""
         if self.embeddings_cache is not None or self.rate_limiter is not None or not texts:
             yield
             return
-        batches = _Batches(self, texts, early)
+        batches = _Batches(self, texts, write)
         token = _current.set(batches)
         try:
             yield
@@ -139,6 +139,6 @@ class BatchesAhead:
 
 
 def _tell(nodes: Sequence[BaseNode]) -> None:
-    early = building.get()
-    if early is not None:
-        early.nodes = list(nodes)
+    write = current_write.get()
+    if write is not None:
+        write.nodes = list(nodes)

@@ -8,10 +8,10 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from pydantic import ConfigDict
 
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead
-from teola_plugin.adapters.llamaindex.pooled import Pooled
+from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 
 
-class TeolaEmbedding(Pooled, BatchesAhead, BaseEmbedding):
+class TeolaEmbedding(PoolBacked, BatchesAhead, BaseEmbedding):
     """LlamaIndex embeddings on the pool's engine `engine`: `TeolaEmbedding(pool=pool)`.
 
     Queries and texts keep their roles, since some models prefix them differently. Vectors are lists of floats of the

@@ -1,4 +1,4 @@
-"""What a LlamaIndex query asks for beyond the nearest rows: told to the engine where it can, else sifted here.
+"""What a LlamaIndex query asks for beyond the nearest rows: told to the engine where it can, else decided here.
 
 The engine knows equality of metadata keys. Everything else (ranges, `in`, `or`, document ids, ...) is decided by
 LlamaIndex's own filter function on the rows found, as `SimpleVectorStore` does; so more rows are asked for than wanted.
@@ -26,41 +26,41 @@ Pairs = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowFilter:
     """Which rows may be found."""
 
-    pairs: Pairs = ()
+    equalities: Pairs = ()
     """For the engine: metadata keys and the values they must equal."""
-    sift: Callable[[Stored], bool] | None = None
+    predicate: Callable[[Stored], bool] | None = None
     """For here; None where the engine does it all."""
 
     def admits(self, row: Stored) -> bool:
-        return all(row.metadata.get(key) == value for key, value in self.pairs) and (
-            self.sift is None or self.sift(row)
+        return all(row.metadata.get(key) == value for key, value in self.equalities) and (
+            self.predicate is None or self.predicate(row)
         )
 
-    def sifted(self, rows: Sequence[Row]) -> list[Row]:
+    def matching(self, rows: Sequence[Row]) -> list[Row]:
         """Of rows that the engine found, those that may stay."""
-        return [row for row in rows if self.sift is None or self.sift(row)]
+        return [row for row in rows if self.predicate is None or self.predicate(row)]
 
 
-def wanted(query: VectorStoreQuery, *, anywhere: bool = False) -> Wanted:
+def filter_of(query: VectorStoreQuery, *, anywhere: bool = False) -> RowFilter:
     """`anywhere`: the query's `node_ids` restrict nothing.
 
     An index hands its retrievers the ids of all nodes that it lists; with a store that keeps texts it lists those that
     point elsewhere alone, and means all.
     """
-    return wanted_rows(query.filters, node_ids=None if anywhere else query.node_ids, doc_ids=query.doc_ids)
+    return row_filter(query.filters, node_ids=None if anywhere else query.node_ids, doc_ids=query.doc_ids)
 
 
-def of_document(ref_doc_id: str) -> Wanted:
+def of_document(ref_doc_id: str) -> RowFilter:
     """The rows of a document."""
-    return wanted_rows(None, doc_ids=[ref_doc_id])
+    return row_filter(None, doc_ids=[ref_doc_id])
 
 
-def wanted_rows(
+def row_filter(
     filters: MetadataFilters | None, *, node_ids: Sequence[str] | None = None, doc_ids: Sequence[str] | None = None
-) -> Wanted:
+) -> RowFilter:
     pairs, rest = _split(filters)
     tests: list[Callable[[Stored], bool]] = []
     if rest is not None:
@@ -73,7 +73,7 @@ def wanted_rows(
     elif doc_ids:
         documents = frozenset(doc_ids)
         tests.append(lambda row: row.metadata.get("ref_doc_id") in documents)
-    return Wanted(tuple(sorted(pairs)), (lambda row: all(test(row) for test in tests)) if tests else None)
+    return RowFilter(tuple(sorted(pairs)), (lambda row: all(test(row) for test in tests)) if tests else None)
 
 
 def _split(filters: MetadataFilters | None) -> tuple[Pairs, MetadataFilters | None]:

@@ -1,24 +1,26 @@
 """Ingestion and index building that store rows while later ones are being embedded.
 
-Everything is done by LlamaIndex's own code; see `early_rows` for what runs beside it. Where the pieces are not known
-(another vector store, something after the embedding, worker processes) the original's way is the only one.
+Everything is done by LlamaIndex's own code; see `pipelined_write` for what runs beside it. Where the pieces are not
+known (another vector store, something after the embedding, worker processes) the original's way is the only one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from llama_index.core.data_structs import IndexDict
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import BaseNode
 from llama_index.core.utils import iter_batch
 
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead
-from teola_plugin.adapters.llamaindex.early_rows import EarlyRows, awriting_early, writing_early
+from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, apipelining, pipelining
 from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
+from teola_plugin.shims.llamaindex.copies import copied_as
+from teola_plugin.shims.llamaindex.hooks import IndexHooks, Nodes, VectorStoreIndexParts
+from teola_plugin.shims.llamaindex.records import Unreadable
 
 # ------------------------------------------------------------ pipelines
 
@@ -27,27 +29,27 @@ class _Ingests:
     """Stands before the pipeline's own class in the order of methods."""
 
     def run(self, *args: Any, **kwargs: Any) -> Sequence[BaseNode]:
-        early = self._early(args, kwargs)
-        if early is None:
+        write = self._pipelined(args, kwargs)
+        if write is None:
             return super().run(*args, **kwargs)  # type: ignore[misc,no-any-return]
-        with writing_early(early):
+        with pipelining(write):
             return super().run(*args, **kwargs)  # type: ignore[misc,no-any-return]
 
     async def arun(self, *args: Any, **kwargs: Any) -> Sequence[BaseNode]:
-        early = self._early(args, kwargs)
-        if early is None:
+        write = self._pipelined(args, kwargs)
+        if write is None:
             return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
-        async with awriting_early(early):
+        async with apipelining(write):
             return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
 
-    def _early(self, args: Sequence[Any], kwargs: dict[str, Any]) -> EarlyRows | None:
+    def _pipelined(self, args: Sequence[Any], kwargs: dict[str, Any]) -> PipelinedWrite | None:
         """Only where what is embedded is what is stored, and both happen here."""
         own: Any = self
         elsewhere = (kwargs.get("num_workers") or 0) > 1 or len(args) > 6
         last = own.transformations[-1] if own.transformations else None
         if elsewhere or not _overlaps(last, own.vector_store):
             return None
-        return EarlyRows(own.vector_store)
+        return PipelinedWrite(own.vector_store)
 
 
 def accelerated_ingestion(pipeline: IngestionPipeline) -> IngestionPipeline:
@@ -62,30 +64,33 @@ def accelerated_ingestion(pipeline: IngestionPipeline) -> IngestionPipeline:
 # ------------------------------------------------------------ indexes
 
 
-class _Builds:
+class _Builds(IndexHooks):
     """Stands before the index's own class in the order of methods."""
 
-    def _add_nodes_to_index(
-        self, index_struct: IndexDict, nodes: Sequence[BaseNode], show_progress: bool = False, **insert_kwargs: Any
-    ) -> None:
-        own: Any = self
-        add = super()._add_nodes_to_index  # type: ignore[misc]
-        if not _overlaps(own._embed_model, own._vector_store):
-            return add(index_struct, nodes, show_progress, **insert_kwargs)  # type: ignore[no-any-return]
-        for batch in iter_batch(nodes, own._insert_batch_size):
-            with writing_early(EarlyRows(own._vector_store, batch)):
-                add(index_struct, batch, show_progress, **insert_kwargs)
+    def __teola_add__(self, nodes: Nodes, add: Callable[[Nodes], None]) -> None:
+        parts = _overlapping(self)
+        if parts is None:
+            return add(nodes)
+        for batch in iter_batch(nodes, parts.insert_batch_size):
+            with pipelining(PipelinedWrite(parts.vector_store, batch)):
+                add(batch)
 
-    async def _async_add_nodes_to_index(
-        self, index_struct: IndexDict, nodes: Sequence[BaseNode], show_progress: bool = False, **insert_kwargs: Any
-    ) -> None:
-        own: Any = self
-        add = super()._async_add_nodes_to_index  # type: ignore[misc]
-        if not _overlaps(own._embed_model, own._vector_store):
-            return await add(index_struct, nodes, show_progress, **insert_kwargs)  # type: ignore[no-any-return]
-        for batch in iter_batch(nodes, own._insert_batch_size):
-            async with awriting_early(EarlyRows(own._vector_store, batch)):
-                await add(index_struct, batch, show_progress, **insert_kwargs)
+    async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Nodes], Awaitable[None]]) -> None:
+        parts = _overlapping(self)
+        if parts is None:
+            return await add(nodes)
+        for batch in iter_batch(nodes, parts.insert_batch_size):
+            async with apipelining(PipelinedWrite(parts.vector_store, batch)):
+                await add(batch)
+
+
+def _overlapping(index: object) -> VectorStoreIndexParts | None:
+    """What an index is made of, where storing beside embedding is understood and gains."""
+    try:
+        parts = VectorStoreIndexParts.of(index)
+    except Unreadable:  # another version: its own way is the only one
+        return None
+    return parts if _overlaps(parts.embed_model, parts.vector_store) else None
 
 
 def _overlaps(model: Any, store: Any) -> bool:
@@ -114,8 +119,7 @@ def accelerated_index(index: VectorStoreIndex) -> VectorStoreIndex:
     """A copy that shares the stores of `index`, for inserting into it."""
     if isinstance(index, _Builds):
         return index
-    copied: VectorStoreIndex = object.__new__(_class(_Builds, type(index)))
-    vars(copied).update(vars(index))
+    copied: VectorStoreIndex = copied_as(_class(_Builds, type(index)), index)
     return copied
 
 

@@ -24,18 +24,19 @@ from pydantic import ConfigDict
 from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.llamaindex import replies
 from teola_plugin.adapters.llamaindex.messages import to_prompt
-from teola_plugin.adapters.llamaindex.pooled import Pooled
+from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 from teola_plugin.adapters.sampling import EngineModel
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.shims.llamaindex.models import messages_of, parsed, text_of
 
 Response = TypeVar("Response", ChatResponse, CompletionResponse)
 Whole = Callable[[Generation, str, str | None], Response]
 """(generation, model name, what was not streamed) -> the response that ends a stream."""
 
 
-class TeolaLLM(Pooled, EngineModel, LLM):
+class TeolaLLM(PoolBacked, EngineModel, LLM):
     """A LlamaIndex LLM whose work is done by the pool's engine `engine`.
 
     ::
@@ -87,8 +88,8 @@ class TeolaLLM(Pooled, EngineModel, LLM):
     def payload_of_template(self, template: BasePromptTemplate, /, **prompt_args: Any) -> Generate:
         """What `predict` (and `stream`, `apredict`, ...) asks the engine for."""
         if self.is_chat_model:
-            return self.payload_of_messages(self._get_messages(template, **prompt_args))
-        return self.payload_of_prompt(self._get_prompt(template, **prompt_args), formatted=True)
+            return self.payload_of_messages(messages_of(self, template, prompt_args))
+        return self.payload_of_prompt(text_of(self, template, prompt_args), formatted=True)
 
     # ------------------------------------------------------------ what comes back
 
@@ -102,7 +103,7 @@ class TeolaLLM(Pooled, EngineModel, LLM):
 
     def text_of(self, generation: Generation) -> str:
         """What `predict` returns for a generation."""
-        return self._parse_output(generation.text)
+        return parsed(self, generation.text)
 
     # ------------------------------------------------------------ LlamaIndex's interface
 

@@ -13,7 +13,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 from pydantic import ConfigDict, Field
 
-from teola_plugin.adapters.llamaindex.pooled import Pooled
+from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import ScorePair
 from teola_plugin.runtime.handles import CallHandle
@@ -21,7 +21,7 @@ from teola_plugin.runtime.handles import CallHandle
 dispatcher = get_dispatcher(__name__)
 
 
-class TeolaRerank(Pooled, BaseNodePostprocessor):
+class TeolaRerank(PoolBacked, BaseNodePostprocessor):
     """The `top_n` best nodes for a query, best first, as LlamaIndex's `SentenceTransformerRerank` gives them.
 
     So each given node gets its new score (a float, higher is better), in place; `keep_retrieval_score` keeps the old

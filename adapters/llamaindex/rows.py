@@ -10,6 +10,7 @@ from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_
 
 from teola_plugin.adapters.plain_data import own_copy
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, Stored
+from teola_plugin.shims.llamaindex.models import NODE_CONTENT, NODE_TYPE
 
 _LISTED = (IndexNode.class_name(), ImageNode.class_name())
 
@@ -23,14 +24,14 @@ def to_row(collection: str, node: BaseNode, vector: Sequence[float]) -> IngestRo
 
 def to_node(row: Stored) -> BaseNode:
     """The node of a row; a row that something else than LlamaIndex wrote becomes a `TextNode`."""
-    if "_node_content" in row.metadata:
+    if NODE_CONTENT in row.metadata:
         return metadata_dict_to_node(own_copy(dict(row.metadata)), text=row.text)
     return TextNode(id_=row.id, text=row.text, metadata=own_copy(dict(row.metadata)))
 
 
 def points_elsewhere(row: Stored) -> bool:
     """Whether it is a node of the kinds that an index lists by id even where the store keeps its text."""
-    return row.metadata.get("_node_type") in _LISTED
+    return row.metadata.get(NODE_TYPE) in _LISTED
 
 
 def to_result(hits: Iterable[Hit]) -> VectorStoreQueryResult:

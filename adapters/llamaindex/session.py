@@ -16,8 +16,8 @@ from llama_index.core.schema import QueryBundle, QueryType
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
-from teola_plugin.adapters.llamaindex.parts import Accelerate, with_parts
-from teola_plugin.adapters.llamaindex.unblocked import unblocked
+from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
+from teola_plugin.adapters.llamaindex.substitution import Accelerate, with_parts
 from teola_plugin.adapters.terms import Asked, Deadline, context_of, interrupting, named, outer_terms, unplanned
 from teola_plugin.graph import Query, Terms
 from teola_plugin.passes import Optimised, Pass
@@ -25,7 +25,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.draft import Traced
-from teola_plugin.tracer.llamaindex.trace import ASKED, CHUNKS, NODES, TEXTS, TracedEntry, trace
+from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
 
 Given = dict[str, Any]
 
@@ -149,19 +149,19 @@ class Session:
 
     def call(self, entry: str, given: Given | None, plain: Callable[[Any], Any]) -> Any:
         """`plain` of the object that runs, beside its live query."""
-        begun = self._begin(entry, given)
-        with begun.failing(), joined(begun.whole, begun.terms):
-            made = plain(begun.node)
-            begun.check()
-        return _kept_open(begun, made)
+        call = self._begin(entry, given)
+        with call.failing(), joined(call.whole, call.terms):
+            made = plain(call.node)
+            call.check()
+        return _kept_open(call, made)
 
     async def acall(self, entry: str, given: Given | None, plain: Callable[[Any], Awaitable[Any]]) -> Any:
         """`call` in a loop."""
-        begun = self._begin(entry, given)
-        with begun.failing(), joined(begun.whole, begun.terms):
-            async with interrupting(begun.deadline):
-                made = await plain(begun.node if begun.run is None else unblocked(begun.node))
-        return _kept_open(begun, made)
+        call = self._begin(entry, given)
+        with call.failing(), joined(call.whole, call.terms):
+            async with interrupting(call.deadline):
+                made = await plain(call.node if call.run is None else nonblocking(call.node))
+        return _kept_open(call, made)
 
     def _begin(self, entry: str, given: Given | None) -> StartedCall:
         """The live query, and what runs beside it; without one the original just runs."""
@@ -199,81 +199,81 @@ class Session:
         return with_parts(self.served, known, self._part)
 
 
-def asked(query: QueryType) -> Given | None:
+def query_input(query: QueryType) -> Given | None:
     """The query's input for the graph; None for a query that brings its own vector."""
     if isinstance(query, str):
-        return {ASKED: query} if query else None
+        return {QUERY_TEXT: query} if query else None
     if not isinstance(query, QueryBundle) or query.embedding is not None or query.image_path is not None:
         return None
     texts = list(query.embedding_strs)
     if texts == [query.query_str]:
-        return {ASKED: query.query_str}
-    return {ASKED: query.query_str, TEXTS: texts} if texts else None
+        return {QUERY_TEXT: query.query_str}
+    return {QUERY_TEXT: query.query_str, TEXTS: texts} if texts else None
 
 
-def with_chunks(query: str, chunks: Any, kwargs: Given) -> Given | None:
+def chunks_input(query: str, chunks: Any, kwargs: Given) -> Given | None:
     """Of a synthesizer's `get_response`; None where more is given than the graph knows of."""
-    return None if kwargs or not chunks else {ASKED: query, CHUNKS: list(chunks)}
+    return None if kwargs or not chunks else {QUERY_TEXT: query, CHUNKS: list(chunks)}
 
 
-def with_nodes(query: QueryType, nodes: Any) -> Given:
-    return {ASKED: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
+def nodes_input(query: QueryType, nodes: Any) -> Given:
+    return {QUERY_TEXT: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
 
 
 # ------------------------------------------------------------ answers that are read later
 
 
-def _kept_open(begun: StartedCall, made: Any) -> Any:
+def _kept_open(call: StartedCall, made: Any) -> Any:
     """The query ends with its answer, or with the last piece of a streamed one."""
     if isinstance(made, StreamingAgentChatResponse):
-        _ending_with(begun, made)
+        _ending_with(call, made)
         return made
     if isinstance(made, StreamingResponse) and isinstance(made.response_gen, Generator):
-        made.response_gen = _streamed(begun, made.response_gen)
+        made.response_gen = _streamed(call, made.response_gen)
     elif isinstance(made, AsyncStreamingResponse) and isinstance(made.response_gen, AsyncGenerator):
-        made.response_gen = _astreamed(begun, made.response_gen)
+        made.response_gen = _astreamed(call, made.response_gen)
     elif isinstance(made, Generator):
-        made = _streamed(begun, made)
+        made = _streamed(call, made)
     elif isinstance(made, AsyncGenerator):
-        made = _astreamed(begun, made)
+        made = _astreamed(call, made)
     else:
-        begun.close()
+        call.close()
         return made
     pieces = getattr(made, "response_gen", made)
-    weakref.finalize(pieces, begun.close).atexit = False  # it may never be read
+    weakref.finalize(pieces, call.close).atexit = False  # it may never be read
     return made
 
 
-def _ending_with(begun: StartedCall, made: StreamingAgentChatResponse) -> None:
+def _ending_with(call: StartedCall, made: StreamingAgentChatResponse) -> None:
     """What writes the answer to the history reads it to its end, on a thread or in a task that has begun."""
     thread, task = made.write_response_to_history_thread, made.awrite_response_to_history_task
-    weakref.finalize(made, begun.close).atexit = False  # a loop may be gone before its tasks
+    weakref.finalize(made, call.close).atexit = False  # a loop may be gone before its tasks
     if task is not None:
-        task.add_done_callback(lambda _: begun.close())
+        task.add_done_callback(lambda _: call.close())
     elif thread is not None:
-        threading.Thread(target=_close_after, args=(begun, thread), name="teola-chat-end", daemon=True).start()
+        threading.Thread(target=_close_after, args=(call, thread), name="teola-chat-end", daemon=True).start()
     else:
-        begun.close()
+        call.close()
 
 
-def _close_after(begun: StartedCall, thread: threading.Thread) -> None:
+def _close_after(call: StartedCall, thread: threading.Thread) -> None:
     thread.join()
-    begun.close()
+    call.close()
 
 
-def _streamed(begun: StartedCall, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    with begun.ending():
-        for piece in streamed_in(begun.whole, begun.terms, pieces):
-            begun.check()
+def _streamed(call: StartedCall, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    with call.ending():
+        for piece in streamed_in(call.whole, call.terms, pieces):
+            call.check()
             yield piece
-        begun.check()
+        call.check()
 
 
-async def _astreamed(begun: StartedCall, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    with begun.ending():
-        async with aclosing(astreamed_in(begun.whole, begun.terms, pieces)) as found:
+async def _astreamed(call: StartedCall, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    with call.ending():
+        async with aclosing(astreamed_in(call.whole, call.terms, pieces)) as found:
             while True:
-                async with interrupting(begun.deadline):
+                async with interrupting(call.deadline):
                     piece = await anext(found, _END)
                 if piece is _END:
                     return

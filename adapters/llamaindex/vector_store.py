@@ -17,9 +17,9 @@ from llama_index.core.vector_stores.types import (
 )
 from pydantic import ConfigDict
 
-from teola_plugin.adapters.llamaindex.early_rows import EarlyRows, building
-from teola_plugin.adapters.llamaindex.filters import Wanted, of_document, wanted, wanted_rows
-from teola_plugin.adapters.llamaindex.pooled import Pooled
+from teola_plugin.adapters.llamaindex.filters import RowFilter, filter_of, of_document, row_filter
+from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, current_write
+from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 from teola_plugin.adapters.llamaindex.rows import points_elsewhere, to_node, to_result, to_row
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -31,7 +31,7 @@ _MORE = 4
 """How many times more rows are asked for when filters have left too few."""
 
 
-class TeolaVectorStore(Pooled, BasePydanticVectorStore):
+class TeolaVectorStore(PoolBacked, BasePydanticVectorStore):
     """One collection of the pool's engine `engine`: `TeolaVectorStore(pool=pool, collection="docs")`.
 
     It stores nodes whole, so they come back equal. Similarities are cosines, in [-1, 1], higher is nearer. A node
@@ -66,19 +66,19 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
 
     def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
         """Write nodes that have embeddings; returns their ids."""
-        rows, early = [self.row(node) for node in nodes], self._early()
-        self.ingest(rows if early is None else early.left(rows)).result()
+        rows, write = [self.row(node) for node in nodes], self._pipelined()
+        self.ingest(rows if write is None else write.left(rows)).result()
         return [node.node_id for node in nodes]
 
     async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        rows, early = [self.row(node) for node in nodes], self._early()
-        await self.ingest(rows if early is None else await early.aleft(rows))
+        rows, write = [self.row(node) for node in nodes], self._pipelined()
+        await self.ingest(rows if write is None else await write.aleft(rows))
         return [node.node_id for node in nodes]
 
-    def _early(self) -> EarlyRows | None:
+    def _pipelined(self) -> PipelinedWrite | None:
         """The rows that were written into this very collection while others were being embedded."""
-        early = building.get()
-        return early if early is not None and early.store is self else None
+        write = current_write.get()
+        return write if write is not None and write.store is self else None
 
     def ingest(self, rows: Sequence[IngestRow]) -> CallHandle:
         """Write rows, one request each; of several with one id, the last counts."""
@@ -119,32 +119,32 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
         """Nodes by their ids (in that order; unknown ones are left out), by filters, or those that meet both."""
-        asked = wanted_rows(filters)
+        asked = row_filter(filters)
         return [to_node(row) for row in self._stored(node_ids, asked).result() if asked.admits(row)]
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        asked = wanted_rows(filters)
+        asked = row_filter(filters)
         return [to_node(row) for row in await _waited(self._stored(node_ids, asked)) if asked.admits(row)]
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         first = self._first(query).result() if query.node_ids else []
-        asked = self._wanted(query, first)
+        asked = self._filter(query, first)
         for k in _depths(query.similarity_top_k, asked):
             [hits] = self._search(self._payload(query, k, asked)).result()
-            found = asked.sifted(hits)
-            if asked.sift is None or len(found) >= query.similarity_top_k or len(hits) < k:
+            found = asked.matching(hits)
+            if asked.predicate is None or len(found) >= query.similarity_top_k or len(hits) < k:
                 break
         return self.result_of(found[: query.similarity_top_k])
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         first = await _waited(self._first(query)) if query.node_ids else []
-        asked = self._wanted(query, first)
+        asked = self._filter(query, first)
         for k in _depths(query.similarity_top_k, asked):
             [hits] = await self._search(self._payload(query, k, asked))
-            found = asked.sifted(hits)
-            if asked.sift is None or len(found) >= query.similarity_top_k or len(hits) < k:
+            found = asked.matching(hits)
+            if asked.predicate is None or len(found) >= query.similarity_top_k or len(hits) < k:
                 break
         return self.result_of(found[: query.similarity_top_k])
 
@@ -153,8 +153,8 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
 
         Raises `RegistrationError` for a mode that is not supported and for a query without an embedding.
         """
-        asked = self._wanted(query)
-        return self._payload(query, query.similarity_top_k, asked) if asked.sift is None else None
+        asked = self._filter(query)
+        return self._payload(query, query.similarity_top_k, asked) if asked.predicate is None else None
 
     def result_of(self, hits: Sequence[Hit]) -> VectorStoreQueryResult:
         """What `query` returns for the engine's value."""
@@ -166,34 +166,34 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
 
     # ------------------------------------------------------------ calls
 
-    def _wanted(self, query: VectorStoreQuery, first: Sequence[Chunk] = ()) -> Wanted:
+    def _filter(self, query: VectorStoreQuery, first: Sequence[Chunk] = ()) -> RowFilter:
         """`first`: the first node of `node_ids`, if there are any."""
         if query.mode != VectorStoreQueryMode.DEFAULT:
             raise RegistrationError(
                 f"TeolaVectorStore cannot search in the mode {VectorStoreQueryMode(query.mode).value!r}.",
                 hint="use vector_store_query_mode='default', and rerank or fuse what is found",
             )
-        return wanted(query, anywhere=any(map(points_elsewhere, first)))
+        return filter_of(query, anywhere=any(map(points_elsewhere, first)))
 
     def _first(self, query: VectorStoreQuery) -> Future[list[Chunk]]:
         return self.admin("get", (query.node_ids or [])[:1])
 
-    def _payload(self, query: VectorStoreQuery, k: int, asked: Wanted) -> SearchVector:
+    def _payload(self, query: VectorStoreQuery, k: int, asked: RowFilter) -> SearchVector:
         if query.query_embedding is None:
             raise RegistrationError(
                 "TeolaVectorStore was given a query without an embedding.",
                 hint="search through a retriever with an embed_model, or set query_embedding",
             )
-        return SearchVector(self.collection, tuple(query.query_embedding), k, asked.pairs)
+        return SearchVector(self.collection, tuple(query.query_embedding), k, asked.equalities)
 
     def _search(self, payload: SearchVector) -> CallHandle:
         return self.request(PrimitiveKind.SEARCHING, [payload])
 
-    def _stored(self, node_ids: Sequence[str] | None, asked: Wanted) -> Future[list[Chunk]]:
+    def _stored(self, node_ids: Sequence[str] | None, asked: RowFilter) -> Future[list[Chunk]]:
         """Rows by id, or all that have the metadata which the engine can be told."""
         if node_ids is not None:
             return self.admin("get", list(node_ids))
-        return self.admin("find", asked.pairs)
+        return self.admin("find", asked.equalities)
 
     def admin(self, method: str, *args: Any) -> Future[Any]:
         """Run a method of the engine that is no request, on this collection."""
@@ -201,11 +201,11 @@ class TeolaVectorStore(Pooled, BasePydanticVectorStore):
         return future
 
 
-def _depths(k: int, asked: Wanted) -> Iterator[int]:
+def _depths(k: int, asked: RowFilter) -> Iterator[int]:
     """How many hits to ask for, until enough are left."""
-    if asked.sift is None:
+    if asked.predicate is None:
         yield k
-    while asked.sift is not None:
+    while asked.predicate is not None:
         k *= _MORE
         yield k
 

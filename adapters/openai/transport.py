@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from teola_plugin.adapters.openai.bypass import raise_captured, raise_past_client
 from teola_plugin.adapters.openai.event_encoder import DONE, EventEncoder
 from teola_plugin.engines.openai import wire
-from teola_plugin.engines.openai.carried import Carried, without_credentials
+from teola_plugin.engines.openai.envelope import Envelope, without_credentials
 from teola_plugin.engines.openai.http import broken_in, refusal_in, unsent
 from teola_plugin.errors import (
     EngineError,
@@ -86,9 +86,9 @@ class _Transport:
         if self._inner.auth is not None or any(self._inner.event_hooks.values()):
             return None
         body = json.loads(request.content)
-        carried = Carried.of(str(request.url), request.url.params.multi_items(), request.headers.multi_items())
+        envelope = Envelope.of(str(request.url), request.url.params.multi_items(), request.headers.multi_items())
         exact = not (server.joins and wire.joinable(body))
-        prompt = wire.WirePrompt.of(body, exact=exact, carried=carried)
+        prompt = wire.WirePrompt.of(body, exact=exact, envelope=envelope)
         return Generate(prompt, prompt.sampling), body
 
     def _reaches(self, url: Any, server: Any) -> bool:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler, PrefixBlocks
-from teola_plugin.scheduling.events import Enqueue, Instruction, PrefillEnded, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.events import Instruction
 
 BLOCK = 16
 CHUNK = 512

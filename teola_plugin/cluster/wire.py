@@ -1,7 +1,7 @@
 """What clients, engine hosts and instances say to one another. Frozen, picklable with the standard library alone.
 
 Messages travel in parcels: a list of them, pickled once. Ray sends bytes fastest, and puts parcels above 100 kB into
-its shared memory by itself. References to large values (see `kept`) go beside the bytes, where Ray sees them.
+its shared memory by itself. References to large values (see `remote_values`) go beside the bytes, where Ray sees them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
-from teola_plugin.cluster.kept import carrying
+from teola_plugin.cluster.remote_values import collecting_refs
 from teola_plugin.errors import EngineError, TeolaError
 from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind
 from teola_plugin.requests.payloads import Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.driver.prescheduling import Follow
-from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.runtime.ports.port import Follow
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raise it whenever a message changes: clients and hosts of different versions refuse each other."""
 
 
@@ -30,7 +30,7 @@ PROTOCOL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class Submit:
     """The requests of one primitive, and what follows it."""
 
     event: Enqueue
@@ -41,25 +41,25 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancel:
     """Nobody wants these requests any more, nor what follows them."""
 
     requests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Depths:
+class UpdateDepths:
     event: DepthChanged
 
 
-Order = Queue | Cancelled | Depths
+Order = Submit | Cancel | UpdateDepths
 
 
 # ---------------------------------------------------------------- engine host -> client
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class RequestStarted:
     """A request was given to an instance, in a batch with this number."""
 
     request: str
@@ -68,7 +68,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RequestPiece:
     """A piece of a streamed request, of texts put together over a few milliseconds."""
 
     request: str
@@ -76,7 +76,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnded:
     request: str
     value: Any
     error: BaseException | None = None
@@ -84,7 +84,7 @@ class Ended:
     """SEARCHING: what it was true for (see `Done.version`)."""
 
 
-News = Began | Said | Ended
+RequestEvent = RequestStarted | RequestPiece | RequestEnded
 
 
 # ---------------------------------------------------------------- what there is
@@ -115,7 +115,7 @@ class Hello:
     """How often it has greeted: what it says belongs to one greeting, and is void after the next."""
 
 
-def cannot_travel(engine: str, error: Exception) -> EngineError:
+def not_picklable(engine: str, error: Exception) -> EngineError:
     return EngineError(
         f"a request cannot be sent to engine {engine!r} of the shared pool: {type(error).__name__}: {error}.",
         engine=engine,
@@ -123,7 +123,7 @@ def cannot_travel(engine: str, error: Exception) -> EngineError:
     )
 
 
-def not_taken(engine: str, error: Exception) -> TeolaError:
+def not_accepted(engine: str, error: Exception) -> TeolaError:
     """Why a host could not even queue a request: its own trouble, and nobody else's."""
     if isinstance(error, TeolaError):
         return error
@@ -134,12 +134,12 @@ def not_taken(engine: str, error: Exception) -> TeolaError:
     )
 
 
-def sendable(engine: str, news: News) -> News:
+def sendable(engine: str, news: RequestEvent) -> RequestEvent:
     """The news, or an end that says why it cannot travel."""
     try:
         pack([news])
     except Exception as error:
-        return Ended(news.request, None, _cannot_be_sent(engine, error))
+        return RequestEnded(news.request, None, _cannot_be_sent(engine, error))
     return news
 
 
@@ -151,9 +151,9 @@ def _cannot_be_sent(engine: str, error: Exception) -> EngineError:
     )
 
 
-def asked(order: Order) -> tuple[str, ...]:
+def request_ids(order: Order) -> tuple[str, ...]:
     """The requests that an order brings."""
-    return tuple(request.id for request in order.requests) if isinstance(order, Queue) else ()
+    return tuple(request.id for request in order.requests) if isinstance(order, Submit) else ()
 
 
 # ---------------------------------------------------------------- parcels
@@ -166,7 +166,19 @@ def _pickled_by_fields(cls: type[Any]) -> None:
     copyreg.pickle(cls, lambda one: (cls, read(one) if len(names) > 1 else (read(one),)))
 
 
-for _cls in (Queue, Cancelled, Depths, Began, Said, Ended, Enqueue, DepthChanged, Request, Piece, Follow):
+for _cls in (
+    Submit,
+    Cancel,
+    UpdateDepths,
+    RequestStarted,
+    RequestPiece,
+    RequestEnded,
+    Enqueue,
+    DepthChanged,
+    Request,
+    Piece,
+    Follow,
+):
     _pickled_by_fields(_cls)
 
 Parcel = bytes | tuple[bytes, list[Any]]
@@ -176,14 +188,14 @@ Parcel = bytes | tuple[bytes, list[Any]]
 def pack(messages: Sequence[Any]) -> Parcel:
     """One parcel. Raises what `pickle` raises for values that cannot travel."""
     refs: list[Any] = []
-    with carrying(refs):
+    with collecting_refs(refs):
         body = pickle.dumps(list(messages), protocol=5)
     return (body, refs) if refs else body
 
 
 def unpack(parcel: Parcel) -> list[Any]:
     body, refs = parcel if isinstance(parcel, tuple) else (parcel, [])
-    with carrying(refs):
+    with collecting_refs(refs):
         found: list[Any] = pickle.loads(body)
     return found
 
@@ -193,10 +205,10 @@ def pack_orders(orders: Sequence[Order], refused: Callable[[Order, Exception], N
     there fails alone. `refused` is told of those that cannot be written; None when there is no other."""
     refs: list[Any] = []
     wrapped = []
-    with carrying(refs):
+    with collecting_refs(refs):
         for order in orders:
             try:
-                wrapped.append((asked(order), pickle.dumps(order, protocol=5)))
+                wrapped.append((request_ids(order), pickle.dumps(order, protocol=5)))
             except Exception as error:  # something in it cannot travel: the others must
                 refused(order, error)
         body = pickle.dumps(wrapped, protocol=5)
@@ -206,7 +218,7 @@ def pack_orders(orders: Sequence[Order], refused: Callable[[Order, Exception], N
 def unpack_orders(parcel: Parcel) -> list[tuple[tuple[str, ...], Order | Exception]]:
     """The orders with the names of their requests; the reason for one that cannot be read."""
     body, refs = parcel if isinstance(parcel, tuple) else (parcel, [])
-    with carrying(refs):
+    with collecting_refs(refs):
         return [(names, _read(wrapped)) for names, wrapped in pickle.loads(body)]
 
 

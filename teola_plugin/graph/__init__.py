@@ -1,10 +1,12 @@
 """The primitive graph: what an app's query is made of, before and after the passes."""
 
+from teola_plugin.graph.attributes import Attributes
 from teola_plugin.graph.build import Shape, build_pgraph
 from teola_plugin.graph.edit import GraphEdit
 from teola_plugin.graph.fragment import Fragment
 from teola_plugin.graph.graph import Graph
-from teola_plugin.graph.growth import GROWS_WITH, Growth, growth, growths
+from teola_plugin.graph.growth import Growth, growth, growths
+from teola_plugin.graph.instance_path import InstancePath
 from teola_plugin.graph.kinds import (
     ENGINE_KINDS,
     FRAGMENT_KINDS,
@@ -15,7 +17,7 @@ from teola_plugin.graph.kinds import (
     PrimitiveKind,
 )
 from teola_plugin.graph.on_loop import on_loop, runs_on_loop, simple
-from teola_plugin.graph.primitive import STREAM_ITEMS, Primitive, is_impure, read_path
+from teola_plugin.graph.primitive import Primitive, is_impure, read_path
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
 from teola_plugin.graph.query import Query, Terms
 from teola_plugin.graph.refs import (
@@ -31,22 +33,20 @@ from teola_plugin.graph.refs import (
     conflict,
     named,
 )
-from teola_plugin.graph.template import LOOKAHEAD, Component, Role, WorkflowTemplate
+from teola_plugin.graph.template import Component, Role, WorkflowTemplate
 
 __all__ = [
     "CARRY",
     "ENGINE_KINDS",
     "FRAGMENT_KINDS",
-    "GROWS_WITH",
     "IMPURE_KINDS",
     "INPUT",
     "ITEM",
     "LLM_DECODES",
     "LLM_KINDS",
     "LLM_PREFILLS",
-    "LOOKAHEAD",
-    "STREAM_ITEMS",
     "UNKNOWN_EFFECT",
+    "Attributes",
     "Batching",
     "Component",
     "Curve",
@@ -56,6 +56,7 @@ __all__ = [
     "Graph",
     "GraphEdit",
     "Growth",
+    "InstancePath",
     "Path",
     "Primitive",
     "PrimitiveKind",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from teola_plugin.errors import GraphError
+from teola_plugin.graph.attributes import Attributes
 from teola_plugin.graph.fragment import Fragment
 from teola_plugin.graph.graph import Graph
 from teola_plugin.graph.kinds import IMPURE_KINDS, PrimitiveKind
@@ -29,6 +30,7 @@ class _Edges:
     after: tuple[str, ...] = ()
 
 
+_QUERY, _DOCUMENT = Attributes(role="query"), Attributes(role="document")
 _Primitives = tuple[Primitive, ...]
 """A decomposed component: only the first primitive reads other components, only the last is read by them."""
 _Decompose = Callable[[Component, _Edges, Shape], _Primitives]
@@ -86,7 +88,7 @@ def _indexing(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             scope=c.scope,
             batchable=True,
             size=size,
-            options=(("role", "document"),),
+            attributes=_DOCUMENT,
         ),
         Primitive(
             f"{c.name}.ingestion",
@@ -97,6 +99,7 @@ def _indexing(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             batchable=True,
             size=size,
             effects=c.effects,
+            attributes=c.attributes,
             options=c.options,
         ),
     )
@@ -115,7 +118,7 @@ def _retrieval(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             scope=c.scope,
             batchable=c.batchable,
             size=size,
-            options=(("role", "query"),),
+            attributes=_QUERY,
         ),
         Primitive(
             f"{c.name}.searching",
@@ -126,6 +129,7 @@ def _retrieval(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             batchable=c.batchable,
             size=size,
             effects=c.effects,
+            attributes=c.attributes,
             options=c.options,
         ),
     )
@@ -145,6 +149,7 @@ def _generation(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             effects=c.effects,
             prompt=c.prompt,
             size=1,
+            attributes=c.attributes,
             options=c.options,
         ),
         Primitive(
@@ -156,6 +161,7 @@ def _generation(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             call=c.call or c.name,
             splittable=c.splittable,
             size=sizes.get(c.name, c.expected) if c.splittable else None,
+            attributes=c.attributes,
             options=c.options,
         ),
     )
@@ -184,6 +190,7 @@ def _single(kind: PrimitiveKind) -> _Decompose:
             size=sizes.get(c.name, c.expected) if c.batchable else 1,
             fragment=body,
             otherwise=otherwise,
+            attributes=c.attributes,
             options=c.options,
         )
         return (primitive,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from teola_plugin.graph.graph import Graph
+from teola_plugin.graph.instance_path import InstancePath
 from teola_plugin.graph.primitive import Primitive
 from teola_plugin.graph.refs import Ref
 
@@ -21,7 +22,8 @@ class Fragment:
 
         `bind` gives the ref for every external producer the fragment reads.
         """
-        names = {primitive.id: f"{name}/{primitive.id}" for primitive in self.graph}
+        child = InstancePath(name).child
+        names = {primitive.id: child(primitive.id) for primitive in self.graph}
         changes = {"tentative": True} if tentative else {}
         made = [p.rename(names, bind, **changes) for p in self.graph]
         if self.output.producer in bind:

@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from teola_plugin.errors import GraphError
+from teola_plugin.graph.attributes import ATTRIBUTES
 from teola_plugin.graph.kinds import FRAGMENT_KINDS, LLM_DECODES
 from teola_plugin.graph.primitive import Primitive
 from teola_plugin.graph.refs import Ref
@@ -20,8 +21,8 @@ class Graph:
     """A validated acyclic set of primitives.
 
     Making one proves: ids are unique; every ref and order edge names a primitive of the graph (or an external value);
-    there is no cycle; decodings follow a prefilling; fragment-holding kinds hold one. Raises `GraphError`.
-    Iteration is in a stable topological order, so equal graphs print equally.
+    there is no cycle; decodings follow a prefilling; fragment-holding kinds hold one; no option has the name of an
+    attribute. Raises `GraphError`. Iteration is in a stable topological order, so equal graphs print equally.
     """
 
     def __init__(self, primitives: Iterable[Primitive], output: Ref, *, base: Graph | None = None) -> None:
@@ -59,6 +60,9 @@ class Graph:
                 raise self._fault(p, f"is a {p.kind.name} without a fragment")
             if p.kind in LLM_DECODES and not any(self._leads(ref) for ref in p.refs):
                 raise self._fault(p, "decodes without reading a prefilling or an earlier decoding")
+        for p in [p for p in found if p.options]:
+            if taken := [key for key, _ in p.options if key in ATTRIBUTES]:
+                raise self._fault(p, f"says {taken[0]!r} as an option", f"use attributes=Attributes({taken[0]}=...)")
         if not self.output.external and self.output.producer not in self._by_id:
             raise GraphError(f"the output {self.output} is produced by nothing.", hint="set output to a primitive's id")
 
@@ -71,12 +75,12 @@ class Graph:
 
     def _leads(self, ref: Ref) -> bool:
         made_by = self._by_id.get(ref.producer)
-        return made_by is not None and (made_by.leads_group or made_by.decodes)
+        return made_by is not None and (made_by.prefills or made_by.decodes)
 
-    def _fault(self, p: Primitive, what: str) -> GraphError:
+    def _fault(self, p: Primitive, what: str, hint: str = "check the edit that made it") -> GraphError:
         from teola_plugin.graph.text import format_primitive
 
-        return GraphError(f"primitive {p.id!r} {what}.\n  {format_primitive(p)}\n", hint="check the edit that made it")
+        return GraphError(f"primitive {p.id!r} {what}.\n  {format_primitive(p)}\n", hint=hint)
 
     def _sorted(self) -> tuple[Primitive, ...]:
         waiting = {name: len(parents) for name, parents in self._parents.items() if parents}
@@ -159,7 +163,7 @@ class Graph:
     @cached_property
     def ancestors(self) -> Mapping[str, frozenset[str]]:
         """For each primitive, everything it waits for, directly or not."""
-        return _Spelled(self.bits, self.above)
+        return _AncestorSets(self.bits, self.above)
 
     @cached_property
     def bits(self) -> Mapping[str, int]:
@@ -241,7 +245,7 @@ class Graph:
         return format_mermaid(self)
 
 
-class _Spelled(Mapping[str, frozenset[str]]):
+class _AncestorSets(Mapping[str, frozenset[str]]):
     """Integers as sets of ids, made for those that are asked for."""
 
     def __init__(self, bits: Mapping[str, int], masks: Mapping[str, int]) -> None:

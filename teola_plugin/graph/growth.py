@@ -8,9 +8,6 @@ from teola_plugin.graph.graph import Graph
 from teola_plugin.graph.kinds import PrimitiveKind
 from teola_plugin.graph.primitive import Primitive
 
-GROWS_WITH = "grows_with"
-"""Option of a prefilling: the id of a MAP. While its list is being made, the prompt so far may be prefilled."""
-
 
 @dataclass(frozen=True, slots=True)
 class Growth:
@@ -26,8 +23,8 @@ class Growth:
 
 def growths(graph: Graph) -> tuple[Growth, ...]:
     """Of all prefillings that say what they grow with."""
-    marked = ((p, p.option(GROWS_WITH)) for p in graph if p.leads_group)
-    found = (growth(graph, p, holder) for p, holder in marked if holder is not None)
+    marked = ((p, p.attributes.grows_with) for p in graph if p.prefills)
+    found = (growth(graph, p, holder) for p, holder in marked if holder)
     made = tuple(one for one in found if one is not None)
     graph.forget_ancestors()
     return made

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.graph.attributes import NOTHING_SAID, Attributes
 from teola_plugin.graph.kinds import (
     ENGINE_KINDS,
     FRAGMENT_KINDS,
@@ -18,10 +19,6 @@ from teola_plugin.graph.refs import Effect, Inputs, Path, PromptPart, Ref, Slice
 
 if TYPE_CHECKING:
     from teola_plugin.graph.fragment import Fragment
-
-
-STREAM_ITEMS = "stream_items"
-"""Option of a decoding: the id of a MAP that gets each item as it closes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,9 @@ class Primitive:
     """BRANCH: the arm taken when the condition is false."""
     early: tuple[Ref, ...] = ()
     """MAP: outputs of the instances that were made before the items were known."""
+    attributes: Attributes = NOTHING_SAID
     options: tuple[tuple[str, Any], ...] = ()
-    """Anything else its engine needs, e.g. `("k", 16)`. Hashable."""
+    """What passes of your own tell each other, by keys of their own, e.g. `("cheap", True)`. Hashable."""
 
     @property
     def refs(self) -> tuple[Ref, ...]:
@@ -75,6 +73,7 @@ class Primitive:
         return next((ref for key, ref in self.inputs if key == name), None)
 
     def option(self, name: str, default: Any = None) -> Any:
+        """The option of this key, else `default`."""
         return next((value for key, value in self.options if key == name), default)
 
     @property
@@ -82,7 +81,7 @@ class Primitive:
         return self.kind in ENGINE_KINDS
 
     @property
-    def leads_group(self) -> bool:
+    def prefills(self) -> bool:
         return self.kind in LLM_PREFILLS
 
     @property
@@ -118,8 +117,9 @@ class Primitive:
             changes["early"] = tuple([moved(ref) for ref in self.early])
         if self.after:
             changes["after"] = tuple([names.get(a, a) for a in self.after])
-        if any(key == STREAM_ITEMS for key, _ in self.options):
-            changes["options"] = tuple([(k, names.get(v, v) if k == STREAM_ITEMS else v) for k, v in self.options])
+        if self.attributes.stream_items:
+            holders = tuple([names.get(holder, holder) for holder in self.attributes.stream_items])
+            changes["attributes"] = replace(self.attributes, stream_items=holders)
         inputs = tuple([(key, moved(ref)) for key, ref in self.inputs])
         return self.with_(id=names.get(self.id, self.id), inputs=inputs, **changes)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from teola_plugin.graph.device import normal
 from teola_plugin.graph.kinds import PrimitiveKind
 
 
@@ -60,7 +61,7 @@ class EngineProfile:
     max_request_size: int | None = None
     """The largest single request (an LLM's context length, in tokens); None for no limit."""
     device: str = ""
-    """Engines with the same non-empty device do not overlap."""
+    """By its normal name. Engines that share one (see `graph.device`) do not overlap; empty where nobody knows."""
     prefix_caching: bool = False
     """Whether a prefix that was prefilled once makes a later prompt cheaper."""
     cache_tokens: int = 0
@@ -71,6 +72,9 @@ class EngineProfile:
     """Prompt tokens that one step of a partial prefilling may take while the instance decodes."""
     interference: float = 0.0
     """Share by which prefillings and decodings that run side by side slow each other."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", normal(self.device))
 
     @property
     def takes_turns(self) -> bool:

@@ -8,10 +8,8 @@ from enum import Enum
 from typing import Any
 
 from teola_plugin.errors import GraphError
+from teola_plugin.graph.attributes import NOTHING_SAID, Attributes
 from teola_plugin.graph.refs import Effect, Inputs, PromptPart, Ref
-
-LOOKAHEAD = "lookahead"
-"""Option of work for a part that the plain object has yet to choose; its value says whether it is sure to choose it."""
 
 
 class Role(Enum):
@@ -62,7 +60,9 @@ class Component:
     """Key of its callable at the client; empty: its name."""
     body: WorkflowTemplate | None = None
     otherwise: WorkflowTemplate | None = None
+    attributes: Attributes = NOTHING_SAID
     options: tuple[tuple[str, Any], ...] = ()
+    """As in `Primitive`."""
 
     def __rshift__(self, other: Component | WorkflowTemplate) -> WorkflowTemplate:
         return WorkflowTemplate((self,), Ref(self.name)) >> other
@@ -82,7 +82,7 @@ class WorkflowTemplate:
     name: str = "workflow"
     _names: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
     _ahead: frozenset[bool] = field(init=False, repr=False, compare=False, default=frozenset())
-    """Which values of LOOKAHEAD its components have."""
+    """Which values of `Attributes.lookahead` its components have."""
 
     def __post_init__(self) -> None:
         names = [c.name for c in self.components]
@@ -90,8 +90,8 @@ class WorkflowTemplate:
             twice = next(n for n in names if names.count(n) > 1)
             raise GraphError(f"two components share the name {twice!r}.", hint="rename one of them")
         object.__setattr__(self, "_names", frozenset(names))
-        ahead = (value for c in self.components for key, value in c.options if key == LOOKAHEAD)
-        object.__setattr__(self, "_ahead", frozenset(ahead))
+        said = {c.attributes.lookahead for c in self.components}
+        object.__setattr__(self, "_ahead", frozenset(value for value in said if value is not None))
         for pair in self.order:
             for name in pair:
                 if name not in self._names:
@@ -135,7 +135,7 @@ class WorkflowTemplate:
         unwanted = {value for value in self._ahead if not (certain if value else chosen)}
         if not unwanted:
             return self
-        kept = (c for c in self.components if dict(c.options).get(LOOKAHEAD) not in unwanted)
+        kept = (c for c in self.components if c.attributes.lookahead not in unwanted)
         return self.with_components(kept)
 
     def __getitem__(self, name: str) -> Component:

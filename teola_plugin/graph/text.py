@@ -14,7 +14,7 @@ def format_primitive(p: Primitive, depth: int | None = None) -> str:
         text += f" after({', '.join('%' + a for a in p.after)})"
     if p.early:
         text += f" early({', '.join('%' + str(r) for r in p.early)})"
-    notes = [f"{key}={value}" for key, value in p.options]
+    notes = [f"{key}={value}" for key, value in (*p.attributes.said(), *p.options)]
     if p.item is not None:
         notes.append(f"item={p.item}")
     if p.size is not None:

@@ -1,14 +1,22 @@
-"""Traces as OpenTelemetry spans, named after OpenInference where its names fit. Does nothing where OTel is absent."""
+"""Traces as OpenTelemetry spans. Attributes are those of OpenTelemetry's GenAI conventions and of OpenInference where
+their names fit (https://github.com/open-telemetry/semantic-conventions-genai, https://github.com/Arize-ai/openinference),
+else `teola.*`.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.observe.spans import QueryTrace, Span
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.trace import SpanContext, Tracer, TracerProvider
+
+ModelOf = Callable[[str], str]
+"""The model of an engine by the engine's name; empty where it has none."""
 
 _SPAN_KINDS = {
     "EMBEDDING": "EMBEDDING",
@@ -22,13 +30,24 @@ _SPAN_KINDS = {
     "TOOL": "TOOL",
 }
 """`openinference.span.kind` of each kind of primitive; CHAIN for the others."""
+_OPERATIONS = {"EMBEDDING": "embeddings", "RETRIEVER": "retrieval", "LLM": "text_completion", "TOOL": "execute_tool"}
+"""`gen_ai.operation.name` by `openinference.span.kind`, where there is one. A completion is two spans or more."""
+PROVIDER = "teola_plugin"
+"""`gen_ai.provider.name`: it serves the engines, whatever they run on."""
 
 
-def emit(trace: QueryTrace, provider: TracerProvider | None = None) -> int:
+def emit(
+    trace: QueryTrace,
+    provider: TracerProvider | None = None,
+    *,
+    parent: Context | None = None,
+    model_of: ModelOf | None = None,
+) -> int:
     """Send `trace` to OpenTelemetry: one span for the query and below it one for each primitive.
 
-    Uses the global tracer provider unless one is given. Spans link to those that they waited for. Returns how many
-    spans were made: 0 when opentelemetry-api is not installed.
+    Uses the global tracer provider unless one is given. Spans link to those that they waited for. The query's span is
+    a child of the one in `parent`, or of the current one. Returns how many spans were made: 0 when opentelemetry-api
+    is not installed.
     """
     try:
         from opentelemetry import trace as api
@@ -38,6 +57,7 @@ def emit(trace: QueryTrace, provider: TracerProvider | None = None) -> int:
     clock = _Clock(trace)
     root = tracer.start_span(
         trace.app or "query",
+        context=parent,
         start_time=clock.nanos(trace.started),
         attributes=_query_attributes(trace),
     )
@@ -45,7 +65,7 @@ def emit(trace: QueryTrace, provider: TracerProvider | None = None) -> int:
         root.set_status(api.StatusCode.ERROR)
     made: dict[str, SpanContext] = {}
     for span in sorted(trace.spans, key=lambda s: s.begin):
-        made[span.primitive] = _emit_span(tracer, root, span, trace, clock, made)
+        made[span.primitive] = _emit_span(tracer, root, span, trace, clock, made, model_of)
     root.end(clock.nanos(trace.ended))
     return 1 + len(trace.spans)
 
@@ -62,7 +82,13 @@ class _Clock:
 
 
 def _emit_span(
-    tracer: Tracer, root: Any, span: Span, trace: QueryTrace, clock: _Clock, made: dict[str, SpanContext]
+    tracer: Tracer,
+    root: Any,
+    span: Span,
+    trace: QueryTrace,
+    clock: _Clock,
+    made: dict[str, SpanContext],
+    model_of: ModelOf | None,
 ) -> SpanContext:
     from opentelemetry import trace as api
 
@@ -70,7 +96,7 @@ def _emit_span(
         span.primitive,
         context=api.set_span_in_context(root),
         start_time=clock.nanos(span.begin),
-        attributes=_span_attributes(span),
+        attributes=_span_attributes(span, model_of),
         links=[api.Link(made[p]) for p in span.parents if p in made],
     )
     if span.first is not None:
@@ -85,6 +111,9 @@ def _query_attributes(trace: QueryTrace) -> dict[str, Any]:
     lost, lost_tokens = trace.wasted()
     return {
         "openinference.span.kind": "CHAIN",
+        "gen_ai.operation.name": "invoke_workflow",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.workflow.name": trace.app or "query",
         "teola.query.id": trace.query_id,
         "teola.query.outcome": trace.outcome,
         "teola.query.critical_path": [step.span.primitive for step in trace.critical_path()],
@@ -94,7 +123,7 @@ def _query_attributes(trace: QueryTrace) -> dict[str, Any]:
     }
 
 
-def _span_attributes(span: Span) -> dict[str, Any]:
+def _span_attributes(span: Span, model_of: ModelOf | None) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "openinference.span.kind": _SPAN_KINDS.get(span.kind, "CHAIN"),
         "teola.query.id": span.query_id,
@@ -109,16 +138,31 @@ def _span_attributes(span: Span) -> dict[str, Any]:
         "teola.tentative": span.tentative,
         "teola.queued.seconds": max(0.0, span.begin - span.queued),
     }
+    attributes.update(_operation_attributes(span, model_of))
     attributes.update(_token_attributes(span))
     attributes.update({f"teola.detail.{key}": value for key, value in span.detail})
     return attributes
 
 
+def _operation_attributes(span: Span, model_of: ModelOf | None) -> dict[str, str]:
+    """What OpenTelemetry's conventions say of a call of a model, a store or a tool."""
+    operation = _OPERATIONS.get(_SPAN_KINDS.get(span.kind, ""))
+    model = model_of(span.engine) if model_of and span.engine else ""
+    named = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER} if operation else {}
+    return named | ({"gen_ai.request.model": model} if model else {})
+
+
 def _token_attributes(span: Span) -> dict[str, int]:
+    """Tokens, cached ones among those of the prompt."""
     if not span.tokens:
         return {}
     if span.kind.endswith("PREFILLING"):
-        return {"llm.token_count.prompt": span.tokens, "llm.token_count.prompt_details.cache_read": span.cached}
+        return {
+            "llm.token_count.prompt": span.tokens,
+            "llm.token_count.prompt_details.cache_read": span.cached,
+            "gen_ai.usage.input_tokens": span.tokens,
+            "gen_ai.usage.cache_read.input_tokens": span.cached,
+        }
     if span.kind.endswith("DECODING"):
-        return {"llm.token_count.completion": span.tokens}
-    return {"llm.token_count.total": span.tokens}
+        return {"llm.token_count.completion": span.tokens, "gen_ai.usage.output_tokens": span.tokens}
+    return {"llm.token_count.total": span.tokens, "gen_ai.usage.input_tokens": span.tokens}

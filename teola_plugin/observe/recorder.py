@@ -5,8 +5,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from teola_plugin.observe.spans import Detail, GraphView, PassRun, QueryTrace, Span
+
+
+class TraceSink(Protocol):
+    """Is told of queries, by the pool's loop: it must neither wait nor raise."""
+
+    def began(self, query_id: str) -> None:
+        """A query begins. Context variables are those of its caller."""
+
+    def ended(self, trace: QueryTrace) -> None:
+        """A query that began has ended."""
+
+    def close(self) -> None:
+        """No more will come; what was told is passed on, within a bounded time. On the thread that closes the pool."""
 
 
 class _OpenSpan:
@@ -78,7 +92,7 @@ class TraceRecorder:
 
     Not thread-safe: all calls come from one thread. Events of a query that is unknown or already finished are
     ignored, since cancelled work may still report. `details=True` keeps prompts and documents given as `detail`.
-    `wall` gives the Unix time, for exporters; None leaves it unknown (virtual time).
+    `wall` gives the Unix time, for exporters; None leaves it unknown (virtual time). `sink` is told of every query.
     """
 
     def __init__(
@@ -88,8 +102,10 @@ class TraceRecorder:
         details: bool = False,
         wall: Callable[[], float] | None = time.time,
         most: int = MOST_SPANS,
+        sink: TraceSink | None = None,
     ) -> None:
         self.details = details
+        self.sink = sink
         self._wall = wall
         self._most = most
         self._open: dict[str, _OpenQuery] = {}
@@ -113,6 +129,8 @@ class TraceRecorder:
     def begin(self, query_id: str, app: str, at: float) -> None:
         """A query starts; `at` as everywhere in seconds on the runtime's clock."""
         self._open[query_id] = _OpenQuery(app, at, self._wall() if self._wall else 0.0, self._most)
+        if self.sink is not None:
+            self.sink.began(query_id)
 
     def describe(
         self,
@@ -207,6 +225,8 @@ class TraceRecorder:
             query.left_out,
         )
         self._keep_trace(trace)
+        if self.sink is not None:
+            self.sink.ended(trace)
         return trace
 
     def story(self, query_id: str, most: int = 50) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from teola_plugin.errors import PassError, unknown_name
 from teola_plugin.graph import CARRY, EngineProfile, Fragment, Graph, GraphEdit, PrimitiveKind
+from teola_plugin.graph.device import share_hardware
 
 SPECULATE = ("all", "auto", "off")
 CARRIED = frozenset({CARRY})
@@ -39,7 +40,7 @@ class PassContext:
         if first == second:
             return False
         one, other = self.profiles.get(first), self.profiles.get(second)
-        return one is None or other is None or not one.device or one.device != other.device
+        return one is None or other is None or not share_hardware(one.device, other.device)
 
     def may_predict(self, *engines: str) -> bool:
         """Whether work on predicted values may be sent to all of `engines`."""
@@ -137,7 +138,7 @@ class PassPipeline:
             late = CARRIED if p.kind in (PrimitiveKind.FOLD, PrimitiveKind.LOOP) else frozenset[str]()
             for name in ("fragment", "otherwise"):
                 held: Fragment | None = getattr(p, name)
-                if held is None or not any(q.after or q.leads_group for q in held.graph):
+                if held is None or not any(q.after or q.prefills for q in held.graph):
                     continue
                 inner = self.run(held.graph, replace(context, late=late))
                 reports += inner.reports

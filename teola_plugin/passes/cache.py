@@ -93,7 +93,7 @@ class GraphCache:
 
 
 class _Structure:
-    """A template as a key: equal for templates that are equal and whose options are of the same types."""
+    """A template as a key: equal for templates that are equal and say values of the same types."""
 
     __slots__ = ("_hash", "_template", "_types")
 
@@ -118,7 +118,8 @@ class _Structure:
 def _option_types(template: WorkflowTemplate) -> Hashable:
     """1, 1.0 and True are equal, and mean different things in a filter."""
     inner = [body for c in template.components for body in (c.body, c.otherwise) if body is not None]
-    options = tuple([_types(value) for c in template.components for _, value in c.options])
+    said = [(*c.attributes.said(), *c.options) for c in template.components]
+    options = tuple([_types(value) for pairs in said for _, value in pairs])
     return options, tuple([_option_types(body) for body in inner])
 
 

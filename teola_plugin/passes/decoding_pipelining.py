@@ -7,16 +7,16 @@ parser, the user's lambda) run once, on the whole text. A VERIFY compares the tw
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from teola_plugin.graph import (
     ITEM,
     LLM_KINDS,
-    STREAM_ITEMS,
     Effect,
     Graph,
     GraphEdit,
+    InstancePath,
     Primitive,
     PrimitiveKind,
     Ref,
@@ -30,8 +30,6 @@ from teola_plugin.passes.stage_decomposition import list_inputs
 _K = PrimitiveKind
 LIST_MAKERS = frozenset({_K.CALL, _K.OPAQUE})
 TENTATIVE_KINDS = frozenset({_K.EMBEDDING, _K.RERANKING, _K.SEARCHING, _K.CALL, _K.AGGREGATE, *LLM_KINDS})
-GROW = "grow"
-"""Option of a MAP whose width only the run knows: it grows item by item, as the decoding's STREAM_ITEMS say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class DecodingPipelining:
 def _streams(d: Primitive, graph: Graph) -> bool:
     """Whether this pass was here already."""
     return any(graph[r.producer].kind is _K.PARTIAL_DECODING for r in d.refs if not r.external) or bool(
-        d.option(STREAM_ITEMS)
+        d.attributes.stream_items
     )
 
 
@@ -153,9 +151,9 @@ def _awaited(q: Primitive, p: Primitive, d: Primitive) -> tuple[str, ...]:
 
 def _grown(edit: GraphEdit, d: Primitive, maps: list[Primitive]) -> None:
     if maps:
-        edit.replace(d.with_(options=d.options + tuple((STREAM_ITEMS, m.id) for m in maps)))
+        edit.replace(d.with_(attributes=replace(d.attributes, stream_items=tuple(m.id for m in maps))))
     for m in maps:
-        edit.replace(m.with_(options=(*m.options, (GROW, True))))
+        edit.replace(m.with_(attributes=replace(m.attributes, grow=True)))
 
 
 def _items(edit: GraphEdit, d: Primitive, graph: Graph, width: int) -> list[Ref]:
@@ -169,7 +167,7 @@ def _items(edit: GraphEdit, d: Primitive, graph: Graph, width: int) -> list[Ref]
 def _partials(d: Primitive, width: int) -> Iterator[Primitive]:
     inputs, after = d.inputs, d.after
     for item in range(width):
-        name = f"{d.id}#{item}"
+        name = InstancePath(d.id).stage(item)
         yield d.with_(
             id=name, kind=_K.PARTIAL_DECODING, inputs=inputs, after=after, splittable=False, size=1, item=item
         )
@@ -180,7 +178,7 @@ def _after_lead(d: Primitive, graph: Graph, last: Ref) -> tuple[tuple[str, Ref],
     """The inputs of `d`, with the prefilling replaced by the last partial decoding."""
 
     def leads(ref: Ref) -> bool:
-        return not ref.external and graph[ref.producer].leads_group
+        return not ref.external and graph[ref.producer].prefills
 
     return tuple(("previous", last) if leads(ref) else (key, ref) for key, ref in d.inputs)
 
@@ -190,7 +188,7 @@ def _early_instances(edit: GraphEdit, m: Primitive, d: Primitive, graph: Graph, 
     after = {q.id: m.after + _overtaken(q.effects, q, m, d, graph) for q in m.fragment.graph if q.effects}
     outputs: list[Ref] = []
     for i, item in enumerate(items):
-        name = f"{m.id}[{i}]"
+        name = InstancePath(m.id).instance(i)
         made, output = m.fragment.instantiate(name, {**captures(m.inputs, "items"), ITEM: item}, tentative=True)
         for inner, q in zip(m.fragment.graph, made, strict=True):
             waits = tuple(dict.fromkeys(q.after + after.get(inner.id, ())))
@@ -204,14 +202,14 @@ def _early_requests(edit: GraphEdit, p: Primitive, followers: list[Primitive], i
     key = list_inputs(p)[0]
     edit.add(*(_single(p, i, key, item) for i, item in enumerate(items)))
     for follower in followers:
-        made = (Ref(f"{p.id}[{i}]") for i in range(len(items)))
+        made = (Ref(InstancePath(p.id).instance(i)) for i in range(len(items)))
         edit.add(*(_single(follower, i, list_inputs(follower)[0], one) for i, one in enumerate(made)))
     _verify(edit, p, key, items)
 
 
 def _single(p: Primitive, item: int, key: str, value: Ref) -> Primitive:
     inputs = tuple((name, value if name == key else ref) for name, ref in p.inputs)
-    return p.with_(id=f"{p.id}[{item}]", inputs=inputs, batchable=False, size=1, tentative=True)
+    return p.with_(id=InstancePath(p.id).instance(item), inputs=inputs, batchable=False, size=1, tentative=True)
 
 
 def _followers(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
@@ -231,7 +229,7 @@ def _verify(edit: GraphEdit, p: Primitive, key: str, items: list[Ref], early: tu
     """`p` reads the list through a VERIFY that knows what was predicted."""
     actual = p.input(key)
     assert actual is not None
-    name = f"{p.id}.verify"
+    name = InstancePath(p.id).verify()
     predicted = tuple((f"predicted{i}", item) for i, item in enumerate(items))
     edit.add(Primitive(name, _K.VERIFY, inputs=(("actual", actual), *predicted), scope=p.scope))
     edit.replace(p.with_(inputs=tuple((k, Ref(name) if k == key else r) for k, r in p.inputs), early=p.early + early))

@@ -20,7 +20,7 @@ _K = PrimitiveKind
 NOMINAL_SECONDS = 0.01
 """Taken for a primitive of an engine without a measured curve."""
 TOOL_SECONDS = 0.1
-"""Taken for a tool, and for a retriever or a model of the user's own (OPAQUE with `slow`)."""
+"""Taken for a tool, and for a retriever or a model of the user's own (OPAQUE that is `slow`)."""
 ANSWER_TOKENS = 64
 """Expected output of a decoding, where nothing says more."""
 ITEM_TOKENS = 16
@@ -48,7 +48,7 @@ def seconds(p: Primitive, context: PassContext) -> float:
         rounds = p.size or 1 if p.kind is _K.FOLD else 1
         return rounds * max(arms)
     if p.kind not in ENGINE_KINDS:
-        return TOOL_SECONDS if p.kind is _K.TOOL or p.option("slow") else 0.0
+        return TOOL_SECONDS if p.kind is _K.TOOL or p.attributes.slow else 0.0
     return _on_engine(p, context) or NOMINAL_SECONDS
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from teola_plugin.graph import (
-    GROWS_WITH,
     LLM_PREFILLS,
     EngineProfile,
     Graph,
     GraphEdit,
+    InstancePath,
     Primitive,
     PrimitiveKind,
     growth,
 )
 from teola_plugin.passes.base import PassContext
-from teola_plugin.passes.decoding_pipelining import GROW
 from teola_plugin.passes.estimate import measured, ready_times, tokens
 
 _K = PrimitiveKind
@@ -44,20 +43,20 @@ class PrefillingSplit:
             return graph
         edit = GraphEdit(graph)
         for p, holder in growing:
-            edit.replace(p.with_(options=(*p.options, (GROWS_WITH, holder))))
-        sight = _Sight(graph, context)
+            edit.replace(p.with_(attributes=replace(p.attributes, grows_with=holder)))
+        estimates = _Estimates(graph, context)
         for p in found:
-            ends = _ends(p, sight)
+            ends = _ends(p, estimates)
             if ends:
-                _split(edit, edit[p.id], ends, _pauses(p, sight))
+                _split(edit, edit[p.id], ends, _pauses(p, estimates))
         return edit.freeze()
 
 
 def _growing(graph: Graph, context: PassContext) -> Iterator[tuple[Primitive, str]]:
     """Prefillings whose prompt grows with a list that is being made, on engines that can prefill beside decoding."""
-    holders = [m.id for m in graph if m.kind is _K.MAP and (m.early or m.option(GROW))]
+    holders = [m.id for m in graph if m.kind is _K.MAP and (m.early or m.attributes.grow)]
     for p in graph if holders else ():
-        if p.kind not in LLM_PREFILLS or p.tentative or p.option(GROWS_WITH):
+        if p.kind not in LLM_PREFILLS or p.tentative or p.attributes.grows_with:
             continue
         profile = context.profile(p.engine)
         if profile is not None and profile.prefix_caching and not profile.takes_turns:
@@ -66,7 +65,7 @@ def _growing(graph: Graph, context: PassContext) -> Iterator[tuple[Primitive, st
                 yield p, found
 
 
-class _Sight:
+class _Estimates:
     """What the cuts depend on, for one graph. Sets of primitives are bit masks over their places in it."""
 
     def __init__(self, graph: Graph, context: PassContext) -> None:
@@ -117,15 +116,15 @@ def _candidate(p: Primitive, context: PassContext) -> bool:
     return any(not ref.external or ref.producer in context.late for _, ref in p.inputs)
 
 
-def _ends(p: Primitive, sight: _Sight) -> list[int]:
+def _ends(p: Primitive, estimates: _Estimates) -> list[int]:
     """Where in the prompt the partial prefillings end, ascending."""
-    profile = sight.context.profiles[p.engine]
-    times = list(_times(p, sight.ready))
+    profile = estimates.context.profiles[p.engine]
+    times = list(_times(p, estimates.ready))
     ends: list[int] = []
     for end in range(1, len(times)):
         # A run ends where the next part is ready noticeably later; what is too short joins the next run.
         early = times[end] - times[end - 1] > MIN_GAP
-        if early and _enough(p, ends[-1] if ends else 0, end, profile) and _gains(p, end, sight):
+        if early and _enough(p, ends[-1] if ends else 0, end, profile) and _gains(p, end, estimates):
             ends.append(end)
     return ends
 
@@ -149,22 +148,22 @@ def _enough(p: Primitive, start: int, end: int, profile: EngineProfile) -> bool:
     return start > 0 and any(part.variable and not part.tokens for part in run)
 
 
-def _gains(p: Primitive, end: int, sight: _Sight) -> bool:
+def _gains(p: Primitive, end: int, estimates: _Estimates) -> bool:
     """Whether the engine has time for the prefix while the rest is made."""
-    run, rest = sight.above(p, 0, end), sight.above(p, end, len(p.prompt))
-    waited = [engine for engine, mask in sight.engines.items() if mask & rest & ~run]
-    if waited and not any(engine == p.engine or sight.context.overlap(engine, p.engine) for engine in waited):
+    run, rest = estimates.above(p, 0, end), estimates.above(p, end, len(p.prompt))
+    waited = [engine for engine, mask in estimates.engines.items() if mask & rest & ~run]
+    if waited and not any(engine == p.engine or estimates.context.overlap(engine, p.engine) for engine in waited):
         return False
     # Without measurements only the structure counts: the rest must wait for all of the run's makers, and more.
-    return (run != rest and run & rest == run) or not (run | rest) & sight.unmeasured
+    return (run != rest and run & rest == run) or not (run | rest) & estimates.unmeasured
 
 
-def _pauses(p: Primitive, sight: _Sight) -> bool:
+def _pauses(p: Primitive, estimates: _Estimates) -> bool:
     """Whether its engine is expected to pause before `p`, long enough to prefill the prefix at nobody's cost."""
-    graph, ready = sight.graph, sight.ready
+    graph, ready = estimates.graph, estimates.ready
     needed = max([ready[name] for name in graph.parents(p.id)], default=0.0)
-    busy = sight.busy(p.engine)[p.id]
-    profile = sight.context.profiles[p.engine]
+    busy = estimates.busy(p.engine)[p.id]
+    profile = estimates.context.profiles[p.engine]
     return needed - busy >= max(MIN_GAP, 0.5 * profile.seconds(_K.PREFILLING, tokens(p.prompt)))
 
 
@@ -174,13 +173,13 @@ def _split(edit: GraphEdit, p: Primitive, ends: list[int], pauses: bool) -> None
         prefix = p.prompt[:end]
         variables = {part.variable for part in prefix}
         partial = p.with_(
-            id=f"{p.id}.partial#{number}",
+            id=InstancePath(p.id).partial(number),
             kind=_K.PARTIAL_PREFILLING,
             inputs=tuple([(key, ref) for key, ref in p.inputs if key in variables]),
             after=before,
             effects=(),
             prompt=prefix,
-            options=(*p.options, ("when", "idle")) if pauses else p.options,
+            attributes=replace(p.attributes, when="idle") if pauses else p.attributes,
         )
         edit.add(partial)
         before = (partial.id,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from teola_plugin.graph import Graph, GraphEdit, Primitive, PrimitiveKind, Ref, Slice, conflict
+from teola_plugin.graph import Graph, GraphEdit, InstancePath, Primitive, PrimitiveKind, Ref, Slice, conflict
 from teola_plugin.passes.base import PassContext
 
 _K = PrimitiveKind
@@ -107,16 +107,16 @@ def _staged(graph: Graph, plan: dict[str, _Cuts]) -> Graph:
 
 
 def _stages(p: Primitive, cuts: _Cuts, plan: dict[str, _Cuts]) -> list[Primitive]:
-    lists = list_inputs(p)
+    lists, here = list_inputs(p), InstancePath(p.id)
 
     def read(key: str, ref: Ref, i: int) -> Ref:
         if key not in lists:
             return ref
         if not ref.path and plan.get(ref.producer) == cuts:
-            return Ref(f"{ref.producer}#{i}")
+            return Ref(InstancePath(ref.producer).stage(i))
         return ref.at(cuts[i].items)
 
     return [
-        p.with_(id=f"{p.id}#{i}", inputs=tuple([(key, read(key, ref, i)) for key, ref in p.inputs]), size=cut.size)
+        p.with_(id=here.stage(i), inputs=tuple([(key, read(key, ref, i)) for key, ref in p.inputs]), size=cut.size)
         for i, cut in enumerate(cuts)
     ]

@@ -25,12 +25,12 @@ class Request:
     """Whether somebody reads the pieces; without a reader an engine may send only the end."""
     background: bool = False
     """Work that must not delay others on the instance (a warm-up beside deeper decodings)."""
-    stays: bool = False
+    keep_remote: bool = False
     """Whether only engines read its value: a shared pool may leave it where it is made, if it is large."""
     depth: int = 0
     """Of its primitive, when it was admitted: the longest way to the output of its query."""
     objective: str = "latency"
-    """What is wanted of it: `latency`, `throughput` or `spare`."""
+    """What is wanted of it: `latency`, `throughput` or `background`."""
 
     def admitted(self, priority: int, depth: int, objective: str) -> Request:
         """As it goes to its engine. (`dataclasses.replace` takes five times as long, and this is done for each.)"""
@@ -43,7 +43,7 @@ class Request:
             priority,
             self.stream,
             self.background,
-            self.stays,
+            self.keep_remote,
             depth,
             objective,
         )

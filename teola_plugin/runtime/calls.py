@@ -14,10 +14,10 @@ from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout
 from teola_plugin.graph import PrimitiveKind, Query, Terms
 from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
 from teola_plugin.requests.request import Request
+from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
-from teola_plugin.runtime.driver.tickets import call_ticket
 from teola_plugin.runtime.handles import PieceLog
-from teola_plugin.runtime.ports.engine_port import Port
+from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.identities import Identity, Party
@@ -40,7 +40,7 @@ class Call:
     future: Future[list[Any]]
     log: PieceLog | None
     """Where its pieces go, if it is streamed."""
-    stays: bool = False
+    keep_remote: bool = False
     """Whether its values may stay where they are made."""
     works: list[Work] = field(default_factory=list)
     """One for each payload, once they are made or claimed."""
@@ -163,20 +163,20 @@ class PlainCalls:
         for work in fresh:
             work.made = True
             work.primitive = name
-            if call.stays:
-                work.request = replace(work.request, stays=True)
+            if call.keep_remote:
+                work.request = replace(work.request, keep_remote=True)
         depth, query = 0, driver.query(run) if live else None
         if query is not None:
             # The plain object waits for this very call: nothing of its query is more urgent.
             depth = query.deepest()
             driver.trace.called(run, name, fresh, depth)
-        event, known = call_ticket(driver.now(), run, call.kind, name, depth, fresh)
+        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, fresh)
         if known is not None:
             call.port.depths(known)
         call.port.enqueue(fresh, event)
 
     def _wait(self, run: QueryRun, call: Call, name: str) -> None:
-        deliver = Future.set_result if call.stays else self._deliver
+        deliver = Future.set_result if call.keep_remote else self._deliver
         PendingCall(call.works, call.future, deliver, again=lambda work: self._again(run, call, work, name))
 
     def _again(self, run: QueryRun, call: Call, lost: Work, name: str) -> Work | None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.errors import EngineError, QueryCancelled, QueryTimeout, TeolaError
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Message, Prompt, Sampling
 
 if TYPE_CHECKING:
@@ -42,16 +42,16 @@ def search() -> Graph:
     """Embed two texts, store them, and search with the embedding of a third: every value goes to another engine."""
     embed = Primitive("embed", _K.EMBEDDING, "embedder", named(texts=Ref("$input", ("texts",))), batchable=True)
     question = embedding("question", "embedder", Ref("$input", ("question",)))
-    options = (("collection", "conformance"), ("k", 2))
+    said = Attributes(collection="conformance", k=2)
     store = Primitive(
         "store",
         _K.INGESTION,
         "store",
         named(chunks=Ref("$input", ("chunks",)), vectors=Ref("embed")),
         batchable=True,
-        options=options,
+        attributes=said,
     )
-    found = Primitive("found", _K.SEARCHING, "store", named(vectors=Ref("question")), after=("store",), options=options)
+    found = Primitive("found", _K.SEARCHING, "store", named(vectors=Ref("question")), after=("store",), attributes=said)
     return Graph([embed, question, store, found], Ref("found"))
 
 

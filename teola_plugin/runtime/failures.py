@@ -8,7 +8,7 @@ from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTi
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import End
+from teola_plugin.scheduling.graph_events import End
 
 
 def outcome_error(run: QueryRun, order: End) -> QueryError | BaseException | None:

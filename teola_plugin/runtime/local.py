@@ -11,25 +11,27 @@ from dataclasses import replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.cache_news import ask_for_news
 from teola_plugin.engines.calibration import calibrate
+from teola_plugin.engines.devices.place import on_cards, place
+from teola_plugin.engines.prefix_events import request_prefix_events
 from teola_plugin.errors import EngineUnavailable, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
-from teola_plugin.observe.recorder import TraceRecorder
+from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import Version
-from teola_plugin.runtime.bounded import at_most
 from teola_plugin.runtime.calls import Call, PlainCalls
 from teola_plugin.runtime.context import current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
-from teola_plugin.runtime.ports.engine_port import EnginePort, Port, PortListener
+from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.runtime.timeouts import at_most
 from teola_plugin.scheduling import BatchPolicy
-from teola_plugin.scheduling.events import CancelQuery, Close
+from teola_plugin.scheduling.graph_events import CancelQuery, Close
 
 _STOPPING = 30.0
 """Seconds that an engine has to stop when the pool is closed."""
@@ -53,12 +55,13 @@ class LocalRuntime:
         loop: LoopThread | SameLoop | None = None,
         details: bool = False,
         keep_traces: int = 64,
+        sink: TraceSink | None = None,
     ) -> None:
         self._engines = {name: list(instances) for name, instances in engines.items()}
         self._policy = policy
         self.loop = loop or LoopThread()
         threads = isinstance(self.loop, LoopThread)
-        self.recorder = TraceRecorder(keep_traces, details=details, wall=time.time if threads else None)
+        self.recorder = TraceRecorder(keep_traces, details=details, wall=time.time if threads else None, sink=sink)
         self._driver = GraphDriver(self.recorder, threads=threads)
         self._calls = PlainCalls(self._driver, self._version, self._deliver)
         engine_work = self._driver.engines
@@ -81,8 +84,10 @@ class LocalRuntime:
     async def astart(self) -> None:
         """`start` for a runtime on the caller's loop."""
         for instances in self._engines.values():
-            ask_for_news(instances)
+            request_prefix_events(instances)
         engines = [e for instances in self._engines.values() for e in instances]
+        if placed := on_cards(engines):
+            await asyncio.to_thread(place, placed)
         await asyncio.gather(*(e.start() for e in engines))
         for engine in engines:  # one after the other: engines that share cores would disturb each other's figures
             await calibrate(engine)
@@ -103,6 +108,8 @@ class LocalRuntime:
         if self._running:
             self.loop.run(self.astop()).result(60)
         self.loop.stop()
+        if self.recorder.sink is not None:
+            self.recorder.sink.close()
 
     async def astop(self) -> None:
         self._running = False
@@ -207,20 +214,20 @@ class LocalRuntime:
         payloads: Sequence[Any],
         *,
         stream: bool = False,
-        stays: bool = False,
+        keep_remote: bool = False,
         run: QueryRun | None = None,
         terms: Terms | None = None,
     ) -> CallHandle:
         """One request per payload; inside a live query, what was asked for already is claimed.
 
-        A call of no live query goes by `terms`, or those of the context. With `stays`, large values may stay where they
-        are made: what is got are `KeptValue`s, for other requests.
+        A call of no live query goes by `terms`, or those of the context. With `keep_remote`, large values may stay
+        where they are made: what is got are `RemoteValue`s, for other requests.
         """
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
         given, log = list(payloads), PieceLog() if stream else None
-        call = Call(kind, port, given, (), _terms_of(run, terms), future, log, stays)
+        call = Call(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         self.loop.post(self._calls.join, run, call)

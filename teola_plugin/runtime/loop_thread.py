@@ -11,7 +11,7 @@ from contextvars import Context, copy_context
 from typing import Any
 
 from teola_plugin.errors import EngineUnavailable
-from teola_plugin.runtime.bounded import ended
+from teola_plugin.runtime.timeouts import ended
 
 log = logging.getLogger("teola_plugin")
 _ENDING = 5.0

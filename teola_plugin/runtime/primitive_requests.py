@@ -33,7 +33,7 @@ def value(p: Primitive, results: Sequence[Any]) -> Any:
 
 def _texts(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
     given = inputs["texts"]
-    role = p.option("role", "query")
+    role = p.attributes.role or "query"
     found = []
     for item in given if p.batchable else [given]:
         text = item.text if isinstance(item, Chunk) else item
@@ -44,16 +44,17 @@ def _texts(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
 
 
 def _rows(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
-    collection = p.option("collection", "")
+    collection = p.attributes.collection
     return [IngestRow(collection, c, v) for c, v in zip(inputs["chunks"], inputs["vectors"], strict=True)]
 
 
 def _searches(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
-    if p.option("wrapped"):  # the user's own retriever: one call of the object
+    if p.attributes.wrapped:  # the user's own retriever: one call of the object
         return [calls[p.call](inputs)]
     vectors = inputs["vectors"] if p.batchable else [inputs["vectors"]]
-    collection, k, wanted = p.option("collection", ""), p.option("k", 4), p.option("filter", ())
-    return [SearchVector(collection, vector, k, wanted) for vector in vectors]
+    said = p.attributes
+    k = 4 if said.k is None else said.k
+    return [SearchVector(said.collection, vector, k, said.filter) for vector in vectors]
 
 
 def _pairs(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:

@@ -6,19 +6,36 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from teola_plugin.errors import QueryTimeout
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query
+from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
-from teola_plugin.runtime.driver.growing_prefix import Growing
+from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.work import Work
 
-if TYPE_CHECKING:
-    from teola_plugin.runtime.local import LocalRuntime
+
+class Runtime(Protocol):
+    """What a query's handle needs of the runtime that the query lives in. To be called from any thread."""
+
+    def begin_part(
+        self, run: QueryRun, name: str, graph: Graph, calls: Mapping[str, Callable[..., Any]], value: Any
+    ) -> None: ...
+
+    def end_part(self, run: QueryRun, name: str) -> None: ...
+
+    def observe(self, run: QueryRun, primitive: str, value: Any) -> None: ...
+
+    def call(
+        self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = ..., run: QueryRun
+    ) -> CallHandle: ...
+
+    def close_run(self, run: QueryRun) -> None: ...
+
+    def cancel_run(self, run: QueryRun) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +77,7 @@ class LivePrimitiveRun:
 class QueryRun:
     """What the adapters hold of a live query. `observe`, `call` and `close` may be used from any thread."""
 
-    runtime: LocalRuntime
+    runtime: Runtime
     """None (and never asked) for a call of no live query."""
     query: Query
     graph: Graph | None
@@ -88,7 +105,7 @@ class QueryRun:
     """The plain object's last call by engine and kind, and whether it is known for a member of a gang."""
     sent_ahead: dict[str, str] = field(default_factory=dict)
     """Primitives that were sent along with the one before them, and the names of their requests."""
-    growing: list[Growing] = field(default_factory=list)
+    growing: list[GrowingPrompt] = field(default_factory=list)
     """Its prompts that may be prefilled as they grow."""
     parts: dict[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
     """Callables of the parts that began later, by the name that leads the ids of their primitives."""
@@ -110,7 +127,7 @@ class QueryRun:
 
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
         """The callables that the primitive's names are of."""
-        return self.parts.get(primitive.partition("/")[0], self.calls)
+        return self.parts.get(InstancePath(primitive).outermost, self.calls)
 
     def part(self, graph: Graph, calls: Mapping[str, Callable[..., Any]], value: Any) -> PartRun:
         """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query."""
@@ -164,7 +181,7 @@ class PartRun:
 
     def observe(self, primitive: str, value: Any) -> None:
         """The plain object has computed the value of an opaque primitive of the part."""
-        self.whole.observe(f"{self.name}/{primitive}", value)
+        self.whole.observe(InstancePath(self.name).child(primitive), value)
 
     def close(self) -> None:
         """The plain object has the part's value, or gave it up: what nobody claimed is dropped."""

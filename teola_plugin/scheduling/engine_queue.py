@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.scheduling.events import Enqueue, QueuedRequest
+from teola_plugin.scheduling.engine_events import Enqueue, QueuedRequest
 from teola_plugin.scheduling.fairness import Served
 from teola_plugin.scheduling.objectives import Objective
 
@@ -82,7 +82,7 @@ class RunningRequest:
         return RunningRequest(request, queued.query, queued.primitive, queued.depth, size, instance, queued)
 
 
-class Room(Protocol):
+class FreeSlots(Protocol):
     """Free slots, as a policy sees them: those of one instance, or of all together."""
 
     in_order: bool

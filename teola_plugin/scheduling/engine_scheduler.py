@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.engine_events import (
     CacheCleared,
     CacheEvent,
     CacheRemoved,
@@ -25,21 +24,21 @@ from teola_plugin.scheduling.events import (
     InstanceDown,
     InstanceDrained,
     InstanceUp,
-    Instructions,
     PrefillEnded,
     Reject,
     RequestsEnded,
     Retried,
     RunBatch,
-    Tick,
 )
+from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest
+from teola_plugin.scheduling.events import Instructions, Tick
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.placement import E2, LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware
-from teola_plugin.scheduling.room import SharedRoom
+from teola_plugin.scheduling.shared_slots import SharedSlots
 from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_engine_scheduler
 
-LAG = {Objective.LATENCY: 0, Objective.THROUGHPUT: 20, Objective.SPARE: 0}
+LAG = {Objective.LATENCY: 0, Objective.THROUGHPUT: 20, Objective.BACKGROUND: 0}
 """Admissions by which the engine may let others pass a request, where it cannot do all at once: nobody waits for a
 member of a gang alone. Bounded, like the policy's patience; warm-ups are told apart by `Request.background`."""
 
@@ -271,31 +270,31 @@ class EngineScheduler:
         """Rounds of the policy over all free slots, until nothing more is taken; then those that wait for a certain
         instance may have the slots that are left."""
         out: Instructions = []
-        spare = False
+        uncontended = False
         while self.queue:
-            room = SharedRoom(self.profile, self.instances, self.running, router, at, spare=spare)
-            if not room.left:
+            slots = SharedSlots(self.profile, self.instances, self.running, router, at, uncontended=uncontended)
+            if not slots.left:
                 break
-            self.policy.pick(self.queue, self.running, room)
-            out += [self._admit(instance, picked) for instance, picked in room.admitted.items()]
-            if spare or not (room.refusals or room.admitted):
+            self.policy.pick(self.queue, self.running, slots)
+            out += [self._admit(instance, picked) for instance, picked in slots.admitted.items()]
+            if uncontended or not (slots.refusals or slots.admitted):
                 break
-            spare = bool(room.refusals)
+            uncontended = bool(slots.refusals)
         return out
 
     # ------------------------------------------------------------ what a batch does to the queue
 
     def _admit(self, instance: str, picked: list[Pick]) -> RunBatch:
         last = -1
-        requests, priorities, standings = [], [], []
+        requests, priorities, urgencies = [], [], []
         for queued, request in picked:
             last = max(last, queued.arrived)
             queued.requests.remove(request)
             self.running.served.add(queued.app, queued.weight, request.size)
             requests.append(request.id)
             priorities.append(next(self._admissions) + LAG[queued.objective])
-            standings.append((queued.depth, queued.objective))
+            urgencies.append((queued.depth, queued.objective))
         self.queue = [q for q in self.queue if q.requests]
         for queued in self.queue:
             queued.overtaken += queued.arrived < last
-        return RunBatch(instance, next(self._batches), tuple(requests), tuple(priorities), tuple(standings))
+        return RunBatch(instance, next(self._batches), tuple(requests), tuple(priorities), tuple(urgencies))

@@ -12,36 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from teola_plugin.graph import IMPURE_KINDS, INPUT, STREAM_ITEMS, Fragment, PrimitiveKind, Ref
-from teola_plugin.graph.build import captures
-from teola_plugin.scheduling.events import (
+from teola_plugin.graph import IMPURE_KINDS, PrimitiveKind
+from teola_plugin.scheduling.events import Instructions, Tick, WakeAt
+from teola_plugin.scheduling.expansion import Expansion, Steps, laid_out_early
+from teola_plugin.scheduling.graph_events import (
     Admit,
     Await,
     Cancel,
     CancelQuery,
     Close,
-    Collect,
     Dispatch,
     End,
-    Expand,
     Expanded,
     Finished,
     GraphEvent,
-    Instructions,
     ItemClosed,
     PartBegun,
     PartEnded,
     PrimitiveFailed,
     Release,
-    Reprioritise,
     RunCall,
     Started,
-    Tick,
     Unused,
-    WakeAt,
 )
-from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status, optional_edge
-from teola_plugin.scheduling.objectives import SINK, gathered
+from teola_plugin.scheduling.live_primitive import LivePrimitive, Status, optional_edge
+from teola_plugin.scheduling.live_query import LiveQuery
 from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_graph_scheduler
 
 _K = PrimitiveKind
@@ -51,23 +46,23 @@ class GraphScheduler:
     """In-degrees of every live e-graph. Dispatches primitives, never loose requests."""
 
     def __init__(self, *, max_rounds: int = 64) -> None:
-        self.max_rounds = max_rounds
         self.queries: dict[str, LiveQuery] = {}
         self._announced: float | None = None
         """When a `Tick` is to come, as far as it was asked for."""
         self._check = StateCheck()
         self._out: Instructions = []
-        self._spliced: list[LivePrimitive] = []
+        steps = Steps(lambda order: self._out.append(order), self._start, self._drop, self._after_end, self._release)
+        self._expansion = Expansion(steps, max_rounds)
         self._handlers: dict[type, Callable[..., None]] = {
             Admit: self._admit,
             Started: self._started,
             Finished: self._finished,
             Unused: self._unused,
             PrimitiveFailed: self._failed,
-            Expanded: self._expanded,
-            ItemClosed: self._item_closed,
-            PartBegun: self._part_begun,
-            PartEnded: self._part_ended,
+            Expanded: self._expansion.expanded,
+            ItemClosed: self._expansion.item_closed,
+            PartBegun: self._expansion.part_begun,
+            PartEnded: self._expansion.part_ended,
             CancelQuery: self._cancel_query,
             Close: self._close,
             Tick: self._tick,
@@ -98,7 +93,7 @@ class GraphScheduler:
         self.queries[query.id] = query
         self._announce(event.deadline)
         for live in query:
-            if not live.waits or _laid_out_early(live):
+            if not live.waits or laid_out_early(live):
                 self._start(query, live)
         self._end_if_done(query)
 
@@ -150,9 +145,9 @@ class GraphScheduler:
             return
         live.status = Status.READY
         if p.holds_fragment:
-            self._ask_to_expand(query, live)
+            self._expansion.begin(query, live)
         elif p.on_engine and not p.decodes:
-            group = query.group(p.id) if p.leads_group else []
+            group = query.group(p.id) if p.prefills else []
             for member in group:
                 if member.status is Status.WAITING:
                     member.status = Status.READY
@@ -188,11 +183,11 @@ class GraphScheduler:
 
     def _advance(self, query: LiveQuery, live: LivePrimitive) -> None:
         if live.status is Status.EXPANDING:
-            self._collect_if_done(query, live)
+            self._expansion.collect_if_done(query, live)
         elif live.status is Status.WAITING:
             if live.waits:
                 self._overtake_warmups(query, live)
-            if not live.waits or _laid_out_early(live):
+            if not live.waits or laid_out_early(live):
                 self._start(query, live)
 
     def _overtake_warmups(self, query: LiveQuery, live: LivePrimitive) -> None:
@@ -200,7 +195,7 @@ class GraphScheduler:
         if live.primitive.kind is not _K.FULL_PREFILLING:
             return
         waited = (query.get(name) for name in live.waits)
-        if all(w is None or _spare(w) for w in waited):  # mostly over with the first, however many they are
+        if all(w is None or _unstarted_warm_up(w) for w in waited):  # mostly over with the first, however many they are
             for name in sorted(live.waits):
                 if name in query:
                     self._drop(query, query[name])
@@ -248,7 +243,7 @@ class GraphScheduler:
         if live is None or live.status.ended:
             return
         live.status = Status.FAILED
-        for member in query.group(live.id) if live.primitive.leads_group else []:
+        for member in query.group(live.id) if live.primitive.prefills else []:
             if member.status.active:
                 member.status = Status.DROPPED
                 self._cut_off(query, member)
@@ -257,201 +252,7 @@ class GraphScheduler:
         if not query.ahead and (output is None or output.status in (Status.DROPPED, Status.FAILED)):
             self._end(query, "failed", event.primitive)
 
-    # ------------------------------------------------------------ parts that begin later
 
-    def _part_begun(self, query: LiveQuery, event: PartBegun) -> None:
-        whole = Fragment(event.graph, event.graph.output)
-        made, _ = whole.instantiate(event.name, {INPUT: Ref(event.value)})
-        self._spliced += query.splice(made, event.graph, event.name, SINK)
-        if not query.read(event.value):
-            self._release(query, (event.value,))
-        self._begin_spliced(query)
-
-    def _part_ended(self, query: LiveQuery, event: PartEnded) -> None:
-        self._discard_instance(query, event.name)
-
-    # ------------------------------------------------------------ fragments
-
-    def _ask_to_expand(self, query: LiveQuery, live: LivePrimitive) -> None:
-        p = live.primitive
-        live.status = Status.EXPANDING
-        if p.kind is _K.LOOP:
-            self._add_round(query, live, p.input("init") or Ref("$input"))
-            return
-        reads = p.input("condition") if p.kind is _K.BRANCH else p.input("items")
-        assert reads is not None, f"{p.kind.name} {p.id} lacks its input"
-        self._out.append(Expand(query.id, p, reads, tuple(live.predicted)))
-
-    def _expanded(self, query: LiveQuery, event: Expanded) -> None:
-        live = query.get(event.primitive)
-        if live is None or live.status is not Status.EXPANDING:
-            return
-        grow: dict[PrimitiveKind, Callable[[LiveQuery, LivePrimitive, Expanded], None]] = {
-            _K.MAP: self._expand_map,
-            _K.FOLD: self._expand_fold,
-            _K.LOOP: self._expand_loop,
-            _K.BRANCH: self._expand_branch,
-        }
-        grow[live.primitive.kind](query, live, event)
-
-    def _expand_map(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
-        p = live.primitive
-        items = p.input("items")
-        assert items is not None
-        matches = event.matches or (None,) * event.count
-        used = {m for m in matches if m is not None}
-        outputs = []
-        for index, match in enumerate(matches):
-            if match is not None:
-                outputs.append(live.early[match])
-            else:
-                name = f"{p.id}[{index}]"
-                name = f"{name[:-1]}']" if query.within(name) else name
-                bind = {"$item": items.at(index)}
-                outputs.append(self._instance(query, live, p.fragment, name, bind, together=event.count))
-        self._await_outputs(query, live, outputs)
-        for index in range(len(live.early)):
-            if index not in used:
-                self._discard_instance(query, f"{p.id}[{index}]")
-
-    def _expand_fold(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
-        p = live.primitive
-        items, carry = p.input("items"), p.input("init")
-        assert items is not None and carry is not None
-        for index in range(event.count):
-            bind = {"$item": items.at(index), "$carry": carry}
-            carry = self._instance(query, live, p.fragment, f"{p.id}[{index}]", bind)
-        self._await_outputs(query, live, [carry])
-
-    def _expand_branch(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
-        p = live.primitive
-        arm = p.fragment if event.count else p.otherwise
-        name = f"{p.id}.{'then' if event.count else 'else'}"
-        output = self._instance(query, live, arm, name, {}) if arm is not None else p.input("condition")
-        assert output is not None
-        self._await_outputs(query, live, [output])
-
-    def _expand_loop(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
-        carry = live.outputs[-1].at("carry")
-        if event.count and len(live.outputs) < self.max_rounds:
-            self._add_round(query, live, carry)
-        else:
-            self._out.append(Collect(query.id, live.id, (carry,), single=True))
-            self._complete(query, live)
-
-    def _add_round(self, query: LiveQuery, live: LivePrimitive, carry: Ref) -> None:
-        """The body gives `{"carry": ..., "again": bool}`; its value decides about the next round."""
-        name = f"{live.id}[{len(live.outputs)}]"
-        output = self._instance(query, live, live.primitive.fragment, name, {"$carry": carry})
-        live.outputs.append(output)
-        live.collects.add(output.producer)
-        live.waits = {output.producer}
-        query.hold(live.id, [output])
-        self._begin_spliced(query)
-        self._collect_if_done(query, live)
-
-    def _instance(
-        self,
-        query: LiveQuery,
-        live: LivePrimitive,
-        body: Fragment | None,
-        name: str,
-        bind: dict[str, Ref],
-        *,
-        tentative: bool = False,
-        together: int = 1,
-    ) -> Ref:
-        """`together`: instances whose outputs are put together, this one among them."""
-        assert body is not None, f"{live.id} holds no fragment"
-        live.instances.append(name)
-        outer = {ref: Ref(ref) for ref in body.externals if ref not in bind}
-        captured = captures(live.primitive.inputs, "items")
-        made, output = body.instantiate(name, {**outer, **captured, **bind}, tentative=tentative)
-        if tentative:  # not yet its holder's turn: what the holder waits for by order, its effects wait for too
-            made = [p.with_(after=p.after + live.primitive.after) if p.effects else p for p in made]
-        sink = gathered(live.id, together, live.wanted)
-        self._spliced += query.splice(made, body.graph, name, sink)
-        return output
-
-    def _begin_spliced(self, query: LiveQuery) -> None:
-        """Depths first, so that what starts now is queued with its own."""
-        spliced, self._spliced = self._spliced, []
-        changed = query.redepth(spliced)
-        if changed:
-            self._out.append(Reprioritise(query.id, changed))
-        for live in spliced:
-            if not live.waits or _laid_out_early(live):
-                self._start(query, live)
-
-    def _await_outputs(self, query: LiveQuery, live: LivePrimitive, outputs: list[Ref]) -> None:
-        live.outputs = outputs
-        live.collects.update(r.producer for r in outputs)
-        live.waits = {r.producer for r in outputs if (made := query.get(r.producer)) and not made.status.ended}
-        query.hold(live.id, outputs)
-        self._begin_spliced(query)
-        lost = [
-            r for r in outputs if (made := query.get(r.producer)) and made.status in (Status.DROPPED, Status.FAILED)
-        ]
-        if lost:
-            self._drop(query, live)
-        else:
-            self._collect_if_done(query, live)
-
-    def _collect_if_done(self, query: LiveQuery, live: LivePrimitive) -> None:
-        if live.waits or not (live.outputs or live.primitive.kind is _K.MAP):
-            return
-        if live.primitive.kind is _K.LOOP:
-            self._out.append(Expand(query.id, live.primitive, live.outputs[-1].at("again")))
-            return
-        single = live.primitive.kind is not _K.MAP
-        self._out.append(Collect(query.id, live.id, tuple(live.outputs), single))
-        self._complete(query, live)
-
-    def _complete(self, query: LiveQuery, live: LivePrimitive) -> None:
-        live.status = Status.DONE
-        self._after_end(query, live)
-        for name in live.instances:
-            self._release(query, query.forget(name))
-        live.instances.clear()
-
-    def _item_closed(self, query: LiveQuery, event: ItemClosed) -> None:
-        """A list is still being decoded and an item of it has closed: work on it begins, tentatively."""
-        decoding = query.get(event.primitive)
-        names = [v for key, v in decoding.primitive.options if key == STREAM_ITEMS] if decoding is not None else []
-        for name in names:
-            holder = query.get(name)
-            if holder is not None and holder.status is Status.WAITING and event.index == len(holder.predicted):
-                self._grow(query, holder, Ref(event.value))
-        self._begin_spliced(query)
-
-    def _grow(self, query: LiveQuery, holder: LivePrimitive, item: Ref) -> None:
-        name = f"{holder.id}[{len(holder.predicted)}]"
-        holder.predicted.append(item)
-        bind = {"$item": item}
-        output = self._instance(query, holder, holder.primitive.fragment, name, bind, tentative=True, together=2)
-        holder.early.append(output)
-        query.keep(holder.id, [item])
-        query.hold(holder.id, [output])
-
-    def _discard_instance(self, query: LiveQuery, name: str) -> None:
-        """Whoever is in it has not come to anything that is wanted."""
-        for live in query.within(name):
-            self._drop(query, live)
-        self._release(query, query.forget(name))
-
-
-def _spare(live: LivePrimitive) -> bool:
+def _unstarted_warm_up(live: LivePrimitive) -> bool:
     """A warm-up that has not begun."""
     return live.primitive.kind is _K.PARTIAL_PREFILLING and live.status is not Status.RUNNING
-
-
-def _laid_out_early(live: LivePrimitive) -> bool:
-    """A FOLD is laid out once its items are known: only its first instance needs the value that it begins with, and
-    the others have prompts whose beginnings can be prefilled."""
-    p = live.primitive
-    if p.kind is not _K.FOLD:
-        return False
-    items, init = p.input("items"), p.input("init")
-    if items is None or init is None:
-        return False
-    return live.waits == {init.producer} and items.producer != init.producer

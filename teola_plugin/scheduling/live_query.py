@@ -3,72 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from heapq import heapify, heappop, heappush
 
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
-from teola_plugin.scheduling.objectives import SINK, Wanted, deduce
-
-
-class Status(Enum):
-    WAITING = "waiting"
-    READY = "ready"
-    """Handed to its engine or to the client, not started as far as known."""
-    RUNNING = "running"
-    EXPANDING = "expanding"
-    """A fragment's holder whose instances are at work."""
-    DONE = "done"
-    FAILED = "failed"
-    DROPPED = "dropped"
-    """Cancelled, unused or cut off by a failure: it never gets a value."""
-
-    def __init__(self, name: str) -> None:
-        self.ended = name in ("done", "failed", "dropped")
-        self.active = name in ("ready", "running")
-
-
-@dataclass(slots=True, eq=False)
-class LivePrimitive:
-    """One primitive of a live query."""
-
-    primitive: Primitive
-    waits: set[str]
-    """Producers and predecessors that have not ended."""
-    reads: tuple[str, ...] = ()
-    """Whose values it reads."""
-    status: Status = Status.WAITING
-    depth: int = 0
-    outputs: list[Ref] = field(default_factory=list)
-    """Holders: outputs of the instances, in item order."""
-    collects: set[str] = field(default_factory=set)
-    """Who makes them: it has no value without any of these."""
-    predicted: list[Ref] = field(default_factory=list)
-    """MAP: the items its early instances work on; kept until they have been compared with the real ones."""
-    early: list[Ref] = field(default_factory=list)
-    """MAP: outputs of the instances made before the items were known, planned and grown."""
-    instances: list[str] = field(default_factory=list)
-    """Holders: names of the instances that were spliced in."""
-    wanted: Wanted = SINK
-
-    @property
-    def id(self) -> str:
-        return self.primitive.id
-
-
-def optional_edge(reader: Primitive, producer: Primitive) -> bool:
-    """Whether `reader` can do without a value of `producer`: a prediction, an early instance, a warm-up."""
-    if reader.kind is PrimitiveKind.VERIFY:
-        actual = reader.input("actual")
-        return actual is None or actual.producer != producer.id
-    if reader.decodes and producer.kind is PrimitiveKind.PARTIAL_DECODING:
-        return True  # fewer items than planned: the stream goes on all the same
-    for _, ref in reader.inputs:
-        if ref.producer == producer.id:
-            return False
-    if producer.tentative or producer.kind is PrimitiveKind.PARTIAL_PREFILLING:
-        return True
-    return any(ref.producer == producer.id for ref in reader.early)
+from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Ref
+from teola_plugin.scheduling.depths import Depths
+from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
+from teola_plugin.scheduling.objectives import Wanted, deduce
 
 
 class LiveQuery:
@@ -86,13 +25,13 @@ class LiveQuery:
         self._readers: dict[str, set[str]] = {name: set(names) for name, names in graph.read_by.items()}
         self._within: dict[str, list[str]] = {}
         """Ids by the instance or part that they are in, whatever lies between."""
-        self._depths = _Depths(self._live, self._children)
+        self._depths = Depths(self._live, self._children)
         wanted, depths, reads = deduce(graph), graph.depths, graph.reads
         for p in graph:
             live = LivePrimitive(p, set(graph.parents(p.id)), reads[p.id], depth=depths[p.id], wanted=wanted[p.id])
             self._put(live)
             if p.early:
-                live.instances += [f"{p.id}[{i}]" for i in range(len(p.early))]
+                live.instances += map(InstancePath(p.id).instance, range(len(p.early)))
                 self._keep_predictions(live)
 
     def __getitem__(self, name: str) -> LivePrimitive:
@@ -134,9 +73,8 @@ class LiveQuery:
         self._live[p.id] = live
         if p.early:
             live.early = list(p.early)
-        if "/" in p.id:
-            for outer in _around(p.id):
-                self._within.setdefault(outer, []).append(p.id)
+        for outer in InstancePath(p.id).around():
+            self._within.setdefault(outer, []).append(p.id)
 
     def _insert(self, p: Primitive, parents: Iterable[str]) -> LivePrimitive:
         waits: set[str] = set()
@@ -172,7 +110,9 @@ class LiveQuery:
         made = [self._insert(p, parents) for p, parents in edges]
         wanted = deduce(body)
         for live in made:
-            live.wanted = wanted[live.id.removeprefix(f"{name}/")].inside(name, sink)
+            inner = InstancePath(live.id).inside(name)
+            assert inner is not None, f"{live.id} is not in {name}"
+            live.wanted = wanted[inner].inside(name, sink)
         own = {live.id for live in made}
         for live, (p, parents) in zip(made, edges, strict=True):
             live.waits |= own.intersection(parents)  # an edge to a later one of the same instance was not ended either
@@ -232,7 +172,7 @@ class LiveQuery:
         for live in inside:
             del self._live[live.id]
             self._children.pop(live.id, None)
-            for outer in _around(live.id):
+            for outer in InstancePath(live.id).around():
                 if len(outer) >= len(name):
                     self._within.pop(outer, None)
         return unread
@@ -248,78 +188,3 @@ class LiveQuery:
                     found[p.id] = child
                     todo.append(p.id)
         return list(found.values())
-
-
-def _around(name: str) -> Iterator[str]:
-    """The instances and parts that a primitive of this id is in, outermost first."""
-    place = name.find("/")
-    while place >= 0:
-        yield name[:place]
-        place = name.find("/", place + 1)
-
-
-class _Depths:
-    """Longest ways to a sink, kept right as a query grows. They never become shorter: edges only come."""
-
-    def __init__(self, live: dict[str, LivePrimitive], children: dict[str, list[str]]) -> None:
-        self._live, self._children = live, children
-        self._raised: dict[str, int] = {}
-        """Depths that are greater than those known, by primitive, and not seen to yet."""
-        self._todo: list[tuple[int, str]] = []
-        """Those primitives, by the depth that is known: what leads to another is deeper than that other."""
-        self._order: list[tuple[int, str]] | None = None
-        """What has not ended, deepest first; kept once somebody asks."""
-
-    def leads(self, name: str, to: str) -> None:
-        """There is a way from one to the other now."""
-        self._offer(name, self._live[to].depth + 1)
-
-    def grown(self, made: Sequence[LivePrimitive]) -> dict[str, int]:
-        """`made` is new, in an order in which nothing leads to an earlier one. Returns what changed at engines."""
-        for live in reversed(made):
-            known = [child.depth for name in self._children.get(live.id, ()) if (child := self._live.get(name))]
-            live.depth = 1 + max(known, default=-1)
-        for live in made:
-            self._spread(live)
-        changed: dict[str, int] = {}
-        while self._todo:
-            _, name = heappop(self._todo)
-            depth, found = self._raised.pop(name, 0), self._live.get(name)
-            if found is None or depth <= found.depth:
-                continue
-            found.depth = depth
-            self._spread(found)
-            if found.status.active and found.primitive.on_engine:
-                changed[name] = depth
-        return changed
-
-    def _spread(self, live: LivePrimitive) -> None:
-        """Its depth is known: what leads to it is deeper."""
-        if self._order is not None:
-            heappush(self._order, (-live.depth, live.id))
-        for parent in Graph.edges_into(live.primitive):
-            self._offer(parent, live.depth + 1)
-        for ref in live.outputs:
-            self._offer(ref.producer, live.depth + 1)
-        for ref in live.early:
-            self._offer(ref.producer, live.depth + 1)
-
-    def _offer(self, name: str, depth: int) -> None:
-        live = self._live.get(name)
-        if live is None or depth <= live.depth:
-            return
-        if name not in self._raised:
-            heappush(self._todo, (live.depth, name))
-        self._raised[name] = max(depth, self._raised.get(name, 0))
-
-    def deepest(self) -> int:
-        if self._order is None:
-            self._order = [(-live.depth, live.id) for live in self._live.values()]
-            heapify(self._order)
-        while self._order:
-            depth, name = self._order[0]
-            live = self._live.get(name)
-            if live is not None and not live.status.ended and live.depth == -depth:
-                return -depth
-            heappop(self._order)
-        return 0

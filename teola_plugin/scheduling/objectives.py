@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from weakref import WeakKeyDictionary
 
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind
+from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind
 
 _K = PrimitiveKind
 
@@ -26,7 +26,7 @@ class Objective(Enum):
     """Somebody waits for this very value."""
     THROUGHPUT = "throughput"
     """Values of a gang are put together: only the last of them counts."""
-    SPARE = "spare"
+    BACKGROUND = "background"
     """A warm-up: nobody waits for it."""
 
     # Identity: members are unique, and the hash of the name is slow.
@@ -45,12 +45,12 @@ class Wanted:
         instance's name before theirs."""
         if self.objective is Objective.LATENCY:
             return sink
-        return Wanted(self.objective, f"{instance}/{self.gang}" if self.gang else sink.gang)
+        return Wanted(self.objective, InstancePath(instance).child(self.gang) if self.gang else sink.gang)
 
 
 SINK = Wanted()
 """Of what somebody waits for."""
-WARM_UP = Wanted(Objective.SPARE)
+WARM_UP = Wanted(Objective.BACKGROUND)
 
 _Way = tuple[tuple[str, str], ...]
 """The gangs on the way to the output, outermost first: (who puts together, which member leads there)."""
@@ -96,7 +96,7 @@ def _deduced(graph: Graph) -> dict[str, Wanted]:
 def _wanted(p: Primitive, way: _Way) -> Wanted:
     gang = way[-1][0] if way else ""
     if p.kind is _K.PARTIAL_PREFILLING:
-        return Wanted(Objective.SPARE, gang)
+        return Wanted(Objective.BACKGROUND, gang)
     if way:
         return Wanted(Objective.THROUGHPUT, gang)
     if (p.batchable or p.kind is _K.RERANKING) and p.size != 1:  # its own requests are put together

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Room, Running, Slots
-from teola_plugin.scheduling.events import QueuedRequest
+from teola_plugin.scheduling.engine_events import QueuedRequest
+from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Running, Slots
 from teola_plugin.scheduling.fairness import Turn, in_turn
 from teola_plugin.scheduling.objectives import Objective
 
@@ -22,10 +22,10 @@ class BatchPolicy(Protocol):
     Which request goes next is the policy's choice; where it goes, if there are several instances, that of `slots`.
     """
 
-    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Room) -> list[Pick]: ...
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots) -> list[Pick]: ...
 
 
-def _take(queued: QueuedPrimitive, slots: Room, picked: list[Pick], already: set[str]) -> None:
+def _take(queued: QueuedPrimitive, slots: FreeSlots, picked: list[Pick], already: set[str]) -> None:
     for request in queued.requests:
         if request.id in already:
             continue
@@ -38,7 +38,7 @@ def _take(queued: QueuedPrimitive, slots: Room, picked: list[Pick], already: set
             return
 
 
-def _take_all(queue: Iterable[QueuedPrimitive], slots: Room) -> tuple[list[Pick], set[str]]:
+def _take_all(queue: Iterable[QueuedPrimitive], slots: FreeSlots) -> tuple[list[Pick], set[str]]:
     picked: list[Pick] = []
     already: set[str] = set()
     for queued in queue:
@@ -61,7 +61,7 @@ class TopologyAware:
 
     patience: int = 20
 
-    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Room) -> list[Pick]:
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots) -> list[Pick]:
         if len(queue) == 1:
             return _take_all(queue, slots)[0]
         if isinstance(slots, Slots):  # queues are long where little fits: mostly this is all that is looked at
@@ -117,7 +117,7 @@ def _turns(levels: Mapping[str, list[list[QueuedPrimitive]]]) -> dict[str, Turn]
     }
 
 
-_URGENCY = {Objective.LATENCY: 0, Objective.THROUGHPUT: 1, Objective.SPARE: 2}
+_URGENCY = {Objective.LATENCY: 0, Objective.THROUGHPUT: 1, Objective.BACKGROUND: 2}
 
 
 def _urgency(level: Sequence[QueuedPrimitive]) -> int:
@@ -138,7 +138,7 @@ def _levels(bucket: list[QueuedPrimitive]) -> list[list[QueuedPrimitive]]:
 class PerInvocation:
     """PO: one invocation's requests as a bundle, one bundle at a time, first come, first served."""
 
-    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Room) -> list[Pick]:
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots) -> list[Pick]:
         picked, _ = _take_all(queue[:1], slots)
         return picked
 
@@ -147,7 +147,7 @@ class PerInvocation:
 class ThroughputOriented:
     """TO: blind first come, first served; the batch is filled with whatever waits."""
 
-    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: Room) -> list[Pick]:
+    def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots) -> list[Pick]:
         picked, _ = _take_all(queue, slots)
         return picked
 

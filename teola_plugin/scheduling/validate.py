@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import Batching
-
-if TYPE_CHECKING:
-    from teola_plugin.scheduling.engine_scheduler import EngineScheduler
-    from teola_plugin.scheduling.graph_scheduler import GraphScheduler
-    from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
+from teola_plugin.graph import Batching, EngineProfile
+from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running
+from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
+from teola_plugin.scheduling.live_query import LiveQuery
 
 VALIDATE = bool(os.environ.get("TEOLA_VALIDATE_STATE"))
 VIOLATIONS: list[str] = []
@@ -24,6 +22,21 @@ _SMALL = 64
 
 class InvalidState(TeolaError):
     """A scheduler broke a rule of its own: a bug of this package."""
+
+
+class EngineState(Protocol):
+    """What an engine scheduler keeps."""
+
+    profile: EngineProfile
+    instances: list[str]
+    queue: list[QueuedPrimitive]
+    running: Running
+
+
+class GraphState(Protocol):
+    """What a graph scheduler keeps."""
+
+    queries: dict[str, LiveQuery]
 
 
 class StateCheck:
@@ -37,7 +50,7 @@ class StateCheck:
         return self._events % (1 + things // _SMALL) == 0
 
 
-def validate_engine_scheduler(scheduler: EngineScheduler) -> None:
+def validate_engine_scheduler(scheduler: EngineState) -> None:
     """Raises `InvalidState`: slots are not overrun, no request is there twice, counts are those of what runs."""
     queued = [request.id for q in scheduler.queue for request in q.requests]
     _check(all(q.requests for q in scheduler.queue), "a primitive without requests is queued")
@@ -49,7 +62,7 @@ def validate_engine_scheduler(scheduler: EngineScheduler) -> None:
     _validate_running(scheduler)
 
 
-def _validate_running(scheduler: EngineScheduler) -> None:
+def _validate_running(scheduler: EngineState) -> None:
     running, profile = scheduler.running, scheduler.profile
     most = max(profile.max_efficient_batch, profile.max_batch)
     count = 0
@@ -67,7 +80,7 @@ def _validate_running(scheduler: EngineScheduler) -> None:
     _check(count == len(running.by_id), "the requests of the instances are not those that run")
 
 
-def validate_graph_scheduler(scheduler: GraphScheduler, query: str | None = None) -> None:
+def validate_graph_scheduler(scheduler: GraphState, query: str | None = None) -> None:
     """Raises `InvalidState`: no primitive waits for nothing, or for what has ended; ended queries are forgotten."""
     for name, live in scheduler.queries.items():
         _check(not live.ended and live.id == name, f"query {name} is over and still there")
@@ -85,8 +98,6 @@ def _validate_query(query: LiveQuery) -> None:
 
 
 def _validate_primitive(query: LiveQuery, live: LivePrimitive) -> None:
-    from teola_plugin.scheduling.live_query import Status
-
     if live.status is Status.WAITING:
         _check(bool(live.waits), f"{live.id} of query {query.id} waits for nothing")
     if live.status in (Status.WAITING, Status.EXPANDING):

@@ -8,29 +8,29 @@ from typing import Any
 from teola_plugin.cluster.host import cache_reports
 from teola_plugin.cluster.host.cache_reports import CacheReports, without_reports
 from teola_plugin.cluster.wire import pack, unpack
-from teola_plugin.engines.cache_news import CacheNews, Emptied, Forgot, Holds
+from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.requests.results import Done
 
 
 def test_a_parcel_takes_along_what_there_is_to_tell() -> None:
-    engine: Any = SimpleNamespace(on_cache_news=None)
+    engine: Any = SimpleNamespace(on_prefix_events=None)
     reports = CacheReports(engine)
     assert reports.take() == []
-    engine.on_cache_news((Holds((1, 2)),))
-    engine.on_cache_news((Forgot((1, 2), 1), Emptied()))
+    engine.on_prefix_events((PrefixStored((1, 2)),))
+    engine.on_prefix_events((PrefixRemoved((1, 2), 1), PrefixesCleared()))
     parcel = pack([Done("r", 3), *reports.take()])
-    heard: list[CacheNews] = []
+    heard: list[PrefixEvents] = []
     assert list(without_reports(unpack(parcel), heard.append)) == [Done("r", 3)]
-    assert heard == [(Holds((1, 2)), Forgot((1, 2), 1), Emptied())]
+    assert heard == [(PrefixStored((1, 2)), PrefixRemoved((1, 2), 1), PrefixesCleared())]
     assert reports.take() == []
     assert list(without_reports(unpack(parcel), None)) == [Done("r", 3)]
 
 
 def test_what_nobody_fetches_does_not_pile_up() -> None:
-    engine: Any = SimpleNamespace(on_cache_news=None)
+    engine: Any = SimpleNamespace(on_prefix_events=None)
     reports = CacheReports(engine)
     for _ in range(cache_reports.MOST + 1):
-        engine.on_cache_news((Holds((1,)),))
+        engine.on_prefix_events((PrefixStored((1,)),))
     (report,) = reports.take()
-    assert report.news == (Emptied(),)
+    assert report.news == (PrefixesCleared(),)
     CacheReports(SimpleNamespace())  # type: ignore[arg-type]  # an engine that does not tell

@@ -8,22 +8,32 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.cluster.chunked import by_time
+from teola_plugin.cluster.coalescing import coalesced
 from teola_plugin.cluster.config import Autoscale
 from teola_plugin.cluster.host import clients
 from teola_plugin.cluster.host.clients import Client
 from teola_plugin.cluster.host.followers import Followers, follower_order
 from teola_plugin.cluster.host.outbox import Outbox
 from teola_plugin.cluster.host.scaling import QueueDepth
-from teola_plugin.cluster.kept import Held, Kept, keep, kept_in
-from teola_plugin.cluster.wire import Began, Ended, Queue, Said, pack, pack_orders, unpack, unpack_orders
+from teola_plugin.cluster.names import actor_name, directory_name, pool_of
+from teola_plugin.cluster.remote_values import RayBatch, RayValue, remote_values_in, store_large
+from teola_plugin.cluster.wire import (
+    RequestEnded,
+    RequestPiece,
+    RequestStarted,
+    Submit,
+    pack,
+    pack_orders,
+    unpack,
+    unpack_orders,
+)
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
-from teola_plugin.graph import Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Piece, Result
-from teola_plugin.runtime.driver.prescheduling import Follow
-from teola_plugin.scheduling.events import Enqueue
+from teola_plugin.runtime.ports.port import Follow, follower_of, follower_request
+from teola_plugin.scheduling.engine_events import Enqueue
 
 K = PrimitiveKind
 RULE = Autoscale(least=1, most=3, queued_per_instance=4, up_after=2, down_after=10)
@@ -57,7 +67,7 @@ async def test_first_pieces_and_ends_go_at_once_the_rest_by_time() -> None:
         yield Done("a", "0123")
         yield Done("b", "x")
 
-    parcels = [parcel async for parcel in by_time(results(), 0.01)]
+    parcels = [parcel async for parcel in coalesced(results(), 0.01)]
     flat = [result for parcel in parcels for result in parcel]
     assert "".join(r.text for r in flat if isinstance(r, Piece) and r.request_id == "a") == "0123"
     assert [r.request_id for r in flat if isinstance(r, Done)] == ["a", "b"]
@@ -72,7 +82,7 @@ async def test_what_the_engine_raises_comes_through() -> None:
 
     found = []
     with pytest.raises(EngineUnavailable, match="gone"):
-        async for parcel in by_time(results(), 0.01):
+        async for parcel in coalesced(results(), 0.01):
             found += parcel
     assert found == [Piece("a", "x")]
 
@@ -99,10 +109,18 @@ async def test_a_parcel_whose_reader_fails_holds_up_no_other() -> None:
 
 async def test_news_are_read_in_order_and_pieces_joined() -> None:
     client = Client("c")
-    for news in (Began("r", "0", 1), Said("r", Piece("r", "a")), Said("r", Piece("r", "b")), Ended("r", "ab")):
+    for news in (
+        RequestStarted("r", "0", 1),
+        RequestPiece("r", Piece("r", "a")),
+        RequestPiece("r", Piece("r", "b")),
+        RequestEnded("r", "ab"),
+    ):
         client.tell(news)
     client.close()
-    assert await client.outbox.take() == (1, [Began("r", "0", 1), Said("r", Piece("r", "ab", 2)), Ended("r", "ab")])
+    assert await client.outbox.take() == (
+        1,
+        [RequestStarted("r", "0", 1), RequestPiece("r", Piece("r", "ab", 2)), RequestEnded("r", "ab")],
+    )
     assert await client.outbox.take() is None
 
 
@@ -110,10 +128,10 @@ async def test_who_asks_at_once_hears_in_turn() -> None:
     outbox = Outbox()
     asked = [asyncio.ensure_future(outbox.take()) for _ in range(3)]
     for name in "ab":
-        outbox.put(Ended(name, name))
+        outbox.put(RequestEnded(name, name))
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         asked = sorted(asked, key=asyncio.Future.done)
-        assert asked.pop().result() == ("ab".index(name) + 1, [Ended(name, name)])
+        assert asked.pop().result() == ("ab".index(name) + 1, [RequestEnded(name, name)])
     outbox.close()
     assert await asked[0] is None
 
@@ -123,22 +141,22 @@ async def test_news_wait_in_little_room() -> None:
     outbox = Outbox()
     for n in range(1000):
         for name in "ab":
-            outbox.put(Said(name, Piece(name, f"{n} ")))
-    outbox.put(Ended("a", "x"))
+            outbox.put(RequestPiece(name, Piece(name, f"{n} ")))
+    outbox.put(RequestEnded("a", "x"))
     assert len(outbox) == 3
     taken = await outbox.take()
     assert taken is not None
     text = "".join(f"{n} " for n in range(1000))
-    assert taken[1] == [Said(name, Piece(name, text, 1000)) for name in "ab"] + [Ended("a", "x")]
+    assert taken[1] == [RequestPiece(name, Piece(name, text, 1000)) for name in "ab"] + [RequestEnded("a", "x")]
 
 
 async def test_a_client_that_does_not_listen_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "MOST", 9)
     client = Client("c")
     for n in range(9):
-        client.tell(Ended(f"r{n}", n))
+        client.tell(RequestEnded(f"r{n}", n))
     assert not client.lost(60.0) and client.lost(-1.0)
-    client.tell(Ended("r9", 9))
+    client.tell(RequestEnded("r9", 9))
     assert client.lost(60.0)
 
 
@@ -151,7 +169,7 @@ async def test_a_client_that_does_not_listen_is_lost(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_errors_survive_the_way(error: EngineError) -> None:
-    [ended] = unpack(pack([Ended("r", None, error)]))
+    [ended] = unpack(pack([RequestEnded("r", None, error)]))
     assert type(ended.error) is type(error) and ended.error.__dict__ == error.__dict__
     assert str(ended.error) == str(error)
 
@@ -160,20 +178,20 @@ def test_errors_survive_the_way(error: EngineError) -> None:
 
 
 def test_references_travel_beside_the_bytes() -> None:
-    held = Held("a reference of Ray's")
-    asked = [Request(f"r{n}", K.INGESTION, IngestRow("c", Chunk("x", "t"), Kept(held, n))) for n in range(2)]  # type: ignore[arg-type]
+    held = RayBatch("a reference of Ray's")
+    asked = [Request(f"r{n}", K.INGESTION, IngestRow("c", Chunk("x", "t"), RayValue(held, n))) for n in range(2)]  # type: ignore[arg-type]
     parcel = pack(asked)
     assert isinstance(parcel, tuple) and parcel[1] == ["a reference of Ray's"]
-    one, two = (kept_in(request.payload)[0] for request in unpack(parcel))
+    one, two = (remote_values_in(request.payload)[0] for request in unpack(parcel))
     assert one.held is two.held and one.held.ref == "a reference of Ray's" and (one.at, two.at) == (0, 1)
-    [(names, order)] = unpack_orders(pack_orders([Queue(event(SEARCH), tuple(asked))], lambda *_: None) or b"")
-    assert names == ("r0", "r1") and kept_in(order.requests[1].payload)[0].at == 1  # type: ignore[union-attr]
+    [(names, order)] = unpack_orders(pack_orders([Submit(event(SEARCH), tuple(asked))], lambda *_: None) or b"")
+    assert names == ("r0", "r1") and remote_values_in(order.requests[1].payload)[0].at == 1  # type: ignore[union-attr]
 
 
 def test_an_order_that_cannot_be_written_fails_alone() -> None:
     failed: list[Any] = []
     bad, good = (
-        Queue(event(EMBED), (Request(name, K.EMBEDDING, payload),)) for name, payload in (("b", lambda: 0), ("g", 1))
+        Submit(event(EMBED), (Request(name, K.EMBEDDING, payload),)) for name, payload in (("b", lambda: 0), ("g", 1))
     )
     [(names, _)] = unpack_orders(pack_orders([bad, good], lambda order, _: failed.append(order)) or b"")
     assert names == ("g",) and failed == [bad]
@@ -182,13 +200,15 @@ def test_an_order_that_cannot_be_written_fails_alone() -> None:
 
 def test_small_values_and_those_that_others_read_travel() -> None:
     small: list[Result] = [Done("a", [1.0] * 9), Done("b", "x" * 99_999)]
-    assert keep(small, {"a"}) is small
+    assert store_large(small, {"a"}) is small
 
 
 # ---------------------------------------------------------------- followers
 
 EMBED = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input")))
-SEARCH = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("embed")), options=(("collection", "c"), ("k", 2)))
+SEARCH = Primitive(
+    "search", K.SEARCHING, "store", named(vectors=Ref("embed")), attributes=Attributes(collection="c", k=2)
+)
 
 
 def event(primitive: Primitive) -> Enqueue:
@@ -199,14 +219,14 @@ def follow(then: tuple[Follow, ...] = ()) -> Follow:
     return Follow(SEARCH, "q-ahead1", {}, (("vectors", ()),), event(SEARCH), "", then)
 
 
-def order(then: tuple[Follow, ...]) -> Queue:
-    return Queue(event(EMBED), (Request("r1", K.EMBEDDING, EmbedText("x")),), EMBED, then)
+def order(then: tuple[Follow, ...]) -> Submit:
+    return Submit(event(EMBED), (Request("r1", K.EMBEDDING, EmbedText("x")),), EMBED, then)
 
 
 class Taken:
     def __init__(self) -> None:
-        self.here: list[Queue] = []
-        self.elsewhere: list[tuple[str, Queue]] = []
+        self.here: list[Submit] = []
+        self.elsewhere: list[tuple[str, Submit]] = []
         self.followers = Followers(
             "embedder",
             lambda _, order: self.here.append(order),
@@ -253,3 +273,15 @@ def test_a_chain_is_sent_on_with_what_follows() -> None:
     taken.followers.expect("me", order((follow((last,)),)))
     taken.followers.ended("me", "r1", [1.0], None)
     assert taken.elsewhere[0][1].then == (last,) and taken.elsewhere[0][1].primitive == SEARCH
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_actors_say_their_pool() -> None:
+    assert [pool_of(name) for name in (actor_name("farm", "llm"), directory_name("farm"))] == ["farm", "farm"]
+    assert [pool_of(name) for name in ("", "teola", "other/farm", "teolas/farm/llm")] == ["", "", "", ""]
+
+
+def test_requests_say_whose_followers_they_are() -> None:
+    assert follower_of(follower_request("q1-ahead2", 3)) == "q1-ahead2" and follower_of("q1-3") == ""

@@ -8,7 +8,9 @@ import socket
 import stat
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -59,6 +61,12 @@ def teola(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
 
 
+def at_once(*commands: tuple[dict[str, str], tuple[str, ...]]) -> list[subprocess.CompletedProcess[str]]:
+    """Commands, each with its environment, that do not depend on each other: most of their time is imports."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda command: teola(command[0], *command[1]), commands))
+
+
 def rays() -> set[int]:
     """Processes of Ray on this machine."""
     found = set()
@@ -90,20 +98,14 @@ def closed_to_others(env: dict[str, str], cache: Path) -> None:
     token = Path(record["token"])
     assert stat.S_IMODE(token.stat().st_mode) == 0o600 and len(token.read_text()) == 64
     stranger = {**env, "XDG_CACHE_HOME": str(cache / "another")}
-    refused = teola(stranger, "status", "--pool", "commands", "--address", record["address"])
+    asked = ("status", "--pool", "commands", "--address", record["address"])
+    refused, told = at_once((stranger, asked), ({**stranger, "RAY_AUTH_TOKEN": token.read_text()}, asked))
     assert refused.returncode == 1 and "RAY_AUTH_TOKEN" in refused.stderr and "asks for a token" in refused.stderr
-    told = teola(
-        {**stranger, "RAY_AUTH_TOKEN": token.read_text()},
-        "status",
-        "--pool",
-        "commands",
-        "--address",
-        record["address"],
-    )
     assert told.returncode == 0, told.stderr
 
 
-def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: dict[str, Future[Any]]) -> None:
+    wait(coming.values())  # servers that start beside this test have something in shared memory, too
     before, shared = rays(), shared_memory()
     path = tmp_path / "pool.yaml"
     path.write_text(YAML)
@@ -133,13 +135,15 @@ def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path) -> None:
 def test_faults_are_named(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text("engines:\n  llm: {kind: vllm}\n")
-    faulty = teola(env, "up", str(path))
+    faulty, nothing, client, both = at_once(
+        (env, ("up", str(path))),
+        (env, ("status", "--address", "127.0.0.1:1")),
+        (env, ("status", "--address", "ray://127.0.0.1:10001")),
+        (env, ("up", str(good(tmp_path)), "--address", "127.0.0.1:1", "--host", "10.0.0.1")),
+    )
     assert faulty.returncode == 1 and f"{path}, line 2" in faulty.stderr
-    nothing = teola(env, "status", "--address", "127.0.0.1:1")
     assert nothing.returncode == 1 and "teola up" in nothing.stderr
-    client = teola(env, "status", "--address", "ray://127.0.0.1:10001")
     assert client.returncode == 1 and "6379" in client.stderr
-    both = teola(env, "up", str(good(tmp_path)), "--address", "127.0.0.1:1", "--host", "10.0.0.1")
     assert both.returncode == 1 and "either --address or --host" in both.stderr
 
 
@@ -188,10 +192,10 @@ def test_a_user_may_do_without_a_token(env: dict[str, str], tmp_path: Path) -> N
 def test_calibrating(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text("engines: {embedder: {kind: embedding}, other: {kind: fake, options: {like: llm}}}\n")
-    done = teola(env, "calibrate", str(path), "--engine", "embedder", "--json")
+    calibrate = ("calibrate", str(path), "--engine")
+    done, wrong = at_once((env, (*calibrate, "embedder", "--json")), (env, (*calibrate, "embeder")))
     assert done.returncode == 0, done.stderr
     profile = json.loads(done.stdout)["embedder"]
     assert len(profile["curves"]["embedding"]) >= 1 and profile["max_efficient_batch"] >= 1
     assert list((tmp_path / "cache").rglob("embedder-*.json"))
-    wrong = teola(env, "calibrate", str(path), "--engine", "embeder")
     assert wrong.returncode == 1 and "embedder" in wrong.stderr

@@ -94,3 +94,11 @@ def test_a_fake_like_nothing() -> None:
     config = PoolConfig.parse("engines: {x: {kind: fake}}")
     with pytest.raises(ConfigError, match="like"):
         build_engine(engine_spec("x", config.engines["x"]), 0)
+
+
+def test_credentials_are_not_shown() -> None:
+    text = "engines:\n  a: {kind: openai, base_url: 'http://me:secret@there/v1'}\n"
+    text += "  b: {kind: pgvector, dsn: 'postgresql://me:secret@there/x'}\n"
+    config = PoolConfig.parse(text)
+    assert config.engines["a"].base_url == "http://me:secret@there/v1"
+    assert "secret" not in repr(config) + str(config)

@@ -20,10 +20,10 @@ from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow
-from teola_plugin.runtime.works.kept_values import KeptValue
+from teola_plugin.runtime.works.remote_values import RemoteValue
 
 K = PrimitiveKind
 TEXTS = [f"text {i} of {i % 7} and {i % 11}" for i in range(384)]
@@ -34,18 +34,18 @@ INPUTS = {"texts": TEXTS, "chunks": CHUNKS}
 def index(collection: str) -> Graph:
     """Embed, then store: only the store reads the vectors."""
     embed = Primitive("embed", K.EMBEDDING, "wide", named(texts=Ref("$input", ("texts",))), batchable=True).with_(
-        options=(("role", "document"),)
+        attributes=Attributes(role="document")
     )
     read = named(chunks=Ref("$input", ("chunks",)), vectors=Ref("embed"))
-    options = (("collection", collection),)
-    store = Primitive("store", K.INGESTION, "store", read, batchable=True, options=options)
+    said = Attributes(collection=collection)
+    store = Primitive("store", K.INGESTION, "store", read, batchable=True, attributes=said)
     return Graph([embed, store], Ref("store"))
 
 
 def chain_after(collection: str) -> Graph:
     """Store, then embed, which is sent along with the storing."""
     read = named(chunks=Ref("$input", ("chunks",)), vectors=Ref("$input", ("vectors",)))
-    store = Primitive("store", K.INGESTION, "store", read, batchable=True, options=(("collection", collection),))
+    store = Primitive("store", K.INGESTION, "store", read, batchable=True, attributes=Attributes(collection=collection))
     after = Primitive("after", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("text",))), after=("store",))
     return Graph([store, after], Ref("after"))
 
@@ -130,8 +130,8 @@ def test_rows_wait_for_the_plain_object(shared: EnginePool, collection: str, vec
     """Their vectors are made early and stay where they are made; the rows are sent when the plain object sends them."""
     run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, ahead=True)
     asked = [EmbedText(text, "document") for text in TEXTS]
-    made = shared.call(K.EMBEDDING, "wide", asked, stays=True, run=run).result(60)
-    assert all(isinstance(vector, KeptValue) for vector in made)
+    made = shared.call(K.EMBEDDING, "wide", asked, keep_remote=True, run=run).result(60)
+    assert all(isinstance(vector, RemoteValue) for vector in made)
     time.sleep(0.3)
     assert shared.admin("store", "count", collection).result(10) == 0
     rows = [IngestRow(collection, chunk, vector) for chunk, vector in zip(CHUNKS, made, strict=True)]
@@ -164,7 +164,7 @@ def test_an_accelerated_indexer(shared: EnginePool, collection: str, vectors: li
 def test_who_asks_for_them_gets_the_values(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     with freed():
         run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, ahead=True)
-        until(lambda: shared.admin("store", "count", collection).result(30) == len(TEXTS))
+        assert until(lambda: in_store() > 100_000)  # they are made, ahead of their being asked for
         claimed = run.call(K.EMBEDDING, "wide", [EmbedText(text, "document") for text in TEXTS]).result(30)
         run.close()
         trace = run.trace.result(30)
@@ -176,8 +176,8 @@ def test_who_asks_for_them_gets_the_values(shared: EnginePool, collection: str, 
 def test_values_that_are_lost_are_made_again(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     assert settled(lambda: in_store() < 1000)
     ask = [EmbedText(text, "document") for text in TEXTS]
-    kept = shared.call(K.EMBEDDING, "wide", ask, stays=True).result(30)
-    assert all(isinstance(value, KeptValue) for value in kept)
+    kept = shared.call(K.EMBEDDING, "wide", ask, keep_remote=True).result(30)
+    assert all(isinstance(value, RemoteValue) for value in kept)
     assert settled(lambda: in_store() > 100_000)
     host = actor(actor_name("fakes", "wide"))
     before = len(ray.get(host.recent_batches.remote()))

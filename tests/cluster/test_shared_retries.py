@@ -9,7 +9,7 @@ from support.ports import Heard, entry, event
 
 from teola_plugin.cluster.client.shared_engine import SharedEngine
 from teola_plugin.cluster.client.shared_port import SharedPort
-from teola_plugin.cluster.wire import Cancelled, Ended, EngineFacts, Hello, Said
+from teola_plugin.cluster.wire import Cancel, EngineFacts, Hello, RequestEnded, RequestPiece
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import LLM_KINDS, EngineProfile
 from teola_plugin.requests.payloads import Generation
@@ -37,7 +37,7 @@ async def lost_and_found(heard: Heard, *, read: bool) -> tuple[SharedPort, Line]
     if read:
         made.read_into(PieceLog())
     one.enqueue([made], event("a"))
-    one._hear([Said("a", Piece("a", "one")), Said("a", Piece("a", " two"))])
+    one._receive_all([RequestPiece("a", Piece("a", "one")), RequestPiece("a", Piece("a", " two"))])
     one._found(FACTS)
     assert len(line.orders) == 2
     return one, line
@@ -47,8 +47,8 @@ async def lost_and_found(heard: Heard, *, read: bool) -> tuple[SharedPort, Line]
 async def test_the_same_is_heard_once(read: bool) -> None:
     heard = Heard()
     one, _ = await lost_and_found(heard, read=read)
-    one._hear([Said("a", Piece("a", "one two")), Said("a", Piece("a", " three"))])
-    one._hear([Ended("a", Generation("one two three"))])
+    one._receive_all([RequestPiece("a", Piece("a", "one two")), RequestPiece("a", Piece("a", " three"))])
+    one._receive_all([RequestEnded("a", Generation("one two three"))])
     assert heard.text("a") == heard.pieces["a"] == "one two three"
 
 
@@ -56,13 +56,13 @@ async def test_the_same_is_heard_once(read: bool) -> None:
 async def test_something_else_fails_where_it_was_read(ends: bool) -> None:
     heard = Heard()
     one, line = await lost_and_found(heard, read=True)
-    one._hear([Ended("a", Generation("other")) if ends else Said("a", Piece("a", "other"))])
+    one._receive_all([RequestEnded("a", Generation("other")) if ends else RequestPiece("a", Piece("a", "other"))])
     assert isinstance(heard.error("a"), EngineError) and "another" in str(heard.error("a"))
-    assert ends or line.orders[-1] == Cancelled(("a",))
+    assert ends or line.orders[-1] == Cancel(("a",))
 
 
 async def test_something_else_counts_where_nobody_has_read() -> None:
     heard = Heard()
     one, _ = await lost_and_found(heard, read=False)
-    one._hear([Said("a", Piece("a", "other")), Ended("a", Generation("other text"))])
+    one._receive_all([RequestPiece("a", Piece("a", "other")), RequestEnded("a", Generation("other text"))])
     assert heard.text("a") == "other text"

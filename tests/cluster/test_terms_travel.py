@@ -11,22 +11,24 @@ from typing import Any
 import pytest
 from support.hosts import Cluster, Host, result
 
-from teola_plugin.cluster.wire import News, Parcel, Queue
+from teola_plugin.cluster.wire import Parcel, RequestEvent, Submit
 from teola_plugin.engines.fake import FakeEmbedder, FakeStore
 from teola_plugin.engines.fake.base import Faults
 from teola_plugin.errors import EngineError
-from teola_plugin.graph import Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText, SearchVector, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Result
-from teola_plugin.runtime.driver.prescheduling import Follow
-from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.runtime.ports.port import Follow
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 
 K = PrimitiveKind
 EMBED = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input")))
-SEARCH = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("embed")), options=(("collection", "c"), ("k", 2)))
+SEARCH = Primitive(
+    "search", K.SEARCHING, "store", named(vectors=Ref("embed")), attributes=Attributes(collection="c", k=2)
+)
 TERMS: dict[str, Any] = {"depth": 3, "app": "search", "weight": 2.5, "session": "s", "objective": Objective.THROUGHPUT}
 
 
@@ -76,7 +78,7 @@ async def test_a_follower_whose_terms_have_changed_is_queued_as_it_stands(monkey
         later = replace(EMBED, id="later")
         port.expect("q-ahead1", event(later, depth=1, gang=""))
         cluster.ask(port, request(), event(EMBED))  # fills the engine
-        port._link.send(Queue(event(later, depth=1, gang=""), (request("q-ahead1.0"),)))  # as its other host does
+        port._link.send(Submit(event(later, depth=1, gang=""), (request("q-ahead1.0"),)))  # as its other host does
         await cluster.until(lambda: len(host.asked) == 2)
         heard = cluster.listened(port, request("q-ahead1.0"), event(later))
         port.adopt("q-ahead1", [heard.entry], event(later, depth=9))
@@ -164,7 +166,7 @@ async def test_an_answer_that_cannot_travel_fails_alone(monkeypatch: pytest.Monk
 class ForeignHost(Host):
     """What it packs is of a module that nobody can import afterwards."""
 
-    def _packed(self, number: int, messages: Sequence[News]) -> Parcel:
+    def _packed(self, number: int, messages: Sequence[RequestEvent]) -> Parcel:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "only_there", SimpleNamespace(Foreign=Foreign))  # type: ignore[arg-type]
             return super()._packed(number, messages)

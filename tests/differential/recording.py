@@ -15,6 +15,7 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage, BaseMessageChunk
 from langchain_core.runnables import Runnable
+from support import garbage
 
 
 class Recorder(BaseCallbackHandler):
@@ -141,7 +142,7 @@ def observe(chain: Runnable[Any, Any], way: str, given: Any, call: Way | None = 
     recorder = Recorder()
     full = {"callbacks": [recorder], "tags": ["mine"], "metadata": {"user": 7}, **config}
     failed = False
-    gc.freeze()  # the collection below need not look through what was there before
+    garbage.keep()  # the collection below need not look through what was there before
     try:
         value = (call or WAYS[way])(chain, given, full)
         raced = "stream" in way and any(isinstance(chunk, dict) for chunk in value)
@@ -149,5 +150,4 @@ def observe(chain: Runnable[Any, Any], way: str, given: Any, call: Way | None = 
     except Exception as error:
         result, failed = f"{type(error).__name__}: {error}", True
     gc.collect()  # generators that were not read to their end are closed, and say so
-    gc.unfreeze()
     return Outcome(result, recorder.events, recorder.prompts, failed)

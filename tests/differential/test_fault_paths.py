@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -135,7 +135,8 @@ async def test_cancellation_reaches_the_engines(entry: str, after: float) -> Non
 
 
 def test_a_reader_that_leaves_a_stream_early() -> None:
-    with pool_of(llm=SLOW) as pool:
+    some = replace(SLOW, curves={**SLOW.curves, K.DECODING: Curve.linear(0.0, 0.02)})  # what is left is waited for
+    with pool_of(llm=some) as pool:
         stream = accelerate(independent_assigns(parts(pool))).stream(QUESTION)
         next(stream)
         stream.close()
@@ -235,7 +236,7 @@ class Shout:
     def run(self, graph: Graph, context: PassContext) -> Graph:
         edit = GraphEdit(graph)
         for p in graph:
-            if p.leads_group and p.option("loud") is None:
+            if p.prefills and p.option("loud") is None:
                 edit.replace(p.with_(options=(*p.options, ("loud", True))))
         return edit.freeze()
 

@@ -11,7 +11,7 @@ from support.ports import Heard, entry, event, port
 
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import EngineError, EngineUnavailable
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText, Generate, Message, Prompt, Sampling, ScorePair, SearchVector
@@ -83,7 +83,7 @@ def test_vectors_of_a_wrong_type_in_a_graph_end_their_query_only(passes: tuple[s
     found = Graph(
         [
             Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input"))),
-            Primitive("s", K.SEARCHING, "store", named(vectors=Ref("e")), options=(("collection", "c"),)),
+            Primitive("s", K.SEARCHING, "store", named(vectors=Ref("e")), attributes=Attributes(collection="c")),
         ],
         Ref("s"),
     )

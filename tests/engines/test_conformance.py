@@ -11,9 +11,8 @@ import pytest
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.base import Engine, EngineLoad
-from teola_plugin.engines.conformance import EngineConformance
+from teola_plugin.engines.conformance import EngineConformance, StoreConformance
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
-from teola_plugin.engines.store_conformance import StoreConformance
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import (

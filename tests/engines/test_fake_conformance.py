@@ -7,9 +7,8 @@ from typing import Any
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.conformance import EngineConformance
+from teola_plugin.engines.conformance import EngineConformance, StoreConformance
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, embed_words
-from teola_plugin.engines.store_conformance import StoreConformance
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import (
     Chunk,

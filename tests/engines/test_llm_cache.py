@@ -11,11 +11,17 @@ import transformers
 from support.placement import anywhere, ask, e2
 
 from teola_plugin.engines.bundled import llama as tiny_llama
-from teola_plugin.engines.cache_news import CacheNews, Emptied, Forgot, Holds, ask_for_news
 from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines.prefix_events import (
+    PrefixesCleared,
+    PrefixEvents,
+    PrefixRemoved,
+    PrefixStored,
+    request_prefix_events,
+)
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.engines.vllm import VllmEngine
-from teola_plugin.engines.vllm.cache import HeldPrefixes
+from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.tokens import PromptTokens
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
@@ -23,7 +29,8 @@ from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Messag
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done
 from teola_plugin.runtime.cache_events import cache_events
-from teola_plugin.runtime.ports.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.scheduling import E2
 from teola_plugin.scheduling.placement import Why
 
@@ -37,7 +44,7 @@ class Cache:
     """A cache of blocks of 4 tokens, whose hashes are their content; a token is 32 characters of text."""
 
     def __init__(self) -> None:
-        self.held = HeldPrefixes(BLOCK)
+        self.held = CachedPrefixes(BLOCK)
 
     def names(self, tokens: str, tenant: str = "") -> PrefixBlocks:
         return block_hashes("".join(token * 32 for token in tokens), tenant=tenant)
@@ -52,13 +59,13 @@ class Cache:
     def hashes(self, tokens: str, tenant: str = "") -> list[str]:
         return [tenant + tokens[:end] for end in range(BLOCK, len(tokens) + 1, BLOCK)]
 
-    def store(self, tokens: str, after: str = "", tenant: str = "") -> CacheNews:
+    def store(self, tokens: str, after: str = "", tenant: str = "") -> PrefixEvents:
         ids = [ord(token) for token in tokens[len(after) :]]
         hashes = self.hashes(tokens, tenant)[len(after) // BLOCK :]
         self.held.stored(hashes, ids, tenant + after if after else None, tenant)
         return self.held.take()
 
-    def forget(self, *hashes: str) -> CacheNews:
+    def forget(self, *hashes: str) -> PrefixEvents:
         for name in hashes:
             self.held.removed([name])
         return self.held.take()
@@ -67,17 +74,17 @@ class Cache:
 def test_stored_blocks_are_the_beginning_of_a_known_prompt() -> None:
     cache = Cache()
     names = cache.expect("abcdefghijkl")
-    assert cache.store("abcdefgh") == (Holds(names[:4]),)
-    assert cache.store("abcdefghijkl", after="abcdefgh") == (Holds(names),)
-    assert cache.store("abcdefgh") == (Holds(names[:4]),), "found again"
+    assert cache.store("abcdefgh") == (PrefixStored(names[:4]),)
+    assert cache.store("abcdefghijkl", after="abcdefgh") == (PrefixStored(names),)
+    assert cache.store("abcdefgh") == (PrefixStored(names[:4]),), "found again"
 
 
 def test_blocks_that_go_one_by_one_are_one_piece_of_news() -> None:
     cache = Cache()
     names = cache.expect("abcdefghijkl")
     cache.store("abcdefghijkl")
-    assert cache.forget("abcdefghijkl", "abcdefgh") == (Forgot(names[:3], 2),)
-    assert cache.forget("abcd") == (Forgot(names[:1], 0),)
+    assert cache.forget("abcdefghijkl", "abcdefgh") == (PrefixRemoved(names[:3], 2),)
+    assert cache.forget("abcd") == (PrefixRemoved(names[:1], 0),)
     assert cache.forget("abcd", "never seen") == ()
 
 
@@ -88,8 +95,8 @@ def test_text_that_another_prompt_shares_is_not_forgotten_with_one_of_them() -> 
     assert one[:3] == two[:3] and one[3] != two[3]
     cache.store("abcdefgh")
     cache.store("abcdefxy", after="abcd")
-    assert cache.forget("abcdefgh") == (Forgot(one, 3),)
-    assert cache.forget("abcdefxy") == (Forgot(two[:3], 2),)
+    assert cache.forget("abcdefgh") == (PrefixRemoved(one, 3),)
+    assert cache.forget("abcdefxy") == (PrefixRemoved(two[:3], 2),)
 
 
 def test_an_answer_is_named_when_a_later_prompt_contains_it() -> None:
@@ -98,17 +105,17 @@ def test_an_answer_is_named_when_a_later_prompt_contains_it() -> None:
     cache.store("abcd")
     assert cache.store("abcdefgh", after="abcd") == (), "nobody asked for this"
     names = cache.expect("abcdefghijkl")
-    assert cache.held.take() == (Holds(names[:4]),)
-    assert cache.forget("abcdefgh") == (Forgot(names[:3], 2),)
+    assert cache.held.take() == (PrefixStored(names[:4]),)
+    assert cache.forget("abcdefgh") == (PrefixRemoved(names[:3], 2),)
 
 
 def test_tenants_and_lost_news() -> None:
     cache = Cache()
     mine, yours = cache.expect("abcd", "me"), cache.expect("abcd", "you")
-    assert cache.store("abcd", tenant="you") == (Holds(yours),) and mine != yours
+    assert cache.store("abcd", tenant="you") == (PrefixStored(yours),) and mine != yours
     assert cache.store("abcdefgh", after="abcd", tenant="me") == (), "its parent was never heard of"
     cache.held.cleared()
-    assert cache.held.take() == (Emptied(),)
+    assert cache.held.take() == (PrefixesCleared(),)
     assert cache.forget("youabcd") == ()
 
 
@@ -151,25 +158,25 @@ async def test_of_a_prompt_with_an_unknown_slot_only_what_is_known_is_named() ->
 async def test_news_of_an_instance_reach_its_scheduler() -> None:
     engines = [next(e for e in fake_engines(rtx3090()) if e.name == "llm") for _ in range(2)]
     for engine in engines:
-        engine.on_cache_news = None  # type: ignore[attr-defined]
+        engine.on_prefix_events = None  # type: ignore[attr-defined]
     port = EnginePort("llm", dict(zip("01", engines, strict=True)), PortListener(*[lambda *_: None] * 3))
     router = port.scheduler.router
     assert isinstance(router, E2)
     asked = ask("r", ("a", 320))
-    engines[1].on_cache_news((Holds(asked.blocks),))  # type: ignore[attr-defined]
+    engines[1].on_prefix_events((PrefixStored(asked.blocks),))  # type: ignore[attr-defined]
     placed = router.place(asked, anywhere)
     assert placed is not None and (placed.instance, placed.why) == ("1", Why.EXPLOIT)
-    engines[1].on_cache_news((Forgot(asked.blocks[:11], 10),))  # type: ignore[attr-defined]
+    engines[1].on_prefix_events((PrefixRemoved(asked.blocks[:11], 10),))  # type: ignore[attr-defined]
     assert router.index.match(asked.blocks).by_instance() == {"1": 10}
-    engines[1].on_cache_news((Emptied(),))  # type: ignore[attr-defined]
+    engines[1].on_prefix_events((PrefixesCleared(),))  # type: ignore[attr-defined]
     assert not list(router.index.runs())
 
 
 def test_only_several_instances_tell_what_they_cache_unless_somebody_decided() -> None:
     one, two, no = (VllmEngine("llm", "model", tell_cache=said) for said in (None, None, False))
-    ask_for_news([one])
+    request_prefix_events([one])
     assert one.tell_cache is None
-    ask_for_news([one, two, no, object()])
+    request_prefix_events([one, two, no, object()])
     assert [engine.tell_cache for engine in (one, two, no)] == [True, True, False]
 
 
@@ -208,22 +215,22 @@ def test_vllm_tells_what_it_stores_and_that_it_is_emptied(session_llm: SessionLl
 
     async def asked() -> None:
         await engine.reset()
-        engine.on_cache_news = news.extend
+        engine.on_prefix_events = news.extend
         try:
             found = await ask_for(engine, prompt, "told")
-            await told(news, Holds)
+            await told(news, PrefixStored)
             assert found.cached_tokens == 0
-            held.extend(said.blocks for said in news if isinstance(said, Holds))
+            held.extend(said.blocks for said in news if isinstance(said, PrefixStored))
             news.clear()
             await engine.reset()
-            await told(news, Emptied)
+            await told(news, PrefixesCleared)
         finally:
-            engine.on_cache_news = None
+            engine.on_prefix_events = None
 
     session_llm.run(asked())
     most = max(held, key=len)
     assert most == names[: len(most)] and len(names) - 3 <= len(most)
-    assert news == [Emptied()]
+    assert news == [PrefixesCleared()]
     profile = engine.profile
     assert profile.cache_tokens >= 4096 and profile.cache_tokens % 32 == 0
 
@@ -239,14 +246,14 @@ def test_what_placement_believes_is_what_vllm_finds(session_llm: SessionLlm) -> 
     prompts = [Prompt(text=(shared if n % 2 else "") + text(10 + n, 60 + 30 * (n % 4))) for n in range(8)]
     gaps, hits = [], 0
 
-    def hear(news: CacheNews) -> None:
+    def hear(news: PrefixEvents) -> None:
         for event in cache_events(0.0, "0", news, 0.0):
             placement.cached(event)
 
     async def asked() -> None:
         nonlocal hits
         await engine.start()
-        engine.on_cache_news = hear
+        engine.on_prefix_events = hear
         for number in range(40):
             prompt = source.choice(prompts)
             names = block_hashes(prompt.flat())

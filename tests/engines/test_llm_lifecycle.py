@@ -75,7 +75,7 @@ def test_known_versions_pass(version: str) -> None:
 
 async def test_without_vllm_the_hint_is_the_command(tmp_path: Path) -> None:
     """In a Python that sees this package only."""
-    code = "from teola_plugin.engines import llm_args; llm_args.check_installed('llm')"
+    code = "from teola_plugin.engines.vllm import args; args.check_installed('llm')"
     package = Path(llm_args.__file__).parents[3]
     ran = subprocess.run(
         [sys.executable, "-S", "-c", code],

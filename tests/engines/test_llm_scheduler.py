@@ -63,7 +63,7 @@ def test_a_query_whose_deeper_work_runs_has_had_its_turn() -> None:
 
 
 def test_gangs_wait_for_answers_and_warm_ups_for_both() -> None:
-    warm_up, maps = wait("w", "q0", 9, "spare"), [wait(f"m{i}", "q1", 5, "throughput") for i in range(2)]
+    warm_up, maps = wait("w", "q0", 9, "background"), [wait(f"m{i}", "q1", 5, "throughput") for i in range(2)]
     other = Waiting(next(_numbers), "from elsewhere")
     assert order([warm_up, *maps, other, wait("answer", "q2", 0)], []) == ["from elsewhere", "answer", "m0", "m1", "w"]
 

@@ -12,6 +12,7 @@ from generated.nodes import Node, shrunk
 from generated.seeing import Program, Stage, compared
 from generated.words import thinkers, writers
 from generated.worlds import World, fakes, ingested
+from support import garbage
 from support.books import rows
 
 FIRST = int(os.environ.get("TEOLA_TEST_SEED", "0"))
@@ -36,6 +37,7 @@ KINDS: dict[str, Kind] = {
 def differing(kind: Kind, seeds: Iterable[int], threads: int = _THREADS) -> str:
     """A report of the programs that differ from plain, the first one made as small as it gets; empty without any."""
     stage, tree, program = kind
+    garbage.keep()
     with ThreadPoolExecutor(threads) as pool:
         found = list(pool.map(lambda seed: (seed, compared(stage, program(seed, tree(seed)))), seeds))
     bad = [(seed, aspects) for seed, aspects in found if aspects]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.engines.fake import embed_words
-from teola_plugin.graph import Effect, Graph, Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Effect, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.requests.payloads import (
     Chunk,
     EmbedText,
@@ -145,7 +145,7 @@ def graph_of(ops: Sequence[Op | None], draw: random.Random | None = None) -> Gue
 
 Made = list[Primitive]
 Calls = dict[str, Callable[..., Any]]
-_OPTIONS = (("collection", COLLECTION), ("k", K_ALL))
+_SAID = Attributes(collection=COLLECTION, k=K_ALL)
 _READS, _WRITES = (Effect(f"collection:store/{COLLECTION}"),), (Effect(f"collection:store/{COLLECTION}", writes=True),)
 
 
@@ -155,10 +155,10 @@ def _embedding(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[s
 
 def _searching(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
     text = named(texts=Ref("$input", (f"i{n}",)))
-    role = (("role", "document"),)
-    embed = Primitive(f"{name}.e", K.EMBEDDING, "embedder", text, after=after, options=role)
+    role = Attributes(role="document")
+    embed = Primitive(f"{name}.e", K.EMBEDDING, "embedder", text, after=after, attributes=role)
     needle = named(vectors=Ref(embed.id))
-    return [embed, Primitive(name, K.SEARCHING, "store", needle, effects=_READS, options=_OPTIONS)]
+    return [embed, Primitive(name, K.SEARCHING, "store", needle, effects=_READS, attributes=_SAID)]
 
 
 def _generation(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
@@ -170,12 +170,12 @@ def _generation(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[
 
 def _ingestion(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
     inputs[f"c{n}"] = [row.chunk for row in rows(op)]
-    chunks, role = Ref("$input", (f"c{n}",)), (("role", "document"),)
+    chunks, role = Ref("$input", (f"c{n}",)), Attributes(role="document")
     embed = Primitive(
-        f"{name}.v", K.EMBEDDING, "embedder", named(texts=chunks), after=after, batchable=True, options=role
+        f"{name}.v", K.EMBEDDING, "embedder", named(texts=chunks), after=after, batchable=True, attributes=role
     )
     given = named(chunks=chunks, vectors=Ref(embed.id))
-    write = Primitive(name, K.INGESTION, "store", given, effects=_WRITES, batchable=True, options=_OPTIONS)
+    write = Primitive(name, K.INGESTION, "store", given, effects=_WRITES, batchable=True, attributes=_SAID)
     return [embed, write]
 
 

@@ -206,7 +206,11 @@ def _check_the_end(pool: EnginePool, store: HistoricStore, scene: Scene) -> None
     """Nothing is left in the runtime, and the store holds what its history says."""
     left = [f"{name}: {n}" for name in pool.engine_names if (n := pool.engine(name).load().requests)]
     left += [f"query {name}" for name in pool.runtime._driver.runs]
-    left += [f"{name}: {len(port._held)} at the port" for name, port in pool.runtime._ports.items() if len(port._held)]
+    left += [
+        f"{name}: {len(port._outstanding)} at the port"
+        for name, port in pool.runtime._ports.items()
+        if len(port._outstanding)
+    ]
     if left:
         scene.wrong.append(f"left behind: {left}")
     held = {id: chunk for id, (chunk, _) in store._rows(COLLECTION).items()}

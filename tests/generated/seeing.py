@@ -179,13 +179,11 @@ class _Sight:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """An exception is a result like any other; generators that were not read to their end are closed."""
-        gc.freeze()
         try:
             yield
         except Exception as error:
             self.result, self.failed = f"{type(error).__name__}{plain(list(error.args))} {error}", True
         gc.collect()
-        gc.unfreeze()
 
 
 def _anonymous(events: Counter[Any]) -> Counter[str]:

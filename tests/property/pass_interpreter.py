@@ -81,7 +81,7 @@ class Interpreter:
 
     def items_of(self, p: Primitive, values: dict[str, Any]) -> list[str]:
         """What the request that `p` belongs to decodes, item by item."""
-        while not p.leads_group:
+        while not p.prefills:
             p, length = self.graph[p.inputs[0][1].producer], p.option("yields")
         return [digest("item", values[p.id], i) for i in range(length)]
 

@@ -33,7 +33,7 @@ from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.sentence_transformers import RerankingEngine
 from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.llamaindex.known import inside
+from teola_plugin.tracer.llamaindex.classes import inside
 
 pytestmark = [
     pytest.mark.vllm,

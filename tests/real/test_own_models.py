@@ -262,6 +262,13 @@ def qdrant(embeddings: Any, **options: Any) -> VectorStore:
 
 
 STORES = [faiss, in_memory, chroma, qdrant]
+Made = Callable[[Callable[[Any], VectorStore]], VectorStore]
+
+
+@pytest.fixture(scope="module")
+def made(embeddings: HuggingFaceEmbeddings) -> Made:
+    """The store of each kind, made once: embedding the texts takes a second. No test writes into it."""
+    return functools.cache(lambda store: store(embeddings))
 
 
 @pytest.mark.models
@@ -270,10 +277,10 @@ class TestEmbeddings:
     @pytest.mark.parametrize("store", STORES)
     @pytest.mark.parametrize("search", [{"k": 3}, {"k": 2, "fetch_k": 9, "lambda_mult": 0.2}])
     def test_stores_that_split(
-        self, models: EnginePool, embeddings: Any, store: Any, search: dict[str, Any], way: str
+        self, models: EnginePool, embeddings: Any, made: Made, store: Any, search: dict[str, Any], way: str
     ) -> None:
         kind = "mmr" if "fetch_k" in search else "similarity"
-        retriever = store(embeddings).as_retriever(search_type=kind, search_kwargs=search)
+        retriever = made(store).as_retriever(search_type=kind, search_kwargs=search)
         chain = RunnableLambda(itemgetter("question")) | retriever
         fast = accelerate(chain, pool=models, bind=[(embeddings, "embedder")])
         plain = asked(chain, way, {"question": QUESTION})
@@ -283,10 +290,10 @@ class TestEmbeddings:
 
     @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
     @pytest.mark.parametrize("store", STORES)
-    def test_stores_as_they_are(self, embeddings: Any, store: Any, way: str) -> None:
+    def test_stores_as_they_are(self, made: Made, store: Any, way: str) -> None:
         """Nothing is on an engine: the store is searched while a model of the user's own answers something else."""
         slow = PromptTemplate.from_template("{question}") | Chat(ledger=Ledger(jitter=0.05)) | StrOutputParser()
-        search = itemgetter("question") | store(embeddings).as_retriever(search_kwargs={"k": 3})
+        search = itemgetter("question") | made(store).as_retriever(search_kwargs={"k": 3})
         chain = RunnablePassthrough.assign(slow=slow).assign(found=search)
         fast = accelerate(chain)
         assert fast._routed is not None
@@ -352,17 +359,19 @@ def models() -> Iterator[EnginePool]:
         yield made
 
 
-def compressed(embeddings: Any, scorer: Any) -> Chain:
+def compressed(made: Made, scorer: Any) -> Chain:
     reranker = CrossEncoderReranker(model=scorer, top_n=3)
-    base = faiss(embeddings).as_retriever(search_kwargs={"k": 8})
+    base = made(faiss).as_retriever(search_kwargs={"k": 8})
     return ContextualCompressionRetriever(base_compressor=reranker, base_retriever=base)
 
 
 @pytest.mark.models
 class TestRerankers:
     @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
-    def test_inside_a_compression_retriever(self, models: EnginePool, embeddings: Any, scorer: Any, way: str) -> None:
-        chain = RunnableLambda(itemgetter("question")) | compressed(embeddings, scorer)
+    def test_inside_a_compression_retriever(
+        self, models: EnginePool, embeddings: Any, made: Made, scorer: Any, way: str
+    ) -> None:
+        chain = RunnableLambda(itemgetter("question")) | compressed(made, scorer)
         fast = accelerate(chain, pool=models, bind=[(embeddings, "embedder"), (scorer, "reranker")])
         plain = asked(chain, way, {"question": QUESTION})
         assert asked(fast, way, {"question": QUESTION}) == plain and plain
@@ -376,10 +385,10 @@ class TestRerankers:
         pairs = [(QUESTION, text) for text in TEXTS]
         assert cross_encoder_on(scorer, "reranker", models).score(pairs) == pytest.approx(scorer.score(pairs), abs=1e-5)
 
-    def test_embeddings_of_a_filter(self, models: EnginePool, embeddings: Any) -> None:
+    def test_embeddings_of_a_filter(self, models: EnginePool, embeddings: Any, made: Made) -> None:
         chain = ContextualCompressionRetriever(
             base_compressor=EmbeddingsFilter(embeddings=embeddings, k=2),
-            base_retriever=faiss(embeddings).as_retriever(),
+            base_retriever=made(faiss).as_retriever(),
         )
         fast = accelerate(chain, pool=models, bind=[(embeddings, "embedder")])
 
@@ -389,29 +398,29 @@ class TestRerankers:
         assert texts(fast.invoke(QUESTION)) == texts(chain.invoke(QUESTION))
         assert chain.base_compressor.embeddings is embeddings, "the user's own objects stay as they are"
 
-    def test_what_an_engine_would_do_otherwise_is_refused(self, models: EnginePool, embeddings: Any) -> None:
+    def test_what_an_engine_would_do_otherwise_is_refused(self, models: EnginePool, made: Made) -> None:
         other = HuggingFaceCrossEncoder(model_name=str(reranker_folder()), model_kwargs={"max_length": 64})
         with pytest.raises(
             RegistrationError, match=r"max_length=64, the engine at None.*RerankingEngine\(max_length=64"
         ):
-            accelerate(compressed(embeddings, other), pool=models, bind=[(other, "reranker")])
+            accelerate(compressed(made, other), pool=models, bind=[(other, "reranker")])
 
 
 @pytest.mark.vllm
 @pytest.mark.models
 class TestTogether:
-    def chain(self, model: Any, embeddings: Any, scorer: Any) -> Chain:
-        retriever = compressed(embeddings, scorer)
+    def chain(self, model: Any, made: Made, scorer: Any) -> Chain:
+        retriever = compressed(made, scorer)
         found = itemgetter("question") | retriever | (lambda docs: "\n\n".join(d.page_content for d in docs))
         prompt = ChatPromptTemplate([("system", RULES), ("user", "Passages:\n{context}\n\nQuestion: {question}")])
         return RunnablePassthrough.assign(context=found) | prompt | model
 
     @pytest.mark.parametrize("way", WAYS)
     def test_stock_rag(
-        self, pool: EnginePool, chat: Callable[..., ChatOpenAI], embeddings: Any, scorer: Any, way: str
+        self, pool: EnginePool, chat: Callable[..., ChatOpenAI], embeddings: Any, made: Made, scorer: Any, way: str
     ) -> None:
         model = chat()
-        chain = self.chain(model, embeddings, scorer)
+        chain = self.chain(model, made, scorer)
         plain = asked(chain, way, {"question": QUESTION})
         pool.reset()
         bind = [(model, "llm"), (embeddings, "embedder"), (scorer, "reranker")]
@@ -422,11 +431,17 @@ class TestTogether:
         assert "PARTIAL_PREFILLING" in {span.kind for span in trace.spans}
 
     def test_a_warm_up_is_found(
-        self, pool: EnginePool, chat: Callable[..., ChatOpenAI], embeddings: Any, scorer: Any, vllm_api: ApiServer
+        self,
+        pool: EnginePool,
+        chat: Callable[..., ChatOpenAI],
+        embeddings: Any,
+        made: Made,
+        scorer: Any,
+        vllm_api: ApiServer,
     ) -> None:
         model = chat()
         bind = [(model, "llm"), (embeddings, "embedder"), (scorer, "reranker")]
-        fast = accelerate(self.chain(model, embeddings, scorer), pool=pool, bind=bind)
+        fast = accelerate(self.chain(model, made, scorer), pool=pool, bind=bind)
         pool.reset()
         before = vllm_api.metric("vllm:request_success_total")
         answer: AIMessage = fast.invoke({"question": QUESTION})
@@ -436,12 +451,12 @@ class TestTogether:
 
     @pytest.mark.parametrize("way", WAYS)
     def test_a_store_of_ones_own_is_searched_while_the_server_writes(
-        self, pool: EnginePool, chat: Callable[..., ChatOpenAI], embeddings: Any, way: str
+        self, pool: EnginePool, chat: Callable[..., ChatOpenAI], made: Made, way: str
     ) -> None:
         """The store and its embeddings stay what they are; only the model is bound."""
         model = chat(max_tokens=96)
         shape = {"type": "json_schema", "json_schema": {"name": "questions", "schema": LIST_OF_QUESTIONS}}
-        search = in_memory(embeddings).as_retriever(search_kwargs={"k": 2})
+        search = made(in_memory).as_retriever(search_kwargs={"k": 2})
         chain = EXPAND | model.bind(response_format=shape) | JsonOutputParser() | search.map()
         plain = asked(chain, way, {"question": QUESTION})
         fast = accelerate(chain, pool=pool, bind=[(model, "llm")], speculate="all")

@@ -27,7 +27,7 @@ from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Message, Prompt, Sampling
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.events import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.engine_events import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.postgres, pytest.mark.models]
 QUESTION = "When is the else clause of a try statement executed?"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from teola_plugin.graph import Component, Effect, PromptPart, Ref, Role, WorkflowTemplate, named
+from teola_plugin.graph import Attributes, Component, Effect, PromptPart, Ref, Role, WorkflowTemplate, named
 from teola_plugin.requests.payloads import UNKNOWN, Chunk, Generate, Message, Prompt, Sampling
 
 QUESTION = Ref("$input", ("question",))
@@ -25,7 +25,7 @@ def advanced_rag() -> tuple[WorkflowTemplate, dict[str, Callable[..., Any]], dic
                 "store",
                 "embedder",
                 effects=(Effect("collection:docs"),),
-                options=(("collection", "docs"), ("k", 4)),
+                attributes=Attributes(collection="docs", k=4),
             ),
         ),
         Ref("search"),
@@ -41,7 +41,7 @@ def advanced_rag() -> tuple[WorkflowTemplate, dict[str, Callable[..., Any]], dic
             "store",
             "embedder",
             effects=(Effect("collection:docs", writes=True),),
-            options=(("collection", "docs"),),
+            attributes=Attributes(collection="docs"),
         ),
         Component(
             "expand",
@@ -51,7 +51,7 @@ def advanced_rag() -> tuple[WorkflowTemplate, dict[str, Callable[..., Any]], dic
             splittable=True,
             expected=3,
             prompt=(lit, PromptPart.var("question")),
-            options=(("items", "json"),),
+            attributes=Attributes(items="json"),
         ),
         Component("queries", Role.CALL, named(text=Ref("expand"))),
         Component("found", Role.MAP, named(items=Ref("queries")), body=search),

@@ -45,7 +45,7 @@ from teola_plugin.passes import (
     StageDecomposition,
 )
 from teola_plugin.runtime.virtual_time import run_virtual
-from teola_plugin.scheduling import events, graph_scheduler
+from teola_plugin.scheduling import engine_events, events, graph_events, graph_scheduler
 
 K = PrimitiveKind
 TWO = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
@@ -137,7 +137,7 @@ def _indented(graph: Graph) -> str:
 
 # ------------------------------------------------------------ schedulers
 
-E = events
+G, E = graph_events, engine_events
 
 UNSAID = {
     "DepthChanged": "Depths of queued primitives that have changed.",
@@ -150,8 +150,8 @@ def table(*kinds: type) -> str:
     """A Markdown table of events or instructions: name, fields, what its docstring says."""
     rows = ["| name | carries | meaning |", "|---|---|---|"]
     for kind in kinds:
-        common = ("at", "query") if issubclass(kind, (E.QueryEvent, E.QueryInstruction)) else ()
-        common = ("at",) if issubclass(kind, E.Event) and not common else common
+        common = ("at", "query") if issubclass(kind, (G.QueryEvent, G.QueryInstruction)) else ()
+        common = ("at",) if issubclass(kind, events.Event) and not common else common
         fields = ", ".join(f"`{name}`" for name in inspect.signature(kind).parameters if name not in common)
         said = (kind.__doc__ or "").split("\n")[0]
         meaning = UNSAID[kind.__name__] if said.startswith(kind.__name__ + "(") else said
@@ -294,6 +294,32 @@ def ray_overhead() -> str:
     return "\n".join(rows)
 
 
+def memory() -> str:
+    """The table of the committed run of benchmarks.memory."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "memory.json").read_text())["cases"]
+    names = {
+        "queries": "{count:,} short queries, one after the other",
+        "open query": "one query that stays open through {count:,} requests, with 1,000 parts of its own plan",
+    }
+    rows = ["| case | resident after warm-up | at the end |", "|---|--:|--:|"]
+    for name, said in names.items():
+        resident = found[name]["resident_mib"]
+        times = [f"{resident[key]:.1f} MiB" for key in ("after_warm_up", "end")]
+        rows.append(f"| {said.format(count=found[name]['count'])} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
+def neighbours() -> str:
+    """The table of the committed run of benchmarks.neighbours."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "neighbours.json").read_text())
+    names = {"pure function": "a pure function on a long text", "JSON parser": "a JSON parser", "upload": "an upload"}
+    rows = ["| heavy chain | beside the plain one | beside the accelerated one |", "|---|--:|--:|"]
+    for case in found["longest_wait_ms"]:
+        times = [f"{case[key]['median']:.1f} ms" for key in ("plain", "accelerated")]
+        rows.append(f"| {names[case['chain']]} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
 def example(script: str, name: str) -> str:
     """The source of a class of an example; with `Class.method`, up to the end of that method."""
     text = (ROOT / "examples" / f"{script}.py").read_text()
@@ -327,20 +353,20 @@ GENERATED: dict[str, Callable[[], str]] = {
     "prefilling-split": lambda: fenced(rewrite(PrefillingSplit(), answer())),
     "decoding-pipelining": lambda: fenced(rewrite(DecodingPipelining(), questions())),
     "graph events": lambda: table(
-        E.Admit,
-        E.Started,
-        E.Finished,
-        E.Unused,
-        E.PrimitiveFailed,
-        E.Expanded,
-        E.ItemClosed,
-        E.PartBegun,
-        E.PartEnded,
-        E.CancelQuery,
-        E.Close,
+        G.Admit,
+        G.Started,
+        G.Finished,
+        G.Unused,
+        G.PrimitiveFailed,
+        G.Expanded,
+        G.ItemClosed,
+        G.PartBegun,
+        G.PartEnded,
+        G.CancelQuery,
+        G.Close,
     ),
     "graph instructions": lambda: table(
-        E.Dispatch, E.RunCall, E.Await, E.Expand, E.Collect, E.Release, E.Cancel, E.Reprioritise, E.End, E.WakeAt
+        G.Dispatch, G.RunCall, G.Await, G.Expand, G.Collect, G.Release, G.Cancel, G.Reprioritise, G.End, events.WakeAt
     ),
     "engine events": lambda: table(
         E.Enqueue,
@@ -365,6 +391,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "llamaindex patterns": llamaindex_patterns,
     "routing": routing,
     "ray overhead": ray_overhead,
+    "memory": memory,
+    "neighbours": neighbours,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))

@@ -25,9 +25,9 @@ from teola_plugin.cluster.names import actor_name
 from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
 from teola_plugin.engines.base import Engine
 from teola_plugin.requests.request import Request
-from teola_plugin.runtime.ports.engine_port import PortListener
+from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import Enqueue
+from teola_plugin.scheduling.engine_events import Enqueue
 
 
 class _Instance:
@@ -137,7 +137,7 @@ class Cluster:
         self._heard: dict[int, Heard] = {}
         for module in (link, engine_host):
             monkeypatch.setattr(module, "actor", self._actor)
-        monkeypatch.setattr(engine_host, "is_back", lambda: False)
+        monkeypatch.setattr(engine_host, "was_restarted", lambda: False)
 
     def _actor(self, name: str) -> _Handle:
         return self._handles[name]

@@ -12,10 +12,11 @@ from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Prompt
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Piece, Result
-from teola_plugin.runtime.ports.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import Enqueue
+from teola_plugin.scheduling.engine_events import Enqueue
 
 Script = Callable[[Sequence[Request]], AsyncIterator[Result]]
 

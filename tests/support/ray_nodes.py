@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.ray_cluster import STORE
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def ray_nodes(*cpus: int) -> Iterator[Cluster]:
-    """A cluster with a node for each number of CPUs; this process is connected to it, and afterwards again to the one
-    that it was connected to before."""
+def ray_nodes(*cpus: int, gpus: int = 0) -> Iterator[Cluster]:
+    """A cluster with a node for each number of CPUs, and `gpus` on the first, as far as Ray knows; this process is
+    connected to it, and afterwards again to the one that it was connected to before."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -30,7 +30,7 @@ def ray_nodes(*cpus: int) -> Iterator[Cluster]:
         made = Cluster()
         try:
             for number, count in enumerate(cpus):
-                only_head = {} if number else {"include_dashboard": False}
+                only_head: dict[str, Any] = {} if number else {"include_dashboard": False, "num_gpus": gpus}
                 made.add_node(num_cpus=count, object_store_memory=STORE, **only_head)
             connect(made.address)
         except BaseException:

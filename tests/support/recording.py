@@ -10,7 +10,7 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Result
-from teola_plugin.scheduling.events import Enqueue
+from teola_plugin.scheduling.engine_events import Enqueue
 
 
 def record(engine: Engine) -> list[Request]:

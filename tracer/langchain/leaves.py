@@ -17,7 +17,7 @@ from langchain_core.output_parsers import (
 )
 from langchain_core.outputs import ChatGeneration, Generation
 
-from teola_plugin.graph import Component, PromptPart, Ref, Role, named, on_loop, runs_on_loop, simple
+from teola_plugin.graph import Attributes, Component, PromptPart, Ref, Role, named, on_loop, runs_on_loop, simple
 from teola_plugin.tracer.draft import DERIVED, Call, Draft, Names, may_raise
 from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.leaf import (
@@ -94,7 +94,6 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
     if leaf.simple:
         simple(size)(payload)
 
-    options = (("items", leaf.items),) if leaf.items else ()
     component = Component(
         name,
         Role.GENERATION,
@@ -103,7 +102,7 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
         prompt=parts,
         expected=leaf.expected,
         scope=scope,
-        options=options,
+        attributes=Attributes(items=leaf.items),
     )
     made = draft.add(component, payload)
     draft.lists[f"{name}.message"] = ""
@@ -127,8 +126,8 @@ def _wrapped(draft: Draft, leaf: WrappedLeaf, value: Value, wanted: str, scope: 
     else:
         inputs, render = named(value=value), _bare
     role = Role.GENERATION if leaf.kind == "generation" else Role.SEARCHING
-    options = (("wrapped", leaf.key),)
-    component = Component(name, role, inputs, leaf.engine, effects=leaf.effects, scope=scope, options=options)
+    said = Attributes(wrapped=leaf.key)
+    component = Component(name, role, inputs, leaf.engine, effects=leaf.effects, scope=scope, attributes=said)
     return draft.add(component, lambda given: leaf.payload(render(given)))
 
 
@@ -140,7 +139,6 @@ def _bare(given: Mapping[str, Any]) -> Any:
 
 def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, wanted: str, scope: Names) -> Ref:
     name = draft.name(wanted, *DERIVED, "documents")
-    options: tuple[tuple[str, Any], ...] = (("collection", leaf.collection), ("k", leaf.k))
     component = Component(
         name,
         Role.RETRIEVAL,
@@ -149,7 +147,7 @@ def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, wanted: str, scope
         leaf.embedder,
         effects=(leaf.effect,),
         scope=scope,
-        options=(*options, ("filter", leaf.filter)) if leaf.filter else options,
+        attributes=Attributes(collection=leaf.collection, k=leaf.k, filter=leaf.filter),
     )
     hits = draft.add(component)
     documents = _as(leaf.documents, lambda hits: leaf.documents(hits))
@@ -159,8 +157,10 @@ def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, wanted: str, scope
 def _store(draft: Draft, leaf: StoreLeaf, query: Ref, wanted: str, scope: Names) -> Ref:
     name = draft.name(wanted, "text", "vector")
     text = draft.call(f"{name}.text", lambda query: leaf.text(query), scope, query=query)
-    role = (("role", "query"),)
-    embedding = Component(f"{name}.vector", Role.EMBEDDING, named(texts=text), leaf.embedder, scope=scope, options=role)
+    said = Attributes(role="query")
+    embedding = Component(
+        f"{name}.vector", Role.EMBEDDING, named(texts=text), leaf.embedder, scope=scope, attributes=said
+    )
     vector = draft.add(embedding)
     search = Component(name, Role.CALL, named(vector=vector), effects=(leaf.effect,), scope=scope)
     return draft.add(search, lambda vector: leaf.search(vector))
@@ -193,7 +193,7 @@ def _indexing(draft: Draft, leaf: IndexingLeaf, documents: Ref, wanted: str, sco
         leaf.embedder,
         effects=(leaf.effect,),
         scope=scope,
-        options=(("collection", leaf.collection),),
+        attributes=Attributes(collection=leaf.collection),
     )
     ids = draft.add(component, leaf.chunk)
     draft.estimates.append((name, documents, leaf.estimate))
@@ -209,7 +209,7 @@ def _embedding(draft: Draft, leaf: EmbeddingLeaf, texts: Ref, wanted: str, scope
         leaf.engine,
         batchable=leaf.batchable,
         scope=scope,
-        options=(("role", leaf.role),),
+        attributes=Attributes(role=leaf.role),
     )
     vectors = draft.add(component)
     return draft.call(f"{name}.result", _as(leaf.result, lambda vectors: leaf.result(vectors)), scope, vectors=vectors)

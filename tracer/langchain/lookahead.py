@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from langchain_core.runnables import RouterRunnable, Runnable, RunnableBranch, RunnableWithFallbacks
 from langchain_core.runnables.retry import RunnableRetry
 
-from teola_plugin.graph import LOOKAHEAD, Component, Role
+from teola_plugin.graph import Component, Role
 from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.langchain.classes import changed, is_accelerated
 
@@ -59,7 +59,7 @@ def begun_early(drafts: Sequence[Draft], certain: bool) -> list[Component]:
     if not certain and sum(any(_asks(c) for c in components) for components in known) > 1:
         known = [list(_known(draft, _NEVER | {Role.GENERATION})) for draft in drafts]
     useful = [c for components in known if any(_works(c) for c in components) for c in components]
-    return [replace(c, options=(*c.options, (LOOKAHEAD, certain))) for c in useful]
+    return [replace(c, attributes=replace(c.attributes, lookahead=certain)) for c in useful]
 
 
 def _known(draft: Draft, never: frozenset[Role]) -> Iterator[Component]:
@@ -68,7 +68,7 @@ def _known(draft: Draft, never: frozenset[Role]) -> Iterator[Component]:
     for c in draft.components.values():
         reads = {ref.producer for _, ref in c.inputs}
         asks = Role.GENERATION in never and _asks(c)
-        again = any(key == LOOKAHEAD for key, _ in c.options)  # a choice inside of what may not be chosen
+        again = c.attributes.lookahead is not None  # a choice inside of what may not be chosen
         if c.role in never or asks or again or reads & left_out or any(effect.writes for effect in c.effects):
             left_out.add(c.name)
         else:

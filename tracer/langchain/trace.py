@@ -28,8 +28,8 @@ from langchain_core.runnables import (
 from langchain_core.runnables.base import RunnableEach
 from langchain_core.tools import BaseTool
 
-from teola_plugin.graph import INPUT, ITEM, Component, Ref, Role, named, on_loop, simple
-from teola_plugin.tracer.draft import BESIDE, DERIVED, Draft, Names, Span, Traced, may_raise
+from teola_plugin.graph import INPUT, ITEM, Attributes, Component, Ref, Role, named, on_loop, simple
+from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, Traced, may_raise
 from teola_plugin.tracer.langchain import paths
 from teola_plugin.tracer.langchain.classes import (
     changed,
@@ -48,7 +48,7 @@ from teola_plugin.tracer.langchain.lookahead import begun_early, choice
 from teola_plugin.tracer.langchain.prompts import bind, understand
 from teola_plugin.tracer.langchain.stores import written
 from teola_plugin.tracer.leaf import WrappedLeaf
-from teola_plugin.tracer.purity.callables import Attributes, understood
+from teola_plugin.tracer.purity.callables import AttributeGetter, understood
 from teola_plugin.tracer.purity.purity import Purity, on_plain, size
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
@@ -226,8 +226,8 @@ class _Walk:
         row = len(self._draft.nodes)
         self._draft.absorb(body)
         self._row(node, place, "lowered", (name,), at=row)
-        options = ((BESIDE, True),) if isinstance(node, SequentialEach) else ()
-        component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template, options=options)
+        said = Attributes(beside=isinstance(node, SequentialEach))
+        component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template, attributes=said)
         return self._draft.add(component), Span((name,), (name,))
 
     def _hidden(self, like: Node, place: _Place) -> str:
@@ -283,7 +283,7 @@ class _Walk:
             raise NotUnderstood(reason(node))
         if isinstance(reads, Purity):
             return self._pure(node, reads, value, place)
-        if isinstance(reads, Attributes):
+        if isinstance(reads, AttributeGetter):
             return self._attributes(node, reads, value, place)
         if len(reads.keys) == 1:
             return self._silently(node, place, self._looked_up(value, reads.keys))
@@ -330,7 +330,7 @@ class _Walk:
         pack = on_loop(lambda **given: tuple(given[key] for key in inputs))
         return self._draft.call(name, pack, place.tags, **inputs)
 
-    def _attributes(self, node: Node, reads: Attributes, value: Value, place: _Place) -> Lowered:
+    def _attributes(self, node: Node, reads: AttributeGetter, value: Value, place: _Place) -> Lowered:
         value = simplest(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("reads an attribute of a dictionary or a prompt")
@@ -381,10 +381,10 @@ class _Walk:
     def _opaque(self, node: Node, value: Value, place: _Place, why: str) -> Lowered:
         wanted = place.part if silent(node) else place.name
         name = self._draft.name(wanted(short_name(node)))
-        slow = (("slow", True),) if isinstance(node, (BaseRetriever, BaseLanguageModel, BaseTool)) else ()
+        said = Attributes(slow=isinstance(node, (BaseRetriever, BaseLanguageModel, BaseTool)))
         effects = written(vars(node).get("func")) if isinstance(node, RunnableLambda) else ()
         inputs = unique(leaves(value))
-        self._draft.add(Component(name, Role.OPAQUE, inputs, effects=effects, scope=place.tags, options=slow))
+        self._draft.add(Component(name, Role.OPAQUE, inputs, effects=effects, scope=place.tags, attributes=said))
         if isinstance(node, (RunnableLambda, RunnableGenerator, BaseOutputParser)):
             self._draft.lists[name] = ""
         if place.watched and emits_own_run(node):

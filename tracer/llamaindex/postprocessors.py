@@ -15,13 +15,21 @@ from llama_index.core.postprocessor import (
     SimilarityPostprocessor,
 )
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
 from teola_plugin.graph import ITEM, Component, Ref, Role, named
+from teola_plugin.shims.llamaindex.copies import clone
+from teola_plugin.shims.llamaindex.postprocessors import (
+    LLMRerankParts,
+    PostprocessorParts,
+    batch_arguments,
+    batches,
+    postprocessed,
+)
 from teola_plugin.tracer.draft import DERIVED
-from teola_plugin.tracer.llamaindex.known import own_function, rule_for
-from teola_plugin.tracer.llamaindex.stand_ins import answered, asked, clone, own_nodes, raw
+from teola_plugin.tracer.llamaindex.classes import own_function, own_prompt, rule_for
+from teola_plugin.tracer.llamaindex.dry_run import captured, own_nodes, replayed
 from teola_plugin.tracer.llamaindex.synthesizers import QUERY
 from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -66,27 +74,25 @@ def _pool_rerank(walk: Walk, step: Any, query: Ref, nodes: Ref) -> Ref:
 
 def _llm_rerank(walk: Walk, step: LLMRerank, query: Ref, nodes: Ref) -> Ref:
     """The LLM chooses in batches, each a call of its own."""
-    [llm] = walk.read(step, "llm")
-    prompt = walk.template(step, "choice_select_prompt")
-    own = clone(step, choice_select_prompt=prompt)
-    if not own_function(step._format_node_batch_fn) or not own_function(step._parse_choice_select_answer_fn):
+    parts = walk.parts(LLMRerankParts, step)
+    prompt = own_prompt(parts.choice_select_prompt)
+    own = clone(step, **parts.named(choice_select_prompt=prompt))
+    if not own_function(parts.format_node_batch_fn) or not own_function(parts.parse_choice_select_answer_fn):
         raise NotUnderstood("a function of the user's formats or parses")
 
     def choose(llm: Any, given: Given) -> str:
-        return str(llm.predict(prompt, **own._get_predict_kwargs(given["batch"], given["query"])))
+        return str(llm.predict(prompt, **batch_arguments(own, given["batch"], given["query"])))
 
     def select(query: str, nodes: Nodes, generations: Sequence[Any]) -> Any:
         def run(llm: Any, given: Given) -> Any:
-            return raw(clone(own, llm=llm), "_postprocess_nodes")(own_nodes(nodes), QueryBundle(query))
+            return postprocessed(clone(own, **parts.named(llm=llm)), own_nodes(nodes), query)
 
-        return answered(pool_llm(llm), run, {}, generations)
+        return replayed(pool_llm(parts.llm), run, {}, generations)
 
     name = walk.name("rerank", "batches", "chosen", "select")
-    batches = walk.draft.call(
-        f"{name}.batches", lambda nodes: own._get_node_batches(list(nodes)), walk.scope, nodes=nodes
-    )
+    groups = walk.draft.call(f"{name}.batches", lambda nodes: batches(own, nodes), walk.scope, nodes=nodes)
     body = walk.body()
-    model = pool_llm(llm)
+    model = pool_llm(parts.llm)
     choice = Component(
         body.name(f"{name}.choice", *DERIVED),
         Role.GENERATION,
@@ -94,15 +100,16 @@ def _llm_rerank(walk: Walk, step: LLMRerank, query: Ref, nodes: Ref) -> Ref:
         model.engine,
         scope=walk.scope,
     )
-    one = body.draft.add(choice, lambda given: asked(model, choose, given, {}, ()))
-    chosen = walk.hold(f"{name}.chosen", Role.MAP, named(items=batches, query=query), body, one)
+    one = body.draft.add(choice, lambda given: captured(model, choose, given, {}, ()))
+    chosen = walk.hold(f"{name}.chosen", Role.MAP, named(items=groups, query=query), body, one)
     return walk.call(f"{name}.select", select, query=query, nodes=nodes, generations=chosen)
 
 
 def _pure(walk: Walk, step: BaseNodePostprocessor, query: Ref, nodes: Ref) -> Ref:
     def select(query: str, nodes: Nodes) -> Any:
-        return raw(step, "_postprocess_nodes")(own_nodes(nodes, deep=deep), QueryBundle(query))
+        return postprocessed(step, own_nodes(nodes, deep=deep), query)
 
+    walk.parts(PostprocessorParts, step)
     deep = not isinstance(step, (SimilarityPostprocessor, LongContextReorder, KeywordNodePostprocessor))
     return walk.call(_word(step), select, query=query, nodes=nodes)
 

@@ -17,10 +17,11 @@ from llama_index.core.response_synthesizers import BaseSynthesizer, get_response
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from teola_plugin.graph import ITEM, Ref, Role, named
-from teola_plugin.tracer.llamaindex.known import rule_for
-from teola_plugin.tracer.llamaindex.stand_ins import nobody, own_splitter
+from teola_plugin.shims.llamaindex.copies import nobody, own_splitter
+from teola_plugin.shims.llamaindex.postprocessors import RelevancyEvaluatorParts, SettingsParts
+from teola_plugin.tracer.llamaindex.classes import rule_for
 from teola_plugin.tracer.llamaindex.synthesizers import QUERY, synthesize
-from teola_plugin.tracer.llamaindex.walk import Answer, Value, Walk
+from teola_plugin.tracer.llamaindex.walk import SymbolicAnswer, Value, Walk
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Nodes = Sequence[NodeWithScore]
@@ -28,7 +29,7 @@ TEXT, SOURCES = Ref("$text"), Ref("$sources")
 """An answer and its passages, inside the body of a holder."""
 
 
-def judge_answer(walk: Walk, judge: Any, left: int, query: Ref, answer: Answer, path: str) -> None:
+def judge_answer(walk: Walk, judge: Any, left: int, query: Ref, answer: SymbolicAnswer, path: str) -> None:
     """Judges an answer; while it is bad, its sources, and the answer from them, so many times."""
     if answer.text is not None and answer.nodes is not None:
         sources = walk.call("sources", _documents, nodes=answer.nodes)
@@ -37,7 +38,7 @@ def judge_answer(walk: Walk, judge: Any, left: int, query: Ref, answer: Answer, 
 
 def _judge(walk: Walk, judge: Any, left: int, query: Ref, text: Ref, sources: Ref, path: str) -> None:
     bad = _judged(walk, judge, query, text, sources, path, "verdict")
-    if bad is None or walk.read(judge, "_raise_error") != [False]:  # a bad answer is an error
+    if bad is None or walk.parts(RelevancyEvaluatorParts, judge).raise_error is not False:  # a bad answer is an error
         return
     again = walk.body()
     each = again.body()
@@ -58,9 +59,9 @@ def _judged(walk: Walk, judge: Any, query: Ref, text: Ref, sources: Ref, path: s
     found: Value = None
     with walk.noting(path, judge):
         rule_for(judge, {RelevancyEvaluator: None})
-        [llm, qa, refine] = walk.read(judge, "_llm", "_eval_template", "_refine_template")
+        parts = walk.parts(RelevancyEvaluatorParts, judge)
         asked = walk.call(f"{name}.asked", _question, query=query, text=text)
-        reader = _reader(llm, text_qa_template=qa, refine_template=refine)
+        reader = _reader(parts.llm, text_qa_template=parts.eval_template, refine_template=parts.refine_template)
         verdict = _from(walk, reader, asked, sources, path, name)
         found = walk.call(f"{name}.bad", lambda verdict: "yes" not in verdict.lower(), verdict=verdict)
     return found
@@ -70,10 +71,10 @@ def _answer(walk: Walk, path: str) -> Value:
     """From the sources, by the models that LlamaIndex takes where nothing is said."""
     made: Value = None
     with walk.noting(path, Settings):
-        [llm] = walk.read(Settings, "_llm")
-        if llm is None:
+        parts = walk.parts(SettingsParts, Settings)
+        if parts.llm is None:
             raise NotUnderstood("there is no default LLM")
-        made = _from(walk, _reader(llm), QUERY, SOURCES, path, "anew")
+        made = _from(walk, _reader(parts.llm), QUERY, SOURCES, path, "anew")
     return made
 
 
@@ -95,8 +96,8 @@ def _from(walk: Walk, reader: BaseSynthesizer, asked: Ref, sources: Ref, path: s
 
 def _splitter(walk: Walk) -> Any:
     """What cuts documents where nothing is said. (`Settings.node_parser` is not merely read: it changes the parser.)"""
-    walk.read(Settings, "_node_parser", "_transformations")
-    used = Settings._transformations or [Settings._node_parser or SentenceSplitter()]
+    parts = walk.parts(SettingsParts, Settings)
+    used = parts.transformations or [parts.node_parser or SentenceSplitter()]
     if len(used) != 1 or type(used[0]) is not SentenceSplitter:
         raise NotUnderstood("documents are cut in an unknown way")
     return own_splitter(used[0])

@@ -10,23 +10,36 @@ from llama_index.core.base.embeddings.base import mean_agg
 from llama_index.core.indices.list.retrievers import SummaryIndexRetriever
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.retrievers import QueryFusionRetriever, TransformRetriever
-from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle
+from llama_index.core.schema import IndexNode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import ITEM, Component, Effect, Ref, Role, named
+from teola_plugin.graph import ITEM, Attributes, Component, Effect, Ref, Role, named
+from teola_plugin.shims.llamaindex.retrievers import (
+    QueryFusionRetrieverParts,
+    SummaryIndexRetrieverParts,
+    TransformRetrieverParts,
+    VectorIndexRetrieverParts,
+    all_nodes,
+    distinct,
+    fused,
+    nodes_of_result,
+    searches_by_vector,
+    store_query,
+    written_queries,
+)
 from teola_plugin.tracer.draft import DERIVED
-from teola_plugin.tracer.llamaindex.known import as_made, level, rule_for
-from teola_plugin.tracer.llamaindex.stand_ins import clone, own_nodes, raw
+from teola_plugin.tracer.llamaindex.classes import as_made, level, rule_for
+from teola_plugin.tracer.llamaindex.dry_run import own_nodes
 from teola_plugin.tracer.llamaindex.transforms import transformed
-from teola_plugin.tracer.llamaindex.walk import Asked, Value, Walk, pool_llm
+from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Given = Mapping[str, Any]
 Nodes = Sequence[NodeWithScore]
 
 
-def retrieve(walk: Walk, retriever: BaseRetriever, asked: Asked, path: str, name: str) -> Value:
+def retrieve(walk: Walk, retriever: BaseRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
     """`retriever.retrieve(query)`."""
     made: Value = None
     try:
@@ -47,55 +60,59 @@ def settled(retriever: BaseRetriever, query: str, nodes: Nodes) -> list[NodeWith
     """What the public `retrieve` makes of what `_retrieve` gave: every node once."""
     if any(isinstance(n.node, IndexNode) and (n.node.obj or n.node.index_id in retriever.object_map) for n in nodes):
         raise NotUnderstood("a node stands for an object, which is asked in its place")
-    return clone(retriever)._handle_recursive_retrieval(QueryBundle(query), list(nodes))  # type: ignore[no-any-return]
+    return distinct(retriever, query, nodes)
 
 
 # ------------------------------------------------------------ an index
 
 
-def _vector(walk: Walk, r: VectorIndexRetriever, asked: Asked, path: str, name: str) -> Value:
+def _vector(walk: Walk, r: VectorIndexRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
     made: Value = None
     with walk.noting(path, r) as reasons:
-        model = _model(walk, r, asked)
+        parts = walk.parts(VectorIndexRetrieverParts, r)
+        model = _model(walk, r, parts, asked)
         try:
-            hits = _searched(walk, r, model, asked, name)
+            hits = _searched(walk, r, parts, asked, name)
         except NotUnderstood as why:
             reasons.append(f"only its embedding: {why}")
             for text in asked.texts:
                 _embedded(walk, model, text, f"{name}.embedding")
         else:
-            made = walk.call(f"{name}.nodes", lambda query, hits: _nodes(r, query, hits), query=asked.text, hits=hits)
+
+            def nodes(query: str, hits: Sequence[Any]) -> list[NodeWithScore]:
+                return nodes_of_result(r, query, parts.vector_store.result_of(hits))
+
+            made = walk.call(f"{name}.nodes", nodes, query=asked.text, hits=hits)
     return made
 
 
-def _model(walk: Walk, r: VectorIndexRetriever, asked: Asked) -> Any:
+def _model(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts, asked: SymbolicQuery) -> Any:
     """What embeds the query. Raises `NotUnderstood` where that cannot be done ahead."""
-    [model, store, _] = walk.read(r, "_embed_model", "_vector_store", "_vector_store_query_mode")
+    model = parts.embed_model
     _fixed(walk, model)
     if not hasattr(model, "vector_of"):
         raise NotUnderstood("its embedding model is not on the pool")
     if model.embeddings_cache is not None or model.rate_limiter is not None:
         raise NotUnderstood("its embedding model has a cache or a rate limiter")
-    walk.read(store, "is_embedding_query")
-    if not r._needs_embedding() or not asked.texts:
+    walk.read(parts.vector_store, "is_embedding_query")
+    if not searches_by_vector(r) or not asked.texts:
         raise NotUnderstood("it does not search by a vector")
     return model
 
 
-def _searched(walk: Walk, r: VectorIndexRetriever, model: Any, asked: Asked, name: str) -> Ref:
+def _searched(
+    walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts, asked: SymbolicQuery, name: str
+) -> Ref:
     """Hits of the store for the query's mean vector. Raises `NotUnderstood` before anything is added."""
-    [store] = walk.read(r, "_vector_store")
-    walk.read(r, "_similarity_top_k", "_filters", "_node_ids", "_doc_ids", "_kwargs")
+    model, store = parts.embed_model, parts.vector_store
     _fixed(walk, store)
     if not hasattr(store, "search_payload"):
         raise NotUnderstood(f"its store, a {type(store).__name__}, is not on the pool")
-    if type(r._docstore) is not SimpleDocumentStore:
-        raise NotUnderstood(f"its documents are in a {type(r._docstore).__name__}, which is not known to be local")
-    sample = _sample(r, store)
+    if type(parts.docstore) is not SimpleDocumentStore:
+        raise NotUnderstood(f"its documents are in a {type(parts.docstore).__name__}, which is not known to be local")
+    sample = _sample(r, parts)
     effect = Effect(f"collection:{store.engine}/{sample.collection}", validated=True)
-    options: tuple[tuple[str, Any], ...] = (("collection", sample.collection), ("k", sample.k))
-    if sample.filter:
-        options = (*options, ("filter", sample.filter))
+    said = Attributes(collection=sample.collection, k=sample.k, filter=sample.filter)
     name = walk.name(name, *DERIVED, "mean")
     if len(asked.texts) == 1:
         query = named(query=asked.texts[0])
@@ -107,7 +124,7 @@ def _searched(walk: Walk, r: VectorIndexRetriever, model: Any, asked: Asked, nam
             model.engine,
             effects=(effect,),
             scope=walk.scope,
-            options=options,
+            attributes=said,
         )
         return walk.draft.add(component)
     vectors = {f"vector{i}": _embedded(walk, model, text, f"{name}.embedding") for i, text in enumerate(asked.texts)}
@@ -119,26 +136,26 @@ def _searched(walk: Walk, r: VectorIndexRetriever, model: Any, asked: Asked, nam
         store.engine,
         effects=(effect,),
         scope=walk.scope,
-        options=options,
+        attributes=said,
     )
     return walk.draft.add(search)
 
 
-def _sample(r: VectorIndexRetriever, store: Any) -> Any:
+def _sample(r: VectorIndexRetriever, parts: VectorIndexRetrieverParts) -> Any:
     """What it asks the store for, but for the vector."""
     try:
-        made = store.search_payload(r._build_vector_store_query(QueryBundle("", embedding=[0.0])))
+        made = parts.vector_store.search_payload(store_query(r))
     except TeolaError as error:
         raise NotUnderstood(str(error)) from None
-    if made is None or r._kwargs:
+    if made is None or parts.vector_store_kwargs:
         raise NotUnderstood("its filters may take more than one search")
     return made
 
 
 def _embedded(walk: Walk, model: Any, text: Ref, name: str) -> Ref:
-    options = (("role", "query"),)
+    said = Attributes(role="query")
     component = Component(
-        walk.name(name), Role.EMBEDDING, named(texts=text), model.engine, scope=walk.scope, options=options, expected=1
+        walk.name(name), Role.EMBEDDING, named(texts=text), model.engine, scope=walk.scope, attributes=said, expected=1
     )
     return walk.draft.add(component)
 
@@ -148,53 +165,36 @@ def _fixed(walk: Walk, *leaves: Any) -> None:
         walk.read(leaf, *(name for name in ("engine", "collection") if hasattr(leaf, name)))
 
 
-class _Found:
-    """Stands for the vector store of a copy: a search has been made."""
-
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def query(self, *_: Any, **__: Any) -> Any:
-        return self._result
-
-
-def _nodes(r: VectorIndexRetriever, query: str, hits: Sequence[Any]) -> list[NodeWithScore]:
-    """What `_retrieve` gives for these hits."""
-    found = _Found(r._vector_store.result_of(hits))  # type: ignore[attr-defined]
-    own = clone(r, _vector_store=found)
-    return own._get_nodes_with_embeddings(QueryBundle(query, embedding=[0.0]))  # type: ignore[no-any-return]
-
-
-def _listed(walk: Walk, r: SummaryIndexRetriever, asked: Asked, path: str, name: str) -> Value:
+def _listed(walk: Walk, r: SummaryIndexRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
     """All nodes of an index in memory, as they are then."""
     made: Value = None
     with walk.noting(path, r):
-        [index] = walk.read(r, "_index")
+        index = walk.parts(SummaryIndexRetrieverParts, r).index
         if type(index.docstore) is not SimpleDocumentStore:
             raise NotUnderstood(f"its documents are in a {type(index.docstore).__name__}, which may be anywhere")
-        made = walk.call(f"{name}.nodes", lambda query: raw(r, "_retrieve")(QueryBundle(query)), query=asked.text)
+        made = walk.call(f"{name}.nodes", lambda query: all_nodes(r, query), query=asked.text)
     return made
 
 
 # ------------------------------------------------------------ fusion
 
 
-def _fusion(walk: Walk, r: QueryFusionRetriever, asked: Asked, path: str, name: str) -> Value:
+def _fusion(walk: Walk, r: QueryFusionRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
     """The query itself needs no LLM, so its searches start at once; each written query is searched as it closes."""
-    [inner, count] = walk.read(r, "_retrievers", "num_queries")
-    walk.read(r, "_llm", "query_gen_prompt", "mode", "_retriever_weights")
+    parts = walk.parts(QueryFusionRetrieverParts, r)
+    inner, where = parts.retrievers, parts.path(path, "retrievers")
     queries: Value = None
     with walk.step() as writing:
-        if count > 1:
-            queries = _written(walk, r, asked, path, f"{name}.queries")
+        if parts.num_queries > 1:
+            queries = _written(walk, r, parts, asked, path, f"{name}.queries")
     before = tuple(writing)
     own: list[Value] = []
     for i, one in enumerate(inner):
         with walk.step(before) as names:
-            own.append(retrieve(walk, one, asked, f"{path}._retrievers[{i}]", f"{name}.own{i}" if i else f"{name}.own"))
+            own.append(retrieve(walk, one, asked, f"{where}[{i}]", f"{name}.own{i}" if i else f"{name}.own"))
         before = tuple(names) or before
-    found = _each(walk, r, queries, path, name) if queries is not None else None
-    if any(ref is None for ref in own) or (count > 1 and found is None):
+    found = _each(walk, parts, queries, where, name) if queries is not None else None
+    if any(ref is None for ref in own) or (parts.num_queries > 1 and found is None):
         return None
     known = {f"own{i}": ref for i, ref in enumerate(own) if ref is not None}
     more = {"queries": queries, "found": found} if queries is not None and found is not None else {}
@@ -203,33 +203,32 @@ def _fusion(walk: Walk, r: QueryFusionRetriever, asked: Asked, path: str, name: 
         lists = {(query, i): own_nodes(own[f"own{i}"]) for i in range(len(inner))}
         for text, several in zip(queries, found, strict=True):
             lists |= {(text, i): own_nodes(nodes) for i, nodes in enumerate(several)}
-        return _fused(r, query, lists)
+        return fused(r, query, lists)
 
     return walk.call(f"{name}.fused", fuse, query=asked.text, **known, **more)  # type: ignore[arg-type]
 
 
-def _written(walk: Walk, r: QueryFusionRetriever, asked: Asked, path: str, name: str) -> Value:
+def _written(
+    walk: Walk, r: QueryFusionRetriever, parts: QueryFusionRetrieverParts, asked: SymbolicQuery, path: str, name: str
+) -> Value:
     made: Value = None
     with walk.noting(path, r):
 
         def write(llm: Any, given: Given) -> list[str]:
-            found: list[Any] = clone(r, _llm=llm)._get_queries(given["query"])
-            return [query.query_str for query in found]
+            return written_queries(r, llm, given["query"])
 
         inputs = {"query": asked.text}
-        made = walk.ask(name, pool_llm(r._llm), write, inputs, items="lines", expected=r.num_queries - 1)
+        made = walk.ask(name, pool_llm(parts.llm), write, inputs, items="lines", expected=parts.num_queries - 1)
     if made is None:
         walk.user_code(name, query=asked.text)
     return made
 
 
-def _each(walk: Walk, r: QueryFusionRetriever, queries: Ref, path: str, name: str) -> Value:
+def _each(walk: Walk, parts: QueryFusionRetrieverParts, queries: Ref, where: str, name: str) -> Value:
     """For each query, what each retriever gives."""
     body = walk.body()
-    item = Asked(Ref(ITEM), (Ref(ITEM),))
-    lists = [
-        retrieve(body, one, item, f"{path}._retrievers[{i}]", f"{name}.found{i}") for i, one in enumerate(r._retrievers)
-    ]
+    item = SymbolicQuery(Ref(ITEM), (Ref(ITEM),))
+    lists = [retrieve(body, one, item, f"{where}[{i}]", f"{name}.found{i}") for i, one in enumerate(parts.retrievers)]
     body.draft.nodes.clear()  # the report has them already
     if not body.draft.components:
         return None
@@ -239,30 +238,22 @@ def _each(walk: Walk, r: QueryFusionRetriever, queries: Ref, path: str, name: st
         output = body.call(f"{name}.lists", lambda **lists: list(lists.values()), **refs)
     else:  # what can be done for each of them is done as it closes
         output = Ref(next(reversed(body.draft.components)))
-    found = walk.hold(f"{name}.found", Role.MAP, named(items=queries), body, output, expected=r.num_queries - 1)
+    found = walk.hold(f"{name}.found", Role.MAP, named(items=queries), body, output, expected=parts.num_queries - 1)
     return found if whole else None
-
-
-def _fused(
-    r: QueryFusionRetriever, query: str, lists: Mapping[tuple[str, int], list[NodeWithScore]]
-) -> list[NodeWithScore]:
-    """What `_retrieve` makes of the lists, by the mode that it is in."""
-    own = clone(r, use_async=False, _get_queries=lambda _: [], _run_sync_queries=lambda _: dict(lists))
-    found: list[NodeWithScore] = raw(own, "_retrieve")(QueryBundle(query))
-    return found
 
 
 # ------------------------------------------------------------ another query
 
 
-def _transform(walk: Walk, r: TransformRetriever, asked: Asked, path: str, name: str) -> Value:
-    [inner, transform, metadata] = walk.read(r, "_retriever", "_query_transform", "_transform_metadata")
+def _transform(walk: Walk, r: TransformRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
+    parts = walk.parts(TransformRetrieverParts, r)
     with walk.step() as names:
-        other = transformed(walk, transform, asked, metadata, f"{path}._query_transform", f"{name}.query")
+        where = parts.path(path, "query_transform")
+        other = transformed(walk, parts.query_transform, asked, parts.transform_metadata, where, f"{name}.query")
     if other is None:
         return None
     with walk.step(tuple(names)):
-        return retrieve(walk, inner, other, f"{path}._retriever", f"{name}.inner")
+        return retrieve(walk, parts.retriever, other, parts.path(path, "retriever"), f"{name}.inner")
 
 
 _RULES: dict[type, Callable[..., Value]] = {

@@ -7,12 +7,16 @@ from typing import Any
 
 from llama_index.core.base.base_selector import BaseSelector
 from llama_index.core.question_gen import LLMQuestionGenerator
-from llama_index.core.schema import QueryBundle
 from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
 
 from teola_plugin.graph import Ref
-from teola_plugin.tracer.llamaindex.known import rule_for
-from teola_plugin.tracer.llamaindex.stand_ins import clone, raw
+from teola_plugin.shims.llamaindex.queries import (
+    LLMQuestionGeneratorParts,
+    LLMSelectorParts,
+    generated_questions,
+    selected_indices,
+)
+from teola_plugin.tracer.llamaindex.classes import own_prompt, rule_for
 from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
 
 Given = Mapping[str, Any]
@@ -23,14 +27,13 @@ def selected(walk: Walk, selector: BaseSelector, choices: Sequence[Any], query: 
     made: Value = None
     with walk.noting(path, selector):
         rule_for(selector, _SELECTORS)
-        [llm] = walk.read(selector, "_llm")
-        prompt = walk.template(selector, "_prompt")
+        parts = walk.parts(LLMSelectorParts, selector)
+        prompt = own_prompt(parts.prompt)
 
         def select(llm: Any, given: Given) -> list[int]:
-            own = clone(selector, _llm=llm, _prompt=prompt)
-            return list(raw(own, "_select")(choices, QueryBundle(given["query"])).inds)
+            return selected_indices(selector, llm, prompt, choices, given["query"])
 
-        made = walk.ask("select", pool_llm(llm), select, {"query": query})
+        made = walk.ask("select", pool_llm(parts.llm), select, {"query": query})
     return made
 
 
@@ -39,15 +42,13 @@ def questions(walk: Walk, generator: Any, tools: Sequence[Any], query: Ref, path
     made: Value = None
     with walk.noting(path, generator):
         rule_for(generator, _GENERATORS)
-        [llm] = walk.read(generator, "_llm")
-        prompt = walk.template(generator, "_prompt")
+        parts = walk.parts(LLMQuestionGeneratorParts, generator)
+        prompt = own_prompt(parts.prompt)
 
         def generate(llm: Any, given: Given) -> list[dict[str, str]]:
-            own = clone(generator, _llm=llm, _prompt=prompt)
-            found = raw(own, "generate")(tools, QueryBundle(given["query"]))
-            return [{"sub_question": one.sub_question, "tool_name": one.tool_name} for one in found]
+            return generated_questions(generator, llm, prompt, tools, given["query"])
 
-        made = walk.ask("questions", pool_llm(llm), generate, {"query": query}, items="json")
+        made = walk.ask("questions", pool_llm(parts.llm), generate, {"query": query}, items="json")
     return made
 
 

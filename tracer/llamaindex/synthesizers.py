@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,8 +22,23 @@ from llama_index.core.response_synthesizers.no_text import NoText
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from teola_plugin.graph import CARRY, ITEM, Ref, Role, Slice, named
-from teola_plugin.tracer.llamaindex.known import changed, rule_for
-from teola_plugin.tracer.llamaindex.stand_ins import clone, own_helper, raw
+from teola_plugin.shims.llamaindex.copies import own_helper
+from teola_plugin.shims.llamaindex.synthesizers import (
+    AccumulateParts,
+    CompactAndRefineParts,
+    GenerationParts,
+    RefineParts,
+    SimpleSummarizeParts,
+    SynthesizerParts,
+    TreeSummarizeParts,
+    accumulating,
+    chunk_arguments,
+    compact_chunks,
+    joined_answers,
+    response,
+    separator,
+)
+from teola_plugin.tracer.llamaindex.classes import changed, own_prompt, rule_for
 from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -38,12 +52,13 @@ def synthesize(walk: Walk, synth: BaseSynthesizer, query: Ref, nodes: Value, pat
     """`str(response)` for a query and its nodes."""
     made: Value = None
     with walk.noting(path, synth):
-        lower = rule_for(synth, _RULES)
-        if getattr(synth, "_multimodal", False):
+        lower, kind = rule_for(synth, _RULES)
+        parts = walk.parts(kind, synth)
+        if parts.multimodal:
             raise NotUnderstood("answers from images, too")
         if nodes is None and lower is not _generation:
             raise NotUnderstood("what it reads is not known ahead")
-        made = lower(walk, synth, query, nodes, name)
+        made = lower(walk, synth, parts, query, nodes, name)
         walk.lowered.add(id(synth))
     return made
 
@@ -55,10 +70,9 @@ def texts_of(nodes: Sequence[NodeWithScore]) -> list[str]:
     return [n.node.get_content(metadata_mode=MetadataMode.LLM) for n in nodes]
 
 
-def tree(walk: Walk, synth: TreeSummarize, query: Ref, texts: Ref, name: str) -> Ref:
-    """`synth.get_response`: the texts are packed and summarised, and so are the summaries, until one is left."""
-    llm, template = _llm(walk, synth), walk.template(synth, "_summary_template")
-    helper = _helper(walk, synth)
+def tree(walk: Walk, parts: TreeSummarizeParts, query: Ref, texts: Ref, name: str) -> Ref:
+    """`get_response`: the texts are packed and summarised, and so are the summaries, until one is left."""
+    llm, template, helper = _llm(parts), own_prompt(parts.summary_template), _helper(parts)
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
         packed: list[str] = helper.repack(template.partial_format(query_str=query), text_chunks=texts, llm=llm)
@@ -87,39 +101,37 @@ def _text(text: str, _: Given) -> str:
     return text
 
 
-def _llm(walk: Walk, synth: BaseSynthesizer) -> Any:
-    [llm, output] = walk.read(synth, "_llm", "_output_cls")
-    if output is not None:
+def _llm(parts: SynthesizerParts) -> Any:
+    if parts.output_cls is not None:
         raise NotUnderstood("its answer has a schema")
-    return pool_llm(llm)
+    return pool_llm(parts.llm)
 
 
-def _helper(walk: Walk, synth: BaseSynthesizer) -> Any:
+def _helper(parts: SynthesizerParts) -> Any:
     """What packs its chunks, by its own tokenizer."""
-    [helper] = walk.read(synth, "_prompt_helper")
+    helper = parts.prompt_helper
     if changed(helper, PromptHelper):
         raise NotUnderstood(f"a {type(helper).__name__} packs its chunks")
     return own_helper(helper)
 
 
-def _tree(walk: Walk, synth: TreeSummarize, query: Ref, nodes: Ref, name: str) -> Ref:
-    _llm(walk, synth)
-    return tree(walk, synth, query, walk.call(f"{name}.texts", texts_of, nodes=nodes), name)
+def _tree(walk: Walk, synth: TreeSummarize, parts: TreeSummarizeParts, query: Ref, nodes: Ref, name: str) -> Ref:
+    _llm(parts)
+    return tree(walk, parts, query, walk.call(f"{name}.texts", texts_of, nodes=nodes), name)
 
 
-def _refine(walk: Walk, synth: Refine, query: Ref, nodes: Ref, name: str) -> Ref:
+def _refine(walk: Walk, synth: Refine, parts: RefineParts, query: Ref, nodes: Ref, name: str) -> Ref:
     """The first chunk is answered from; every other one refines the answer."""
-    llm = _llm(walk, synth)
-    if synth._structured_answer_filtering or synth._program_factory != synth._default_program_factory:
+    llm = _llm(parts)
+    if parts.structured_answer_filtering or not parts.default_program:
         raise NotUnderstood("a program decides whether an answer counts")
-    qa, refine = walk.template(synth, "_text_qa_template"), walk.template(synth, "_refine_template")
-    helper, [padding] = _helper(walk, synth), walk.read(synth, "_response_padding_size")
-    own = clone(synth, _text_qa_template=qa, _refine_template=refine, _prompt_helper=helper)
-    compact = isinstance(synth, CompactAndRefine)
+    qa, refine, helper = own_prompt(parts.text_qa_template), own_prompt(parts.refine_template), _helper(parts)
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
-        texts = own._make_compact_text_chunks(query, texts) if compact else texts
-        largest = get_biggest_prompt([qa, refine])
+        if isinstance(synth, CompactAndRefine):
+            own = {"text_qa_template": qa, "refine_template": refine, "prompt_helper": helper}
+            texts = compact_chunks(synth, query, texts, **own)
+        largest, padding = get_biggest_prompt([qa, refine]), parts.response_padding_size
         return [part for text in texts for part in helper.repack(largest, [text], llm=llm, padding=padding)]
 
     def answer(llm: Any, given: Given) -> str:
@@ -143,16 +155,14 @@ def _refine(walk: Walk, synth: Refine, query: Ref, nodes: Ref, name: str) -> Ref
     return walk.call(name, lambda answer: answer or EMPTY, answer=last)
 
 
-def _accumulate(walk: Walk, synth: Accumulate, query: Ref, nodes: Ref, name: str) -> Ref:
+def _accumulate(walk: Walk, synth: Accumulate, parts: AccumulateParts, query: Ref, nodes: Ref, name: str) -> Ref:
     """Every chunk is answered from."""
-    llm = _llm(walk, synth)
-    if walk.read(synth, "_streaming") == [True]:
+    llm = _llm(parts)
+    if parts.streaming:
         raise NotUnderstood("it cannot stream, and says so")
-    qa = walk.template(synth, "_text_qa_template")
-    helper = _helper(walk, synth)
-    own = clone(synth, _text_qa_template=qa, _use_async=False)
+    qa, helper = own_prompt(parts.text_qa_template), _helper(parts)
+    own, between = accumulating(synth, qa), separator(synth)
     compact = isinstance(synth, CompactAndAccumulate)
-    separator = inspect.signature(raw(synth, "get_response")).parameters["separator"].default
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
         template = qa.partial_format(query_str=query)
@@ -161,23 +171,22 @@ def _accumulate(walk: Walk, synth: Accumulate, query: Ref, nodes: Ref, name: str
 
     def answer(llm: Any, given: Given) -> str:
         template = qa.partial_format(query_str=given["query"])
-        return str(llm.predict(template, **own._make_prompt_kwargs(given["chunk"])))
+        return str(llm.predict(template, **chunk_arguments(own, given["chunk"])))
 
     texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
     chunks = walk.call(f"{name}.chunks", pack, query=query, texts=texts)
     body = walk.body()
     one = body.ask(f"{name}.answer", llm, answer, {"query": QUERY, "chunk": Ref(ITEM)}, value=_text)
     answers = walk.hold(f"{name}.answers", Role.MAP, named(items=chunks, query=query), body, one)
-    return walk.call(name, lambda answers: own._format_response(answers, separator), answers=answers)
+    return walk.call(name, lambda answers: joined_answers(own, answers, between), answers=answers)
 
 
-def _simple(walk: Walk, synth: SimpleSummarize, query: Ref, nodes: Ref, name: str) -> Ref:
-    llm, qa = _llm(walk, synth), walk.template(synth, "_text_qa_template")
-    helper = _helper(walk, synth)
+def _simple(walk: Walk, synth: SimpleSummarize, parts: SimpleSummarizeParts, query: Ref, nodes: Ref, name: str) -> Ref:
+    llm, qa, helper = _llm(parts), own_prompt(parts.text_qa_template), _helper(parts)
 
     def answer(llm: Any, given: Given) -> Any:
-        own = clone(synth, _llm=llm, _text_qa_template=qa, _prompt_helper=helper, _streaming=False)
-        return raw(own, "get_response")(given["query"], given["texts"])
+        own = {"llm": llm, "text_qa_template": qa, "prompt_helper": helper}
+        return response(SimpleSummarizeParts, synth, given["query"], given["texts"], **own)
 
     texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
     return walk.ask(
@@ -190,32 +199,33 @@ def _simple(walk: Walk, synth: SimpleSummarize, query: Ref, nodes: Ref, name: st
     )
 
 
-def _generation(walk: Walk, synth: Generation, query: Ref, nodes: Value, name: str) -> Ref:
+def _generation(walk: Walk, synth: Generation, parts: GenerationParts, query: Ref, nodes: Value, name: str) -> Ref:
     """The nodes are not read: it need not wait for them."""
-    llm, template = _llm(walk, synth), walk.template(synth, "_input_prompt")
+    llm, template = _llm(parts), own_prompt(parts.input_prompt)
 
     def answer(llm: Any, given: Given) -> Any:
-        own = clone(synth, _llm=llm, _input_prompt=template, _streaming=False)
-        return raw(own, "get_response")(given["query"], [])
+        return response(GenerationParts, synth, given["query"], [], llm=llm, input_prompt=template)
 
     return walk.ask(name, llm, answer, {"query": query}, value=_text)
 
 
-def _context_only(walk: Walk, synth: BaseSynthesizer, query: Ref, nodes: Ref, name: str) -> Ref:
+def _context_only(
+    walk: Walk, synth: BaseSynthesizer, parts: SynthesizerParts, query: Ref, nodes: Ref, name: str
+) -> Ref:
     def answer(query: str, nodes: Sequence[NodeWithScore]) -> str:
-        return str(raw(synth, "get_response")(query, texts_of(nodes)))
+        return str(response(SynthesizerParts, synth, query, texts_of(nodes)))
 
     return walk.call(name, answer, query=query, nodes=nodes)
 
 
-_RULES: dict[type, Callable[..., Ref]] = {
-    CompactAndRefine: _refine,
-    Refine: _refine,
-    CompactAndAccumulate: _accumulate,
-    Accumulate: _accumulate,
-    TreeSummarize: _tree,
-    SimpleSummarize: _simple,
-    Generation: _generation,
-    NoText: _context_only,
-    ContextOnly: _context_only,
+_RULES: dict[type, tuple[Callable[..., Ref], type[SynthesizerParts]]] = {
+    CompactAndRefine: (_refine, CompactAndRefineParts),
+    Refine: (_refine, RefineParts),
+    CompactAndAccumulate: (_accumulate, AccumulateParts),
+    Accumulate: (_accumulate, AccumulateParts),
+    TreeSummarize: (_tree, TreeSummarizeParts),
+    SimpleSummarize: (_simple, SimpleSummarizeParts),
+    Generation: (_generation, GenerationParts),
+    NoText: (_context_only, SynthesizerParts),
+    ContextOnly: (_context_only, SynthesizerParts),
 }

@@ -16,16 +16,18 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from teola_plugin.graph import INPUT, Ref
+from teola_plugin.shims.llamaindex.engines import AnsweringParts
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex import engines
-from teola_plugin.tracer.llamaindex.known import as_made, level
+from teola_plugin.tracer.llamaindex.classes import as_made, level
+from teola_plugin.tracer.llamaindex.guards import Guard
 from teola_plugin.tracer.llamaindex.retrievers import retrieve
 from teola_plugin.tracer.llamaindex.synthesizers import synthesize
-from teola_plugin.tracer.llamaindex.walk import Asked, Premise, Value, Walk
+from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Value, Walk
 from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
 
-ASKED, TEXTS, NODES, CHUNKS = "query", "texts", "nodes", "chunks"
+QUERY_TEXT, TEXTS, NODES, CHUNKS = "query", "texts", "nodes", "chunks"
 """Keys of the query's input."""
 
 PLANNED = "its parts are planned by themselves, when they are called"
@@ -36,14 +38,14 @@ class TracedEntry:
     """What an entry of an object looks like to the graph, and what that rests on."""
 
     traced: Traced
-    premises: tuple[Premise, ...]
+    guards: tuple[Guard, ...]
     lowered: frozenset[int]
     """Ids of the engines and retrievers that are in the graph."""
 
     @property
     def holds(self) -> bool:
         """Whether the object still is what it was."""
-        return all(premise.holds for premise in self.premises)
+        return all(guard.holds for guard in self.guards)
 
 
 def trace(node: Any, entry: str = "query", texts: int = 0) -> TracedEntry:
@@ -61,7 +63,7 @@ def trace(node: Any, entry: str = "query", texts: int = 0) -> TracedEntry:
         walk.draft.nodes[:] = [*own, *inner]
     last = next(reversed(walk.draft.components), INPUT)
     traced = walk.draft.finished(Ref(last) if made is None else made, word)
-    return TracedEntry(traced, tuple(walk.premises), frozenset(walk.lowered))
+    return TracedEntry(traced, tuple(walk.guards), frozenset(walk.lowered))
 
 
 def _parts(node: Any, word: str) -> Iterator[TraceNode]:
@@ -76,21 +78,23 @@ _ENTRIES = ((BaseQueryEngine, "query"), (BaseRetriever, "retrieve"), (BaseSynthe
 """Parts, and what is asked of them."""
 
 
-def _asked(texts: int) -> Asked:
-    text = Ref(INPUT, (ASKED,))
-    return Asked(text, tuple(Ref(INPUT, (TEXTS, i)) for i in range(texts)) or (text,))
+def _asked(texts: int) -> SymbolicQuery:
+    text = Ref(INPUT, (QUERY_TEXT,))
+    return SymbolicQuery(text, tuple(Ref(INPUT, (TEXTS, i)) for i in range(texts)) or (text,))
 
 
-def _traced(walk: Walk, node: Any, entry: str, asked: Asked, word: str) -> Value:
+def _traced(walk: Walk, node: Any, entry: str, asked: SymbolicQuery, word: str) -> Value:
     if entry == "respond":
         nodes = walk.call("chunks", nodes_of, chunks=Ref(INPUT, (CHUNKS,)))
         return synthesize(walk, node, asked.text, nodes, word, "synthesize")
     if entry == "synthesize":
-        synth = node if isinstance(node, BaseSynthesizer) else getattr(node, "_response_synthesizer", None)
-        if not isinstance(synth, BaseSynthesizer):
+        if isinstance(node, BaseSynthesizer):
+            return synthesize(walk, node, asked.text, Ref(INPUT, (NODES,)), word, "synthesize")
+        parts = walk.parts(AnsweringParts, node)
+        if parts.response_synthesizer is None:
             raise NotUnderstood(f"{type(node).__name__} has no synthesizer of its own")
-        path = word if synth is node else f"{word}._response_synthesizer"
-        return synthesize(walk, synth, asked.text, Ref(INPUT, (NODES,)), path, "synthesize")
+        where = parts.path(word, "response_synthesizer")
+        return synthesize(walk, parts.response_synthesizer, asked.text, Ref(INPUT, (NODES,)), where, "synthesize")
     if isinstance(node, BaseRetriever):
         return retrieve(walk, node, asked, word, "retrieve")
     if not isinstance(node, BaseQueryEngine):

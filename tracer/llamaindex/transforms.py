@@ -11,62 +11,66 @@ from llama_index.core.indices.query.query_transform.base import (
     HyDEQueryTransform,
     IdentityQueryTransform,
 )
-from llama_index.core.schema import QueryBundle
 
 from teola_plugin.graph import Ref
-from teola_plugin.tracer.llamaindex.known import rule_for
-from teola_plugin.tracer.llamaindex.stand_ins import clone, raw
-from teola_plugin.tracer.llamaindex.walk import Asked, Walk, pool_llm
+from teola_plugin.shims.llamaindex.queries import (
+    DecomposeQueryTransformParts,
+    HyDEQueryTransformParts,
+    decomposed_query,
+    hypothetical_document,
+)
+from teola_plugin.tracer.llamaindex.classes import own_prompt, rule_for
+from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Walk, pool_llm
 
 Given = Mapping[str, Any]
 
 
 def transformed(
-    walk: Walk, transform: BaseQueryTransform, asked: Asked, metadata: Any, path: str, name: str
-) -> Asked | None:
+    walk: Walk, transform: BaseQueryTransform, asked: SymbolicQuery, metadata: Any, path: str, name: str
+) -> SymbolicQuery | None:
     """`transform.run(query)`."""
-    made: Asked | None = None
+    made: SymbolicQuery | None = None
     with walk.noting(path, transform):
         made = rule_for(transform, _RULES)(walk, transform, asked, metadata or {}, name)
     return made
 
 
-def _hyde(walk: Walk, transform: HyDEQueryTransform, asked: Asked, metadata: Any, name: str) -> Asked:
+def _hyde(walk: Walk, transform: HyDEQueryTransform, asked: SymbolicQuery, metadata: Any, name: str) -> SymbolicQuery:
     """An invented document is searched with, and the query beside it."""
-    [llm, both] = walk.read(transform, "_llm", "_include_original")
-    prompt = walk.template(transform, "_hyde_prompt")
+    parts = walk.parts(HyDEQueryTransformParts, transform)
+    prompt = own_prompt(parts.hyde_prompt)
 
     def invent(llm: Any, given: Given) -> str:
-        own = clone(transform, _llm=llm, _hyde_prompt=prompt, _include_original=False)
-        return str(raw(own, "_run")(QueryBundle(given["query"]), metadata).custom_embedding_strs[0])
+        return hypothetical_document(transform, llm, prompt, given["query"], metadata)
 
-    document = walk.ask(name, pool_llm(llm), invent, {"query": asked.text})
-    return Asked(asked.text, (document, *asked.texts) if both else (document,))
+    document = walk.ask(name, pool_llm(parts.llm), invent, {"query": asked.text})
+    return SymbolicQuery(asked.text, (document, *asked.texts) if parts.include_original else (document,))
 
 
-def _decompose(walk: Walk, transform: DecomposeQueryTransform, asked: Asked, metadata: Any, name: str) -> Asked:
-    [llm] = walk.read(transform, "_llm")
-    prompt = walk.template(transform, "_decompose_query_prompt")
+def _decompose(
+    walk: Walk, transform: DecomposeQueryTransform, asked: SymbolicQuery, metadata: Any, name: str
+) -> SymbolicQuery:
+    parts = walk.parts(DecomposeQueryTransformParts, transform)
+    prompt = own_prompt(parts.decompose_query_prompt)
 
     def rewrite(llm: Any, given: Given) -> str:
-        own = clone(transform, _llm=llm, _decompose_query_prompt=prompt)
-        return str(raw(own, "_run")(QueryBundle(given["query"]), metadata).query_str)
+        return decomposed_query(transform, llm, prompt, given["query"], metadata)
 
-    query = walk.ask(name, pool_llm(llm), rewrite, {"query": asked.text})
-    return Asked(query, (query,))
+    query = walk.ask(name, pool_llm(parts.llm), rewrite, {"query": asked.text})
+    return SymbolicQuery(query, (query,))
 
 
-def _identity(walk: Walk, transform: Any, asked: Asked, metadata: Any, name: str) -> Asked:
+def _identity(walk: Walk, transform: Any, asked: SymbolicQuery, metadata: Any, name: str) -> SymbolicQuery:
     return asked
 
 
-_RULES: dict[type, Callable[..., Asked]] = {
+_RULES: dict[type, Callable[..., SymbolicQuery]] = {
     HyDEQueryTransform: _hyde,
     DecomposeQueryTransform: _decompose,
     IdentityQueryTransform: _identity,
 }
 
 
-def query_of(ref: Ref) -> Asked:
+def query_of(ref: Ref) -> SymbolicQuery:
     """A plain query."""
-    return Asked(ref, (ref,))
+    return SymbolicQuery(ref, (ref,))

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from teola_plugin.graph import Component, Ref, Role
+from teola_plugin.graph import Attributes, Component, Ref, Role
 from teola_plugin.graph.refs import Inputs
-from teola_plugin.tracer.draft import BESIDE, DERIVED, Draft, Names
-from teola_plugin.tracer.llamaindex import known, stand_ins
+from teola_plugin.shims.llamaindex.records import Parts
+from teola_plugin.tracer.draft import DERIVED, Draft, Names
+from teola_plugin.tracer.llamaindex import classes, dry_run
+from teola_plugin.tracer.llamaindex.guards import AttributeGuard, Guard, guards_of
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Value = Ref | None
+P = TypeVar("P", bound=Parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A query as it is passed on."""
+class SymbolicQuery:
+    """A query as the graph passes it on: refs of its texts."""
 
     text: Ref
     texts: tuple[Ref, ...]
@@ -31,8 +34,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a query engine gives."""
+class SymbolicAnswer:
+    """What a query engine gives: refs, or None for what the graph does not make."""
 
     text: Value = None
     """`str(response)`"""
@@ -40,70 +43,33 @@ class Answer:
     """Its source nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """An attribute that the plan rests on."""
-
-    node: Any
-    name: str
-    value: Any
-
-    @property
-    def holds(self) -> bool:
-        now = getattr(self.node, self.name, None)
-        return now is self.value or (isinstance(now, (str, int, float, bool)) and bool(now == self.value))
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A list or dictionary that the plan rests on: its elements, in order."""
-
-    container: Any
-    elements: tuple[Any, ...]
-
-    @property
-    def holds(self) -> bool:
-        now = tuple(_elements(self.container))
-        return len(now) == len(self.elements) and all(a is b for a, b in zip(now, self.elements, strict=True))
-
-
-Premise = Read | Listed
-
-
-def _elements(container: Any) -> Sequence[Any]:
-    return list(container.values()) if isinstance(container, Mapping) else container
-
-
 @dataclass(slots=True)
 class Walk:
     """The draft of one template, and what it rests on. A body has a walk of its own."""
 
     draft: Draft = field(default_factory=Draft)
-    premises: list[Premise] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    guarded: set[tuple[type, int]] = field(default_factory=set)
     lowered: set[int] = field(default_factory=set)
     """Ids of the engines and retrievers that the graph does the work of, wherever they are called."""
     scope: Names = ()
 
     def body(self) -> Walk:
-        return Walk(self.draft.body(), self.premises, self.lowered, self.scope)
+        return Walk(self.draft.body(), self.guards, self.guarded, self.lowered, self.scope)
 
-    # ------------------------------------------------------------ premises and the report
+    # ------------------------------------------------------------ guards, and the report
 
-    def read(self, node: Any, *names: str) -> list[Any]:
-        """Attributes that decide what the graph looks like. A plan is made anew when one of them has changed."""
-        found = []
-        for name in names:
-            value = getattr(node, name)
-            self.premises.append(Read(node, name, value))
-            if isinstance(value, (list, tuple, dict)):
-                self.premises.append(Listed(value, tuple(_elements(value))))
-            found.append(value)
+    def read(self, node: Any, *names: str) -> None:
+        """Public attributes that decide what the graph looks like, as `parts` does it."""
+        self.guards += [AttributeGuard(node, name, getattr(node, name)) for name in names]
+
+    def parts(self, kind: type[P], node: Any) -> P:
+        """What `node` is made of. A plan is made anew when that has changed. Raises `Unreadable`."""
+        found = kind.of(node)
+        if (kind, id(node)) not in self.guarded:
+            self.guarded.add((kind, id(node)))
+            self.guards += guards_of(node, found)
         return found
-
-    def template(self, node: Any, name: str) -> Any:
-        """A prompt template of `node`, to be formatted beside the original."""
-        [template] = self.read(node, name)
-        return stand_ins.own_template(known.plain_template(template))
 
     def note(self, path: str, node: object, level: Level, components: Sequence[str] = (), reason: str = "") -> None:
         self.draft.nodes.append(TraceNode(path, type(node).__name__, level, tuple(components), reason))
@@ -116,12 +82,12 @@ class Walk:
         """
         before, reasons = set(self.draft.components), list[str]()
         try:
-            with known.as_made():
+            with classes.as_made():
                 yield reasons
         except NotUnderstood as why:
             for name in set(self.draft.components) - before:
                 del self.draft.components[name]
-            self.note(path, node, known.level(node), reason=str(why))
+            self.note(path, node, classes.level(node), reason=str(why))
         else:
             added = [name for name in self.draft.components if name not in before]
             self.note(path, node, "lowered", added, "; ".join(reasons))
@@ -160,11 +126,11 @@ class Walk:
         self,
         wanted: str,
         llm: Any,
-        run: stand_ins.Run,
+        run: dry_run.Run,
         inputs: Mapping[str, Ref],
         *,
         value: Callable[[str, Mapping[str, Any]], Any] | None = None,
-        blanks: stand_ins.Blanks | None = None,
+        blanks: dry_run.Blanks | None = None,
         items: str = "",
         expected: int | None = None,
     ) -> Ref:
@@ -180,19 +146,19 @@ class Walk:
             Role.GENERATION,
             tuple(inputs.items()),
             llm.engine,
-            prompt=stand_ins.parts(llm, run, names, blanks),
+            prompt=dry_run.parts(llm, run, names, blanks),
             expected=expected,
             scope=self.scope,
-            options=(("items", items),) if items else (),
+            attributes=Attributes(items=items),
         )
-        made = self.draft.add(component, lambda given: stand_ins.asked(llm, run, given, blanks, names))
+        made = self.draft.add(component, lambda given: dry_run.captured(llm, run, given, blanks, names))
         if items:
             self.draft.lists[f"{name}.parsed"] = items
 
         def parsed(generation: Any, **given: Any) -> Any:
             if value is not None:
                 return value(llm.text_of(generation), given)
-            return stand_ins.answered(llm, run, given, [generation])
+            return dry_run.replayed(llm, run, given, [generation])
 
         return self.draft.call(f"{name}.parsed", parsed, self.scope, generation=made, **inputs)
 
@@ -202,7 +168,7 @@ class Walk:
         self.draft.absorb(body.draft)
         inner = body.draft.template(output, name)
         if role is Role.MAP:  # in `query`, one item comes after the other
-            more["options"] = (*more.get("options", ()), (BESIDE, True))
+            more["attributes"] = replace(more.get("attributes", Attributes()), beside=True)
         return self.draft.add(Component(name, role, inputs, body=inner, scope=self.scope, **more))
 
     # ------------------------------------------------------------ the order of the plain code

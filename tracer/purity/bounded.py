@@ -27,8 +27,8 @@ _GENERATOR, _OTHERS = 0x20, 0x04 | 0x08 | 0x80 | 0x200
 """Flags of a code: it yields; it takes any arguments, or is asynchronous."""
 
 
-class Machine:
-    """Walks through one function, and through what it calls."""
+class Interpreter:
+    """A `Machine`: walks through one function, and through what it calls."""
 
     def __init__(self) -> None:
         self.loops = Loops()
@@ -165,7 +165,7 @@ def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
 
 def bound(func: FunctionType) -> Term | None:
     """How many steps `func(value)` takes at most, for a value of size n; None without a bound. Runs nothing."""
-    machine = Machine()
+    machine = Interpreter()
     try:
         result = machine.function(func, [Data(ARGUMENT)], {})
         machine.spend(size_of(result))

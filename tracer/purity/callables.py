@@ -19,18 +19,18 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Attributes:
+class AttributeGetter:
     """`attrgetter(...)`: run as it is."""
 
     get: Callable[[Any], Any]
 
 
-def understood(func: object) -> Keys | Attributes | Purity | None:
+def understood(func: object) -> Keys | AttributeGetter | Purity | None:
     """What `func` reads of its argument, or None: it is user code."""
     if type(func) is FunctionType:
         return known_purity(func)
     if type(func) is operator.attrgetter:
-        return Attributes(func)
+        return AttributeGetter(func)
     if type(func) is operator.itemgetter:
         keys: tuple[object, ...] = func.__reduce__()[1]  # type: ignore[assignment]
         known = tuple(key for key in keys if isinstance(key, (str, int)))

@@ -10,8 +10,9 @@ import string
 import sys
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from teola_plugin.tracer.purity.machine import Machine
 from teola_plugin.tracer.purity.size_bounds import Size, constant, either, plus, scaled
 from teola_plugin.tracer.purity.values import (
     REPR,
@@ -26,9 +27,6 @@ from teola_plugin.tracer.purity.values import (
     quoted,
     size_of,
 )
-
-if TYPE_CHECKING:
-    from teola_plugin.tracer.purity.bounded import Machine
 
 Arguments = list[Value]
 Named = Mapping[str, Value]

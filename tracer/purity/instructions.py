@@ -7,10 +7,10 @@ import dis
 import sys
 from collections.abc import Callable, Mapping
 from types import CodeType
-from typing import TYPE_CHECKING
 
 from teola_plugin.tracer.purity import operators
 from teola_plugin.tracer.purity.calls import BUILTINS, attribute, called, trusted
+from teola_plugin.tracer.purity.machine import Machine
 from teola_plugin.tracer.purity.operators import CELL
 from teola_plugin.tracer.purity.size_bounds import constant, plus
 from teola_plugin.tracer.purity.values import (
@@ -28,13 +28,10 @@ from teola_plugin.tracer.purity.values import (
     size_of,
 )
 
-if TYPE_CHECKING:
-    from teola_plugin.tracer.purity.bounded import Machine
-
 _CLOSURE = 0x08
 _METHODS_ARE_FLAGGED = sys.version_info >= (3, 12)
 
-Step = Callable[["Machine", Frame, dis.Instruction, State], State | None]
+Step = Callable[[Machine, Frame, dis.Instruction, State], State | None]
 """What comes after it; None where nothing falls through."""
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from teola_plugin.tracer.purity.calls import MOST, width
+from teola_plugin.tracer.purity.machine import Machine
 from teola_plugin.tracer.purity.size_bounds import Size, constant, plus, scaled
 from teola_plugin.tracer.purity.values import (
     NULL,
@@ -22,9 +22,6 @@ from teola_plugin.tracer.purity.values import (
     quoted,
     size_of,
 )
-
-if TYPE_CHECKING:
-    from teola_plugin.tracer.purity.bounded import Machine
 
 CELL = Known(object())
 """A cell that a function is about to close over."""

@@ -15,14 +15,9 @@ from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
-from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage
-from langchain_core.prompt_values import PromptValue
-
 from teola_plugin.tracer.purity.bounded import bound
 
 _FRAMEWORKS = ("langchain_core",)
-_DATA_CLASSES = (BaseMessage, Document, PromptValue)
 _LARGEST = 1_000_000
 """Items and characters of a value that a function may be computed on ahead of its place."""
 _STEPS = 10**9
@@ -93,7 +88,7 @@ def size(value: Any, most: int) -> int:
             total += 1 + one.bit_length() if one.bit_length() <= _BITS else most + 1
         elif kind in _SINGLE:
             total += 2
-        elif isinstance(one, _DATA_CLASSES) and _of_framework(kind):
+        elif _of_framework(kind) and isinstance(one, _data_classes()):
             left += (vars(one), one.__pydantic_extra__)
         elif isinstance(one, str) and _of_framework(kind):
             total += 1 + len(one)
@@ -104,6 +99,16 @@ def size(value: Any, most: int) -> int:
 
 def _of_framework(kind: type[Any]) -> bool:
     return kind.__module__.split(".", 1)[0] in _FRAMEWORKS
+
+
+@lru_cache(maxsize=1)
+def _data_classes() -> tuple[type[Any], ...]:
+    """LangChain's. Who has only LlamaIndex has no value that asks for them."""
+    from langchain_core.documents import Document
+    from langchain_core.messages import BaseMessage
+    from langchain_core.prompt_values import PromptValue
+
+    return BaseMessage, Document, PromptValue
 
 
 def _keys(code: CodeType, steps: list[dis.Instruction]) -> tuple[str, ...] | None:

@@ -50,8 +50,8 @@ class _OneLineEmbeddings(TeolaEmbeddings):
         """What is embedded for a text."""
         return text.replace("\n", " ")
 
-    def _call(self, texts: Iterable[str], role: Any, *, stays: bool = False) -> Any:
-        return super()._call([self.sent(text) for text in texts], role, stays=stays)
+    def _call(self, texts: Iterable[str], role: Any, *, keep_remote: bool = False) -> Any:
+        return super()._call([self.sent(text) for text in texts], role, keep_remote=keep_remote)
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> EmbeddingLeaf | None:
         """For readers that know of `sent`."""

@@ -25,7 +25,7 @@ from teola_plugin.adapters.openai.bypass import (
     raising_pool_errors_in,
 )
 from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
-from teola_plugin.engines.openai.carried import without_credentials
+from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool

@@ -14,7 +14,7 @@ from typing import Any
 
 from teola_plugin.adapters.early_work import freed, takes_time
 from teola_plugin.adapters.langchain.own_models.wrapped import WRAPPED
-from teola_plugin.graph import INPUT, STREAM_ITEMS, Effect, Graph, Path, Primitive, PrimitiveKind, Ref, is_impure
+from teola_plugin.graph import INPUT, Effect, Graph, Path, Primitive, PrimitiveKind, Ref, is_impure
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.tracer.draft import Traced, raises
@@ -129,14 +129,14 @@ def asked_before(optimised: Optimised) -> dict[str, frozenset[str]]:
 def predicted(graph: Graph) -> frozenset[str]:
     """Sites of wrapped leaves that are called for the items of a list while an engine is still writing it."""
     writing = [d for d in graph if d.kind in _WRITING and d.engine != WRAPPED]
-    grown = {name for d in writing for option, name in d.options if option == STREAM_ITEMS}
+    grown = {name for d in writing for name in d.attributes.stream_items}
     cut = [p for p in graph if p.tentative and any(d.id in graph.ancestors[p.id] for d in writing)]
     mapped = [q for p in graph if p.id in grown for q in held(p)]
     return frozenset(_site(q) for q in (*cut, *mapped) if q.engine == WRAPPED and q.kind in _CALLS)
 
 
 def _site(p: Primitive) -> str:
-    return str(p.option("wrapped"))
+    return p.attributes.wrapped
 
 
 def _lasts_longer(q: Primitive, p: Primitive, source: Graph, graph: Graph) -> bool:

@@ -152,8 +152,8 @@ def _traced(chain: Node, found: Mapping[str, CallSite], *, careful: bool = True)
 def _lowered_sites(template: WorkflowTemplate) -> Iterator[str]:
     """Keys of the sites that the template knows of, also inside of what it holds."""
     for component in template.components:
-        if key := dict(component.options).get("wrapped"):
-            yield str(key)
+        if component.attributes.wrapped:
+            yield component.attributes.wrapped
         for inner in (component.body, component.otherwise):
             if inner is not None:
                 yield from _lowered_sites(inner)

@@ -1,4 +1,4 @@
-"""`bind={object: engine}`: stand-ins for the user's own LlamaIndex objects, which are never changed themselves."""
+"""`bind={object: engine}`: proxies for the user's own LlamaIndex objects, which are never changed themselves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 
 from teola_plugin.adapters.calls import carries_openai, check_engine
+from teola_plugin.adapters.llamaindex.binding.engine_proxy import instance_of
 from teola_plugin.adapters.llamaindex.binding.huggingface import embedding_on, is_embedding, is_reranker, reranker_on
 from teola_plugin.adapters.llamaindex.binding.openai import is_openai, served_by_server
 from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
-from teola_plugin.adapters.llamaindex.standing import instance_of
 from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool

@@ -5,20 +5,33 @@ The copies keep the object's own code; what reaches the model is handed to the e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead, Role
-from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, standing_in
+from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
+    EngineProxy,
+    differs,
+    instance_of,
+    overridden,
+    proxied,
+    read,
+)
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import ScorePair
 from teola_plugin.runtime.context import current_run
+from teola_plugin.shims.llamaindex.models import (
+    EmbeddingHooks,
+    HuggingFaceEmbeddingParts,
+    SentenceTransformerRerankParts,
+)
 
 if TYPE_CHECKING:
     from llama_index.core.schema import NodeWithScore, QueryBundle
 
+Embed = Callable[[list[Any], str | None], list[list[float]]]
 _EMBEDDING = ("llama_index.embeddings.huggingface.base", "HuggingFaceEmbedding")
 _RERANKER = ("llama_index.core.postprocessor.sbert_rerank", "SentenceTransformerRerank")
 _ROLES: dict[str, Role] = {"query": "query", "text": "document"}
@@ -33,14 +46,12 @@ _COMPARED = {
 # ------------------------------------------------------------ embeddings
 
 
-class _Embeds(BatchesAhead, StandIn):
-    """For `HuggingFaceEmbedding`, all of whose methods end in `_embed`."""
+class _Embeds(EmbeddingHooks, BatchesAhead, EngineProxy):
+    """For `HuggingFaceEmbedding`, all of whose methods end in the one that is hooked."""
 
-    def _embed(self, inputs: list[Any], prompt_name: str | None = None) -> list[list[float]]:
+    def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, plain: Embed) -> list[list[float]]:
         role = _ROLES.get(prompt_name or "")
-        if role is None:  # images
-            return super()._embed(inputs, prompt_name)  # type: ignore[misc,no-any-return]
-        return self.vectors(inputs, role)
+        return plain(inputs, prompt_name) if role is None else self.vectors(inputs, role)  # others are images
 
 
 def is_embedding(obj: Any) -> bool:
@@ -53,16 +64,17 @@ def embedding_on(obj: Any, engine: str, pool: EnginePool) -> Any:
     assert cls is not None
     if other := overridden(obj, cls):
         raise differs(obj, f"{other} changes how it embeds", "leave it unbound")
+    parts = read(HuggingFaceEmbeddingParts, obj)
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):
-        _check_embedder(obj, server)
-    return standing_in(obj, _Embeds, engine, pool)
+        _check_embedder(obj, parts, server)
+    return proxied(obj, _Embeds, engine, pool)
 
 
-def _check_embedder(obj: Any, server: Any) -> None:
-    own: Any = obj._model
+def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> None:
+    own = parts.model
     _check_name(obj, obj.model_name, server, "EmbeddingEngine")
-    if obj._parallel_process:
+    if parts.parallel_process:
         raise differs(obj, "it embeds in many processes", "parallel_process=False")
     kinds = {type(module).__name__ for module in own}
     if "Router" in kinds:
@@ -96,7 +108,7 @@ class _Scores:
         return _array(handle.result())
 
 
-class _Reranks(StandIn):
+class _Reranks(EngineProxy):
     """For `SentenceTransformerRerank`: what the graph needs to know of it."""
 
     def payloads(self, query: QueryBundle | str, nodes: Sequence[NodeWithScore]) -> list[ScorePair]:
@@ -126,12 +138,13 @@ def reranker_on(obj: Any, engine: str, pool: EnginePool) -> Any:
     assert cls is not None
     if other := overridden(obj, cls):
         raise differs(obj, f"{other} changes how it reranks", "leave it unbound")
+    parts = read(SentenceTransformerRerankParts, obj)
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):
         _check_name(obj, obj.model, server, "RerankingEngine")
         if server.model is not None:
-            _check_same(obj, obj._model, server.model)
-    return standing_in(obj, _Reranks, engine, pool, {"_model": _Scores(engine, pool)})
+            _check_same(obj, parts.model, server.model)
+    return proxied(obj, _Reranks, engine, pool, parts.named(model=_Scores(engine, pool)))
 
 
 def _array(scores: Sequence[float]) -> Any:

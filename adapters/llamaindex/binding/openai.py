@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
-from teola_plugin.adapters.llamaindex.standing import StandIn, differs, instance_of, overridden, standing_in
+from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
+    EngineProxy,
+    differs,
+    instance_of,
+    overridden,
+    proxied,
+    read,
+)
 from teola_plugin.adapters.openai.bypass import (
     Captured,
     araising_pool_errors_in,
@@ -21,39 +28,51 @@ from teola_plugin.adapters.openai.bypass import (
     raising_pool_errors_in,
 )
 from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
-from teola_plugin.engines.openai.carried import without_credentials
+from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.runtime.context import current_run, current_terms
+from teola_plugin.shims.llamaindex.models import (
+    OpenAIHooks,
+    OpenAIParts,
+    chatted,
+    credentials,
+    messages_of,
+    parsed,
+    token_counts,
+)
+from teola_plugin.shims.openai import http_client
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
     from llama_index.core.prompts import BasePromptTemplate
 
+Pieces = Generator[Any, None, None]
+AsyncPieces = AsyncGenerator[Any, None]
 _MODULE = "llama_index.llms.openai.base"
 _LIKE = ("llama_index.llms.openai_like.base", "OpenAILike")
 
 
-class _Served(StandIn):
+class _Served(OpenAIHooks, EngineProxy):
     """Streams belong to the query in which they were asked for, whenever they are read."""
 
-    def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    def __teola_chat__(self, chat: Callable[[], ChatResponse]) -> ChatResponse:
         with raising_pool_errors():
-            return super()._chat(messages, **kwargs)  # type: ignore[misc,no-any-return]
+            return chat()
 
-    async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    async def __teola_achat__(self, chat: Callable[[], Awaitable[ChatResponse]]) -> ChatResponse:
         with raising_pool_errors():
-            return await super()._achat(messages, **kwargs)  # type: ignore[misc,no-any-return]
+            return await chat()
 
-    def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generator[Any, None, None]:
-        made = raising_pool_errors_in(super()._stream_chat(messages, **kwargs))  # type: ignore[misc]
+    def __teola_stream_chat__(self, chat: Callable[[], Pieces]) -> Pieces:
+        made = raising_pool_errors_in(chat())
         return streamed_in(current_run.get(), current_terms.get(), made)  # type: ignore[return-value]
 
-    async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncGenerator[Any, None]:
+    async def __teola_astream_chat__(self, chat: Callable[[], Awaitable[AsyncPieces]]) -> AsyncPieces:
         with raising_pool_errors():
-            made = araising_pool_errors_in(await super()._astream_chat(messages, **kwargs))  # type: ignore[misc]
+            made = araising_pool_errors_in(await chat())
         return astreamed_in(current_run.get(), current_terms.get(), made)
 
 
@@ -62,10 +81,9 @@ class _ServedAhead(_Served):
 
     def payload_of_messages(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generate:
         """What `chat` asks the engine for, caught before it is sent: runs nothing but the object's own formatting."""
-        obj: Any = self
         with capturing():
             try:
-                obj._chat(messages, **kwargs)
+                chatted(self, messages, kwargs)
             except Captured as caught:
                 return caught.asked
         raise RegistrationError(f"{type(self).__name__} made no request.", hint="leave it unbound")
@@ -82,7 +100,7 @@ class _ServedAhead(_Served):
     def payload_of_template(self, template: BasePromptTemplate, **prompt_args: Any) -> Generate:
         """What `predict` asks the engine for."""
         own: Any = self
-        return self.payload_of_messages(own._get_messages(template, **prompt_args))
+        return self.payload_of_messages(messages_of(own, template, prompt_args))
 
     def chat_of(self, generation: Generation) -> ChatResponse:
         """What `chat` returns for a generation."""
@@ -94,7 +112,7 @@ class _ServedAhead(_Served):
         own: Any = self
         raw = ChatCompletion.model_validate(json.loads(generation.response))
         message = from_openai_message(raw.choices[0].message, modalities=own.modalities or ["text"])
-        return ChatResponse(message=message, raw=raw, additional_kwargs=own._get_response_token_counts(raw))
+        return ChatResponse(message=message, raw=raw, additional_kwargs=token_counts(own, raw))
 
     def completion_of(self, generation: Generation) -> CompletionResponse:
         """What `complete` returns for a generation."""
@@ -105,7 +123,7 @@ class _ServedAhead(_Served):
     def text_of(self, generation: Generation) -> str:
         """What `predict` returns for a generation."""
         own: Any = self
-        return str(own._parse_output(self.chat_of(generation).message.content or ""))
+        return parsed(own, self.chat_of(generation).message.content or "")
 
 
 def is_openai(obj: Any) -> bool:
@@ -119,22 +137,22 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
     _check(obj, server)
     kind = _ServedAhead if server.prefix_caching and obj.metadata.is_chat_model and obj.reuse_client else _Served
     client, aclient = _clients(obj)
-    carried = EngineTransport.client(client._client, pool, engine)
-    acarried = AsyncEngineTransport.client(aclient._client, pool, engine)
-    private = {
-        "_client": client.copy(http_client=carried),
-        "_aclient": aclient.copy(http_client=acarried),
-        "_http_client": carried,
-        "_async_http_client": acarried,
-    }
-    return standing_in(obj, kind, engine, pool, private)
+    carried = EngineTransport.client(http_client(client), pool, engine)
+    acarried = AsyncEngineTransport.client(http_client(aclient), pool, engine)
+    private = OpenAIParts.named(
+        client=client.copy(http_client=carried),
+        aclient=aclient.copy(http_client=acarried),
+        http_client=carried,
+        async_http_client=acarried,
+    )
+    return proxied(obj, kind, engine, pool, private)
 
 
 def _clients(obj: Any) -> tuple[Any, Any]:
     """The object's clients, or such as it would make; it makes them when it is first used."""
-    base = sys.modules[_MODULE]
-    client = obj._client or base.SyncOpenAI(**obj._get_credential_kwargs())
-    aclient = obj._aclient or base.AsyncOpenAI(**obj._get_credential_kwargs(is_async=True))
+    base, parts = sys.modules[_MODULE], read(OpenAIParts, obj)
+    client = parts.client or base.SyncOpenAI(**credentials(obj))
+    aclient = parts.aclient or base.AsyncOpenAI(**credentials(obj, is_async=True))
     return client, aclient
 
 

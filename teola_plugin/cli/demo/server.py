@@ -19,6 +19,7 @@ from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.errors import EngineUnavailable
+from teola_plugin.shims.vllm import processes
 
 SERVED = "demo"
 """The name by which the server knows its model."""
@@ -86,10 +87,10 @@ def _command(model: str, port: int) -> Sequence[str]:
 
 
 def _environment(cores: str | None, sockets: str) -> dict[str, str]:
-    ours = {"VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": sockets}
+    ours = {"VLLM_NO_USAGE_STATS": "1", **processes.sockets_in(sockets)}
     ours["VLLM_SERVER_DEV_MODE"] = "1"  # for emptying its prefix cache
     # Its scheduler and its worker would wait for each other in tight loops: on one core they are one process.
-    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if cores else {}
+    alone = processes.in_one() if cores else {}
     return {**os.environ, **ours, **alone, **llm_cores.environment(cores)}
 
 

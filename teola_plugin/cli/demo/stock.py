@@ -18,7 +18,7 @@ from teola_plugin.cli.demo.app import App, make_app, make_pool
 from teola_plugin.cli.demo.engines import Models, device_cores
 from teola_plugin.cli.demo.measure import Case, run_case
 from teola_plugin.cli.demo.server import api_server
-from teola_plugin.engines.sentence_transformers.quiet import no_loading_bars
+from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_bars
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.pool import EnginePool
 

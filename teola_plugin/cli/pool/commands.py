@@ -54,13 +54,14 @@ def run_up(options: argparse.Namespace) -> int:
     from teola_plugin.cluster.deployment.records import Record
 
     config = PoolConfig.read(options.config)
-    console = Console()
-    with Console(stderr=True).status(f"starting {', '.join(config.engines)} ..."):
+    console, notes = Console(), Console(stderr=True)
+    with notes.status(f"starting {', '.join(config.engines)} ..."):
         address = deploy.up(
             config,
             options.address,
             host=options.host,
-            told=lambda facts: console.print(f"{facts.name}: {len(facts.instances)} up", highlight=False),
+            on_started=lambda facts: console.print(f"{facts.name}: {len(facts.instances)} up", highlight=False),
+            on_waiting=lambda text: notes.print(text, highlight=False, soft_wrap=True),
         )
     console.print(f"pool {config.name!r} at {address}", highlight=False)
     console.print(f"  in an app:  EnginePool.connect({address!r}, pool={config.name!r})", highlight=False)

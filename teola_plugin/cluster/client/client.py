@@ -13,13 +13,13 @@ from typing import Any
 from teola_plugin.cluster import connection
 from teola_plugin.cluster.client.shared_engine import SharedEngine
 from teola_plugin.cluster.client.shared_port import SharedPort
-from teola_plugin.cluster.kept import Kept, brought
-from teola_plugin.cluster.names import actor_name, directory_name
+from teola_plugin.cluster.names import actor_name, directory_name, pool_of
 from teola_plugin.cluster.ray_errors import translated
+from teola_plugin.cluster.remote_values import RayValue, fetch_or_remake
 from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
 from teola_plugin.errors import EngineUnavailable, RegistrationError
 from teola_plugin.runtime.local import LocalRuntime
-from teola_plugin.runtime.ports.engine_port import Port
+from teola_plugin.runtime.ports.port import Port
 
 START_SECONDS = 900.0
 """An engine that is asked for the first time may have to load its model."""
@@ -46,7 +46,7 @@ def find_engines(address: str | None, pool: str) -> dict[str, SharedEngine]:
 
 def _pools(ray: Any) -> list[str]:
     names = (found["name"] for found in ray.util.list_named_actors(all_namespaces=True))
-    return sorted({name.split("/")[1] for name in names if name.startswith("teola/")})
+    return sorted({pool for name in names if (pool := pool_of(name))})
 
 
 class ClusterRuntime(LocalRuntime):
@@ -58,7 +58,7 @@ class ClusterRuntime(LocalRuntime):
         super().__init__({name: [engine] for name, engine in engines.items()}, **options)
         self._pool = pool
         self._shared = dict(engines)
-        self._bringing: set[asyncio.Task[None]] = set()
+        self._fetching: set[asyncio.Task[None]] = set()
         self._hello = Hello(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", PROTOCOL, tuple(sys.version_info[:3]), _version())
 
     async def astart(self) -> None:
@@ -73,21 +73,21 @@ class ClusterRuntime(LocalRuntime):
 
     async def astop(self) -> None:
         self._running = False
-        for task in self._bringing:
+        for task in self._fetching:
             task.cancel()
         await asyncio.gather(*(port.close() for port in self._ports.values()))
 
     def _host_was_lost(self) -> None:
         for port in self._ports.values():
             if isinstance(port, SharedPort):
-                port.ask_again()
+                port.resend()
 
     def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
         """Whoever calls gets the values themselves, wherever they are."""
-        if any(isinstance(value, Kept) for value in values):
-            task = asyncio.ensure_future(_bring(future, values))
-            self._bringing.add(task)
-            task.add_done_callback(self._bringing.discard)
+        if any(isinstance(value, RayValue) for value in values):
+            task = asyncio.ensure_future(_fetch(future, values))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
         else:
             future.set_result(values)
 
@@ -112,16 +112,16 @@ class ClusterRuntime(LocalRuntime):
             ) from None
 
 
-async def _bring(future: Future[list[Any]], values: list[Any]) -> None:
+async def _fetch(future: Future[list[Any]], values: list[Any]) -> None:
     """Values that were kept where they were made are needed here after all."""
     try:
-        found = await brought([value for value in values if isinstance(value, Kept)])
+        found = await fetch_or_remake([value for value in values if isinstance(value, RayValue)])
     except asyncio.CancelledError:
         future.set_exception(EngineUnavailable("the pool was closed.", hint="use it inside its `with` block"))
     except Exception as error:
         future.set_exception(error)
     else:
-        future.set_result([found[value] if isinstance(value, Kept) else value for value in values])
+        future.set_result([found[value] if isinstance(value, RayValue) else value for value in values])
 
 
 def _version() -> str:

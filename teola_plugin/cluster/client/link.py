@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.cluster.client.readable import read
+from teola_plugin.cluster.client.tolerant_reading import read_parcel
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.cluster.ray_errors import translated
-from teola_plugin.cluster.wire import EngineFacts, Hello, News, Order, pack_orders, size_of
+from teola_plugin.cluster.wire import EngineFacts, Hello, Order, RequestEvent, pack_orders, size_of
 
 log = logging.getLogger("teola_plugin")
 PATIENCE = 60.0
@@ -39,7 +39,7 @@ class HostLink:
         engine: str,
         hello: Hello,
         *,
-        news: Callable[[list[News]], None],
+        news: Callable[[list[RequestEvent]], None],
         refused: Callable[[Order, Exception], None],
         found: Callable[[EngineFacts], None],
         gone: Callable[[BaseException], None],
@@ -136,7 +136,7 @@ class HostLink:
         host, greeting = self._host, self._greeting
         while (parcel := await host.news.remote(self._hello.client, greeting)) is not None:
             self.received += size_of(parcel)
-            number, news = read(parcel, self.engine)
+            number, news = read_parcel(parcel, self.engine)
             heard.take(number, news)
             del parcel, news  # or they stay in shared memory until there is more to hear
 
@@ -160,12 +160,12 @@ class HostLink:
 class _InOrder:
     """Answers to questions that are open at once may overtake each other."""
 
-    def __init__(self, told: Callable[[list[News]], None]) -> None:
-        self._told, self._next = told, 1
-        self._early: dict[int, list[News]] = {}
+    def __init__(self, deliver: Callable[[list[RequestEvent]], None]) -> None:
+        self._deliver, self._next = deliver, 1
+        self._early: dict[int, list[RequestEvent]] = {}
 
-    def take(self, number: int, news: list[News]) -> None:
+    def take(self, number: int, news: list[RequestEvent]) -> None:
         self._early[number] = news
         while (ready := self._early.pop(self._next, None)) is not None:
             self._next += 1
-            self._told(ready)
+            self._deliver(ready)

@@ -12,31 +12,30 @@ from typing import Any
 
 from teola_plugin.cluster.client.link import HostLink
 from teola_plugin.cluster.client.shared_engine import SharedEngine
-from teola_plugin.cluster.client.waiting import Waiting
-from teola_plugin.cluster.kept import Kept, ValueLost, brought, filled, kept_in
+from teola_plugin.cluster.client.unfinished import UnfinishedRequests
+from teola_plugin.cluster.remote_values import RayValue, ValueLost, fetch_or_remake, remote_values_in, with_values
 from teola_plugin.cluster.wire import (
-    Began,
-    Cancelled,
-    Depths,
-    Ended,
+    Cancel,
     EngineFacts,
     Hello,
-    News,
     Order,
-    Queue,
-    Said,
-    asked,
-    cannot_travel,
-    not_taken,
+    RequestEnded,
+    RequestEvent,
+    RequestPiece,
+    RequestStarted,
+    Submit,
+    UpdateDepths,
+    not_accepted,
+    not_picklable,
+    request_ids,
 )
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Primitive
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.driver.prescheduling import Follow
-from teola_plugin.runtime.ports.engine_port import ForwardingPort, PortListener
+from teola_plugin.runtime.ports.port import Follow, ForwardingPort, PortListener, follower_of, follower_request
 from teola_plugin.runtime.works.work import PendingCall, Work, request_id
-from teola_plugin.scheduling.events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 
 log = logging.getLogger("teola_plugin")
@@ -62,16 +61,16 @@ class SharedPort(ForwardingPort):
         self.name, self._engine = engine.name, engine
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener, self._withdraw, self._lost = listener, withdraw, lost
-        self._waiting = Waiting()
-        self._early: dict[str, list[News]] = {}
-        """News of followers that the graph has not dispatched yet, by request."""
+        self._unfinished = UnfinishedRequests()
+        self._early: dict[str, list[RequestEvent]] = {}
+        """Events of followers that the graph has not dispatched yet, by request."""
         self._expected: dict[str, Enqueue] = {}
         """Followers that were announced, by name, as they were."""
         self._adopted: set[str] = set()
         """Requests that another host was to send to this engine's."""
         self._down: BaseException | None = None
         self._link = HostLink(
-            pool, engine.name, hello, news=self._hear, refused=self._refused, found=self._found, gone=self._gone
+            pool, engine.name, hello, news=self._receive_all, refused=self._refused, found=self._found, gone=self._gone
         )
 
     @property
@@ -109,8 +108,8 @@ class SharedPort(ForwardingPort):
                 self._listener.ended(entry, None, self._down)
             return
         for entry in entries:
-            self._waiting.add(entry, event)
-        self._link.send(Queue(event, tuple(entry.request for entry in entries), primitive, then))
+            self._unfinished.add(entry, event)
+        self._link.send(Submit(event, tuple(entry.request for entry in entries), primitive, then))
 
     def expect(self, name: str, event: Enqueue) -> None:
         """A follower of that name was announced: news of its requests may come before the graph dispatches it."""
@@ -120,69 +119,69 @@ class SharedPort(ForwardingPort):
         """The graph has dispatched the follower: its requests are these entries, in order."""
         announced = self._expected.pop(name, None)
         for entry in entries:
-            self._waiting.add(entry, event)
+            self._unfinished.add(entry, event)
             self._adopted.add(entry.request.id)
-        if announced is not None and _standing(announced) != _standing(event):
-            depth, objective, gang = _standing(event)
+        if announced is not None and _urgency(announced) != _urgency(event):
+            depth, objective, gang = _urgency(event)
             self.depths(
                 DepthChanged(event.at, event.query, {event.primitive: depth}, {event.primitive: (objective, gang)})
             )
         for entry in entries:
             for news in self._early.pop(entry.request.id, ()):
-                self._one(news)
+                self._receive(news)
 
     def disown(self, name: str, count: int = 0) -> None:
         """The follower is not wanted, or its requests are made otherwise."""
         self._expected.pop(name, None)
-        requests = [key for key in self._early if key.rpartition(".")[0] == name]
+        requests = [key for key in self._early if follower_of(key) == name]
         for request in requests:
             del self._early[request]
-        self._link.send(Cancelled((name, *(f"{name}.{n}" for n in range(count)))))
+        self._link.send(Cancel((name, *(follower_request(name, n) for n in range(count)))))
 
     def holds(self, entry: Work) -> bool:
         """Whether the request has not ended."""
-        return entry.request.id in self._waiting
+        return entry.request.id in self._unfinished
 
     def cancel(self, entries: Sequence[Work]) -> None:
         for entry in entries:
             entry.cancelled = True
-        self._link.send(Cancelled(tuple(entry.request.id for entry in entries)))
+        self._link.send(Cancel(tuple(entry.request.id for entry in entries)))
 
     def depths(self, event: DepthChanged) -> None:
-        self._waiting.changed(event)
-        self._link.send(Depths(event))
+        self._unfinished.changed(event)
+        self._link.send(UpdateDepths(event))
 
     # ------------------------------------------------------------ news
 
-    def _hear(self, messages: list[News]) -> None:
+    def _receive_all(self, messages: list[RequestEvent]) -> None:
         """One that the runtime cannot take fails its request alone."""
         for news in messages:
             try:
-                self._one(news)
+                self._receive(news)
             except Exception as error:
                 log.exception("engine %s: news of request %s cannot be taken", self.name, news.request)
-                if held := self._waiting.get(news.request):
-                    self._end(held[0], None, not_taken(self.name, error))
+                if held := self._unfinished.get(news.request):
+                    self._end(held[0], None, not_accepted(self.name, error))
 
-    def _one(self, news: News) -> None:
-        held = self._waiting.get(news.request)
+    def _receive(self, news: RequestEvent) -> None:
+        held = self._unfinished.get(news.request)
         if held is None:
-            if news.request.rpartition(".")[0] in self._expected:
+            if follower_of(news.request) in self._expected:
                 self._early.setdefault(news.request, []).append(news)
             return
         entry = held[0]
-        if isinstance(news, Began):
+        if isinstance(news, RequestStarted):
             self._listener.started(entry, news.instance, news.batch)
-        elif isinstance(news, Said):
-            self._said(entry, news.piece)
-        elif isinstance(news, Ended) and isinstance(news.error, ValueLost):
+        elif isinstance(news, RequestPiece):
+            self._on_piece(entry, news.piece)
+        elif isinstance(news, RequestEnded) and isinstance(news.error, ValueLost):
             self._spawn(self._send_values(*held))
-        elif isinstance(news, Ended):
-            if isinstance(news.value, Kept):
-                news.value.remake = partial(self._ask, entry.request, held[1])
-            self._ended(entry, news)
+        elif isinstance(news, RequestEnded):
+            if isinstance(news.value, RayValue):
+                news.value.remake = partial(self._request_again, entry.request, held[1])
+            self._on_end(entry, news)
 
-    def _said(self, entry: Work, piece: Piece) -> None:
+    def _on_piece(self, entry: Work, piece: Piece) -> None:
         try:
             fresh = entry.fresh(piece)
         except EngineError as differs:  # after its host was lost
@@ -191,7 +190,7 @@ class SharedPort(ForwardingPort):
         else:
             self._listener.piece(entry, fresh)
 
-    def _ended(self, entry: Work, news: Ended) -> None:
+    def _on_end(self, entry: Work, news: RequestEnded) -> None:
         try:
             entry.agree(news.value)
             entry.found_version = news.version
@@ -201,25 +200,25 @@ class SharedPort(ForwardingPort):
             self._end(entry, news.value, news.error)
 
     def _end(self, entry: Work, value: Any, error: BaseException | None) -> None:
-        self._waiting.end(entry.request.id)
+        self._unfinished.end(entry.request.id)
         self._adopted.discard(entry.request.id)
         self._listener.ended(entry, value, error)
 
     def _refused(self, order: Order, error: Exception) -> None:
         """It cannot be pickled."""
-        for name in asked(order):
-            if held := self._waiting.get(name):
-                self._end(held[0], None, cannot_travel(self.name, error))
+        for name in request_ids(order):
+            if held := self._unfinished.get(name):
+                self._end(held[0], None, not_picklable(self.name, error))
 
     # ------------------------------------------------------------ values that are kept elsewhere
 
-    async def _ask(self, request: Request, event: Enqueue) -> Any:
+    async def _request_again(self, request: Request, event: Enqueue) -> Any:
         """The value of a request that has ended, made again because it was lost. Raises what the engine raises."""
-        asked = replace(request, id=request_id(request.query), stays=False)
-        again, future = Work(asked, self.name, None, event.primitive), Future[list[Any]]()
-        again.plain = 1
-        PendingCall([again], future)
-        self.enqueue([again], replace(event, requests=()))
+        again = replace(request, id=request_id(request.query), keep_remote=False)
+        work, future = Work(again, self.name, None, event.primitive), Future[list[Any]]()
+        work.plain = 1
+        PendingCall([work], future)
+        self.enqueue([work], replace(event, requests=()))
         [value] = await asyncio.wrap_future(future)
         return value
 
@@ -228,7 +227,9 @@ class SharedPort(ForwardingPort):
         self._withdraw()
         try:
             payload = entry.request.payload
-            entry.request = replace(entry.request, payload=filled(payload, await brought(kept_in(payload))))
+            entry.request = replace(
+                entry.request, payload=with_values(payload, await fetch_or_remake(remote_values_in(payload)))
+            )
         except Exception as error:
             self._end(entry, None, error)
         else:
@@ -249,8 +250,8 @@ class SharedPort(ForwardingPort):
         self.engine.take(facts)
         self._withdraw()
         self._lost()
-        waiting, self._waiting = list(self._waiting), Waiting()
-        for entry, event in waiting:
+        unfinished, self._unfinished = list(self._unfinished), UnfinishedRequests()
+        for entry, event in unfinished:
             if entry.repeatable:
                 entry.again()
                 self.enqueue([entry], replace(event, requests=()))
@@ -259,14 +260,14 @@ class SharedPort(ForwardingPort):
 
     def _gone(self, reason: BaseException) -> None:
         self._down = reason
-        for entry, _ in self._waiting:
+        for entry, _ in self._unfinished:
             self._end(entry, None, reason)
 
-    def ask_again(self) -> None:
+    def resend(self) -> None:
         """Another engine's host was lost: what it was to send here may not have come. A host takes a request once."""
         for name in self._adopted:
-            if held := self._waiting.get(name):
-                self._link.send(Queue(held[1], (held[0].request,)))
+            if held := self._unfinished.get(name):
+                self._link.send(Submit(held[1], (held[0].request,)))
 
     def _unrepeatable(self) -> EngineError:
         return EngineUnavailable(
@@ -277,6 +278,6 @@ class SharedPort(ForwardingPort):
         )
 
 
-def _standing(event: Enqueue) -> tuple[int, Objective, str]:
+def _urgency(event: Enqueue) -> tuple[int, Objective, str]:
     """What may have changed since a primitive was announced."""
     return event.depth, event.objective, event.gang

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine
+from teola_plugin.engines.devices.budget import share_of
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
 
@@ -24,23 +25,36 @@ def _cores(spec: Mapping[str, Any], number: int) -> str:
     return str(cores[number % len(cores)]) if cores else ""
 
 
+def _memory(spec: Mapping[str, Any]) -> dict[str, float]:
+    """A part of a GPU is that share of its memory."""
+    share = share_of(float(spec.get("gpus") or 0))
+    return {} if share is None else {"gpu_memory_utilization": share}
+
+
+def _on_card(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an engine that computes on the GPU that Ray gave to this process, which is the first that it sees;
+    without one on the CPU, for Ray counts what was reserved. What the options say themselves holds."""
+    return {"device": "cuda" if spec.get("gpus") else "cpu", **_memory(spec), **spec["options"]}
+
+
 def _vllm(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     from teola_plugin.engines.vllm import VllmEngine
 
     options = {"tell_cache": True, **spec["options"]}  # one instance may become several
-    return VllmEngine(name, spec["model"], engine_args=spec["engine_args"], cores=cores or None, **options)
+    engine_args = {**_memory(spec), **spec["engine_args"]}
+    return VllmEngine(name, spec["model"], engine_args=engine_args, cores=cores or None, **options)
 
 
 def _embedding(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 
-    return EmbeddingEngine(name, spec["model"] or None, cores=cores or None, **spec["options"])
+    return EmbeddingEngine(name, spec["model"] or None, cores=cores or None, **_on_card(spec))
 
 
 def _reranking(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     from teola_plugin.engines.sentence_transformers import RerankingEngine
 
-    return RerankingEngine(name, spec["model"] or None, cores=cores or None, **spec["options"])
+    return RerankingEngine(name, spec["model"] or None, cores=cores or None, **_on_card(spec))
 
 
 def _pgvector(name: str, spec: Mapping[str, Any], cores: str) -> Engine:

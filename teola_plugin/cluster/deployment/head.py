@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,12 +20,11 @@ from teola_plugin.cluster.connection import ensure_ray, host_and_port
 from teola_plugin.cluster.deployment import token
 from teola_plugin.cluster.deployment.records import LOOPBACK, folder
 from teola_plugin.errors import ConfigError, EngineUnavailable
+from teola_plugin.shims import ray as shim
 
 STORE_MB = 256
 """Shared memory of a Ray node that `up` starts: large values are in it until they are read, models are not."""
 HEAD_SECONDS = 60.0
-_HOOK = "RAY_START_HOOK"
-"""Ray's: what it calls with its settings before it starts a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +77,19 @@ def _command(host: str) -> list[str]:
             f"{name} is no address at which other machines reach this one.",
             hint="give that of a network, e.g. 10.0.0.1",
         )
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    command = [*shim.COMMAND, "start", "--head", "--block", f"--port={port}"]
     command += ["--include-dashboard=false", f"--object-store-memory={STORE_MB * 2**20}", "--disable-usage-stats"]
     return [*command, f"--node-ip-address={name}"] if name and name not in LOOPBACK else command
 
 
 def _environment(file: str) -> Mapping[str, str]:
-    return {**os.environ, **token.environment(file), _HOOK: f"{__name__}.prepare"}
+    return {**os.environ, **token.environment(file), shim.START_HOOK: f"{__name__}.prepare"}
 
 
 def prepare(settings: Any, head: bool) -> None:
-    """Ray's start hook. `ray start` itself takes loopback for the machine's outer address, and opens a Ray Client
-    server where grpcio is installed."""
-    os.environ.pop(_HOOK, None)
-    settings.ray_client_server_port = None
-    settings.update_if_absent(node_ip_address="127.0.0.1")
+    """Ray's start hook. What the node starts has none."""
+    os.environ.pop(shim.START_HOOK, None)
+    shim.stay_on_loopback(settings, head)
 
 
 def _growing(log: Path, process: subprocess.Popen[bytes]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from teola_plugin.errors import EngineUnavailable
+from teola_plugin.shims import ray as shim
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _taken: dict[str, str] = {}
@@ -23,14 +24,9 @@ def wanted() -> bool:
     return _given(MODE) in ("", "token")
 
 
-def known(ray: Any) -> bool:
-    """Whether this Ray has tokens: since 2.52."""
-    return hasattr(ray._raylet, "AuthenticationTokenLoader")
-
-
 def need(ray: Any) -> None:
     """Raises `EngineUnavailable` where Ray would leave a token unread, and let everybody in."""
-    if wanted() and not known(ray):
+    if wanted() and not shim.has_tokens(ray):
         raise EngineUnavailable(
             f"a pool's Ray cluster asks for a token, which Ray {ray.__version__} does not have.",
             hint="install ray>=2.52, or set RAY_AUTH_MODE=disabled if nobody else can reach this machine",
@@ -70,9 +66,7 @@ def take(ray: Any, file: str) -> None:
     new = {name: value for name, value in needed.items() if os.environ.get(name) != value}
     os.environ.update(new)
     _taken.update(new)
-    if known(ray):
-        ray._raylet.Config.initialize("")
-        ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+    shim.read_token_again(ray)
 
 
 def _given(name: str) -> str:

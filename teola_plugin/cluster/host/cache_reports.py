@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.cache_news import CacheNews, Emptied, Forgot, Holds
+from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 
 MOST = 10_000
 """Pieces of news that wait for a parcel; beyond, the host is told that nothing is known."""
@@ -18,21 +18,21 @@ MOST = 10_000
 class CacheReport:
     """One more message of a parcel."""
 
-    news: CacheNews
+    news: PrefixEvents
 
 
 class CacheReports:
     """The instance's end: puts together what its engine says, if it does, until a parcel leaves."""
 
     def __init__(self, engine: Engine) -> None:
-        self._news: list[Holds | Forgot | Emptied] = []
-        if hasattr(engine, "on_cache_news"):
-            engine.on_cache_news = self._hear
+        self._news: list[PrefixStored | PrefixRemoved | PrefixesCleared] = []
+        if hasattr(engine, "on_prefix_events"):
+            engine.on_prefix_events = self._hear
 
-    def _hear(self, news: CacheNews) -> None:
+    def _hear(self, news: PrefixEvents) -> None:
         self._news.extend(news)
         if len(self._news) > MOST:
-            self._news = [Emptied()]
+            self._news = [PrefixesCleared()]
 
     def take(self) -> list[CacheReport]:
         """At most one, for the next parcel."""
@@ -40,7 +40,7 @@ class CacheReports:
         return [CacheReport(news)] if news else []
 
 
-def without_reports(messages: Iterable[Any], hear: Callable[[CacheNews], None] | None) -> Iterator[Any]:
+def without_reports(messages: Iterable[Any], hear: Callable[[PrefixEvents], None] | None) -> Iterator[Any]:
     """The host's end: results, and `hear` is told the rest."""
     for message in messages:
         if not isinstance(message, CacheReport):

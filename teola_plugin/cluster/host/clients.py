@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from teola_plugin.cluster.host.outbox import Outbox
-from teola_plugin.cluster.wire import News
+from teola_plugin.cluster.wire import RequestEvent
 from teola_plugin.runtime.works.work import Work
 
 T = TypeVar("T")
 SILENCE = 60.0
 """Seconds after which a client that gave no sign of life is taken for dead."""
 MOST = 100_000
-"""News that may wait for a client; one that asks for more and does not listen is taken for dead, too."""
+"""Events that may wait for a client; one that asks for more and does not listen is taken for dead, too."""
 
 
 class Client:
@@ -62,7 +62,7 @@ class Client:
             self._next += 1  # first: whoever reads the parcel may fail, and the next one comes all the same
             yield self._early.pop(self._next - 1)
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: RequestEvent) -> None:
         self.outbox.put(news)
 
     def close(self) -> None:

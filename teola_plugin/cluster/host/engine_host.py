@@ -13,32 +13,32 @@ from dataclasses import replace
 from typing import Any
 
 from teola_plugin.cluster.config import EngineConfig
-from teola_plugin.cluster.connection import actor, is_back
+from teola_plugin.cluster.connection import actor, was_restarted
 from teola_plugin.cluster.host.batch_log import BatchLog
 from teola_plugin.cluster.host.clients import SILENCE, Client, Clients
 from teola_plugin.cluster.host.followers import Followers
 from teola_plugin.cluster.host.health import EVERY, PATIENCE, Health
+from teola_plugin.cluster.host.instance_starts import start_instances, stop_instances
 from teola_plugin.cluster.host.remote_instance import RemoteInstance
 from teola_plugin.cluster.host.scaling import Scaler
-from teola_plugin.cluster.host.starting import brought_up, dropped
 from teola_plugin.cluster.names import actor_name, engine_spec, instance_options
 from teola_plugin.cluster.wire import (
     PROTOCOL,
-    Began,
-    Cancelled,
-    Depths,
-    Ended,
+    Cancel,
     EngineFacts,
     Hello,
-    News,
     Order,
     Parcel,
-    Queue,
-    Said,
-    asked,
-    cannot_travel,
-    not_taken,
+    RequestEnded,
+    RequestEvent,
+    RequestPiece,
+    RequestStarted,
+    Submit,
+    UpdateDepths,
+    not_accepted,
+    not_picklable,
     pack,
+    request_ids,
     sendable,
     unpack,
     unpack_orders,
@@ -46,11 +46,12 @@ from teola_plugin.cluster.wire import (
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.ports.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling import POLICIES
-from teola_plugin.scheduling.events import CacheUse, DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_events import CacheUse, DepthChanged, Enqueue
 
 log = logging.getLogger("teola_plugin")
 
@@ -85,7 +86,7 @@ class EngineHost:
         async with self._starting:
             if self._port is None:
                 made = {str(n): self.make_instance(str(n)) for n in range(self.config.instances)}
-                self.instances, coming = await brought_up(made, every=not is_back())
+                self.instances, coming = await start_instances(made, every=not was_restarted())
                 self._open()
                 self._coming = [asyncio.ensure_future(self._join(n, made[n], start)) for n, start in coming.items()]
         assert self.facts is not None
@@ -97,7 +98,7 @@ class EngineHost:
         except EngineUnavailable as error:
             log.warning("engine %s goes on without instance %s: %s", self.name, number, error)
         except asyncio.CancelledError:
-            await dropped({number: instance}, {number: start})
+            await stop_instances({number: instance}, {number: start})
             raise
         else:
             self.add(number, instance)
@@ -180,7 +181,7 @@ class EngineHost:
         taken = await held.outbox.take()
         return self._packed(*taken) if taken is not None else None
 
-    def _packed(self, number: int, messages: Sequence[News]) -> Parcel:
+    def _packed(self, number: int, messages: Sequence[RequestEvent]) -> Parcel:
         try:
             return pack([number, *messages])
         except Exception:  # one of them cannot travel: the others must
@@ -216,7 +217,7 @@ class EngineHost:
         for ready in sender.in_order(number, parcel):
             for names, order in unpack_orders(ready):
                 if isinstance(order, Exception):
-                    self._refuse(sender, names, cannot_travel(self.name, order))
+                    self._refuse(sender, names, not_picklable(self.name, order))
                 else:
                     self._take(sender, order)
 
@@ -225,7 +226,7 @@ class EngineHost:
         for order in unpack(parcel):
             self._follow(client, order)
 
-    def _follow(self, client: str, order: Queue) -> None:
+    def _follow(self, client: str, order: Submit) -> None:
         """What follows a primitive of this engine or of another."""
         if (sender := self.clients.get(client)) is not None:
             self._take(sender, order)
@@ -236,34 +237,34 @@ class EngineHost:
             self._obey(sender, order)
         except Exception as error:
             log.warning("engine %s cannot take an order of client %s", self.name, sender.id, exc_info=True)
-            self._refuse(sender, asked(order), not_taken(self.name, error))
+            self._refuse(sender, request_ids(order), not_accepted(self.name, error))
 
     def _refuse(self, sender: Client, names: Sequence[str], error: BaseException) -> None:
         for name in names:
             entry = sender.entries.get(name)
             sender.let_go(name)
-            sender.tell(Ended(name, None, error))
+            sender.tell(RequestEnded(name, None, error))
             self._followers.ended(sender.id, name, None, error)
             if entry is not None and self._port is not None:
                 self._port.cancel([entry])
 
     def _obey(self, sender: Client, order: Order) -> None:
-        if isinstance(order, Queue):
+        if isinstance(order, Submit):
             self._queue(sender, order)
-        elif isinstance(order, Cancelled):
+        elif isinstance(order, Cancel):
             self._cancel(sender, order)
-        elif isinstance(order, Depths) and self._port is not None:
+        elif isinstance(order, UpdateDepths) and self._port is not None:
             event = order.event
             wanted = {name: (said, sender.own_group(gang)) for name, (said, gang) in event.wanted.items()}
             self._port.depths(DepthChanged(self._now(), sender.own(event.query), event.depths, wanted))
 
-    def _cancel(self, sender: Client, order: Cancelled) -> None:
+    def _cancel(self, sender: Client, order: Cancel) -> None:
         self._followers.cancel(sender.id, order.requests)
         held = [sender.entries[request] for request in order.requests if request in sender.entries]
         if held and self._port is not None:
             self._port.cancel(held)
 
-    def _queue(self, sender: Client, order: Queue) -> None:
+    def _queue(self, sender: Client, order: Submit) -> None:
         fresh = [request for request in order.requests if request.id not in sender.entries]  # it may be asked again
         entries = [self._entry(sender, request, order.event) for request in fresh]
         if order.then and order.primitive is not None:
@@ -298,7 +299,7 @@ class EngineHost:
         sender.hold(request.id, entry, event.app)
         return entry
 
-    def _forward(self, client: str, engine: str, order: Queue) -> None:
+    def _forward(self, client: str, engine: str, order: Submit) -> None:
         host = self._hosts.get(engine)
         if host is None:
             host = self._hosts[engine] = actor(actor_name(self.pool, engine))
@@ -315,12 +316,12 @@ class EngineHost:
         if sender is not None:
             app = sender.apps.get(entry.request.id, "")
             self._batches.note(batch, instance, sender.id, app, entry.primitive)
-            sender.tell(Began(request, instance, batch))
+            sender.tell(RequestStarted(request, instance, batch))
 
     def _said(self, entry: Work, piece: Piece) -> None:
         sender, request = self.clients.of(entry)
         if sender is not None:
-            sender.tell(Said(request, replace(piece, request_id=request)))
+            sender.tell(RequestPiece(request, replace(piece, request_id=request)))
 
     def _ended(self, entry: Work, value: Any, error: BaseException | None) -> None:
         entry.resolve(value, error)
@@ -328,7 +329,7 @@ class EngineHost:
         if sender is None:
             return
         sender.let_go(request)
-        sender.tell(Ended(request, value, error, entry.found_version))
+        sender.tell(RequestEnded(request, value, error, entry.found_version))
         self._followers.ended(sender.id, request, value, error)
 
     # ------------------------------------------------------------ instances

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from teola_plugin.cluster.wire import Queue
+from teola_plugin.cluster.wire import Submit
 from teola_plugin.graph import Primitive, read_path
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime import primitive_requests as requests
-from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.runtime.ports.port import Follow, follower_request
 
 log = logging.getLogger("teola_plugin")
 
@@ -34,12 +34,12 @@ class Followers:
     """`queue(client, order)` takes what runs here, `forward(client, engine, order)` what runs elsewhere."""
 
     def __init__(
-        self, engine: str, queue: Callable[[str, Queue], None], forward: Callable[[str, str, Queue], None]
+        self, engine: str, queue: Callable[[str, Submit], None], forward: Callable[[str, str, Submit], None]
     ) -> None:
         self._engine, self._queue, self._forward = engine, queue, forward
         self._expected: dict[tuple[str, str], _Expected] = {}
 
-    def expect(self, client: str, order: Queue) -> None:
+    def expect(self, client: str, order: Submit) -> None:
         """Something follows `order`."""
         if order.primitive is None:
             return
@@ -92,7 +92,7 @@ def _without(follows: tuple[Follow, ...], unwanted: frozenset[str]) -> tuple[Fol
     return tuple(replace(follow, then=_without(follow.then, unwanted)) if follow.then else follow for follow in kept)
 
 
-def follower_order(follow: Follow, value: Any) -> Queue | None:
+def follower_order(follow: Follow, value: Any) -> Submit | None:
     """The follower's requests, now that the value before it is known; None where it does not fit, so that the client,
     who dispatches it the ordinary way, meets the error."""
     inputs = dict(follow.inputs)
@@ -105,7 +105,14 @@ def follower_order(follow: Follow, value: Any) -> Queue | None:
         log.debug("primitive %s cannot follow: %r", p.id, error)
         return None
     asked = tuple(
-        Request(f"{follow.name}.{n}", p.kind, payload, follow.event.query, follow.tenant, stays=follow.stays)
+        Request(
+            follower_request(follow.name, n),
+            p.kind,
+            payload,
+            follow.event.query,
+            follow.tenant,
+            keep_remote=follow.keep_remote,
+        )
         for n, payload in enumerate(made)
     )
-    return Queue(replace(follow.event), asked, p if follow.then else None, follow.then)
+    return Submit(replace(follow.event), asked, p if follow.then else None, follow.then)

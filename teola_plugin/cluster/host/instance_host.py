@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from teola_plugin.cluster.chunked import by_time
 from teola_plugin.cluster.client.shared_engine import settings_of
+from teola_plugin.cluster.coalescing import coalesced
 from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.host.cache_reports import CacheReport, CacheReports
-from teola_plugin.cluster.kept import fetched, keep
+from teola_plugin.cluster.remote_values import fetch_inputs, store_large
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.errors import EngineError
+from teola_plugin.graph.device import on_host
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Failed, Result
 from teola_plugin.runtime.failures import too_large
@@ -40,9 +42,11 @@ class InstanceHost:
         return self.facts()
 
     def facts(self) -> EngineFacts:
+        """With the node in the name of its device: every node has a `cuda:0`."""
         engine, settings = self.engine, settings_of(self.engine)
         versions = dict(engine.versions())
-        return EngineFacts(engine.name, engine.kinds, engine.profile, versions, (self.instance,), settings)
+        profile = replace(engine.profile, device=on_host(engine.profile.device, _node()))
+        return EngineFacts(engine.name, engine.kinds, profile, versions, (self.instance,), settings)
 
     async def stop(self) -> None:
         await self.engine.stop()
@@ -58,9 +62,7 @@ class InstanceHost:
 
     def where(self) -> tuple[str, int]:
         """The node's and the process's id."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+        return _node(), os.getpid()
 
     def ping(self) -> tuple[int, float, list[CacheReport]]:
         """Requests in flight, the share of the KV cache in use, and what has become of its prefixes."""
@@ -71,16 +73,16 @@ class InstanceHost:
         """A whole batch at once: all results, in the order they ended. Large values may stay here."""
         batch = unpack(parcel)
         results = [result async for result in self._results(batch)]
-        kept = keep(results, {request.id for request in batch if request.stays})
+        kept = store_large(results, {request.id for request in batch if request.keep_remote})
         return pack([*kept, *self._reports.take()])
 
     async def stream(self, parcel: Parcel) -> AsyncIterator[Parcel]:
         """Results as they come, in parcels by time."""
-        async for results in by_time(self._results(unpack(parcel)), CHUNK_SECONDS):
+        async for results in coalesced(self._results(unpack(parcel)), CHUNK_SECONDS):
             yield pack([*results, *self._reports.take()])
 
     async def _results(self, asked: list[Request]) -> AsyncIterator[Result]:
-        batch, lost = await fetched(asked)
+        batch, lost = await fetch_inputs(asked)
         for failed in lost:
             yield failed
         limit = self.engine.profile.max_request_size
@@ -108,6 +110,13 @@ class InstanceHost:
     async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
         """A coroutine method of the engine that is no request, e.g. `count` of a store."""
         return await getattr(self.engine, method)(*args)
+
+
+def _node() -> str:
+    """Ray's id of this node; empty outside of a cluster."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
 
 
 def _portable(result: Result) -> Result:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from teola_plugin.cluster.chunked import joined
-from teola_plugin.cluster.wire import Began, News, Said
+from teola_plugin.cluster.coalescing import joined
+from teola_plugin.cluster.wire import RequestEvent, RequestPiece, RequestStarted
 
 GAP = 0.0015
 """Seconds between two parcels to a client: what happens meanwhile goes together."""
@@ -19,11 +19,11 @@ BEGINNINGS = 0.01
 
 
 class Outbox:
-    """News in order. Pieces of one request are joined while they wait, so that there are at most three news of each:
+    """Events in order. Pieces of one request are joined while they wait, so that there are at most three of each:
     its beginning, its text, its end."""
 
     def __init__(self) -> None:
-        self._news: list[News] = []
+        self._news: list[RequestEvent] = []
         self._last: dict[str, int] = {}
         """Where the last of each request is."""
         self._some = asyncio.Event()
@@ -34,16 +34,20 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._news)
 
-    def put(self, news: News) -> None:
+    def put(self, news: RequestEvent) -> None:
         at = self._last.get(news.request)
         before = self._news[at] if at is not None else None
-        together = joined(before.piece, news.piece) if isinstance(before, Said) and isinstance(news, Said) else None
+        together = (
+            joined(before.piece, news.piece)
+            if isinstance(before, RequestPiece) and isinstance(news, RequestPiece)
+            else None
+        )
         if at is not None and together is not None:
-            self._news[at] = Said(news.request, together)
+            self._news[at] = RequestPiece(news.request, together)
         else:
             self._last[news.request] = len(self._news)
             self._news.append(news)
-        if isinstance(news, Began):
+        if isinstance(news, RequestStarted):
             asyncio.get_running_loop().call_later(BEGINNINGS, self._some.set)
         else:
             self._some.set()

@@ -12,8 +12,8 @@ from teola_plugin.cluster.host.cache_reports import without_reports
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import EngineLoad
-from teola_plugin.engines.cache_news import CacheNews
-from teola_plugin.engines.sentence_transformers.static import text_size
+from teola_plugin.engines.prefix_events import PrefixEvents
+from teola_plugin.engines.sentence_transformers.text_sizes import text_size
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Warmup
@@ -40,7 +40,7 @@ class RemoteInstance:
         self._actor: Any = None
         self._silent = False
         """Whether it did not answer when it was last asked."""
-        self.on_cache_news: Callable[[CacheNews], None] | None = None
+        self.on_prefix_events: Callable[[PrefixEvents], None] | None = None
         self._load = EngineLoad()
         self._profile = EngineProfile()
 
@@ -112,7 +112,7 @@ class RemoteInstance:
             return False
         self._silent = False
         self._load = EngineLoad(requests, kv_used)
-        list(without_reports(reports, self.on_cache_news))
+        list(without_reports(reports, self.on_prefix_events))
         return True
 
     # ------------------------------------------------------------ requests
@@ -135,7 +135,7 @@ class RemoteInstance:
             raise translated(error, self.name, self.instance) from None
 
     def _results(self, parcel: Parcel) -> Iterator[Result]:
-        return without_reports(unpack(parcel), self.on_cache_news)
+        return without_reports(unpack(parcel), self.on_prefix_events)
 
     def _as_one(self, batch: Sequence[Request]) -> bool:
         """Only texts come in pieces; other requests of one kind take about as long as each other."""

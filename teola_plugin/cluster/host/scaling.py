@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teola_plugin.cluster.config import Autoscale
+from teola_plugin.cluster.deployment.cluster_room import need_room
+from teola_plugin.cluster.deployment.room import Ask
 from teola_plugin.errors import TeolaError
 
 if TYPE_CHECKING:
@@ -86,6 +89,8 @@ class Scaler:
         return len(self._host.instances)
 
     async def _add(self) -> None:
+        one_more = [Ask.of(self._host.name, self._host.config, 1)]
+        await asyncio.to_thread(need_room, one_more, partial(log.warning, "%s"))
         number, self._made = str(self._made), self._made + 1
         instance = self._host.make_instance(number)
         await instance.start()

@@ -4,8 +4,9 @@ They need no model, no GPU and no data: enough to try `accelerate` on an app, to
 machine's profile, to inject faults, and, in a `VirtualTimeLoop`, to simulate hours of load in seconds.
 """
 
-from teola_plugin.engines.fake.base import FakeEngine, Faults
+from teola_plugin.engines.fake.base import FakeEngine
 from teola_plugin.engines.fake.engines import FakeEmbedder, FakeReranker, bag_of_words, embed_words, fake_engines
+from teola_plugin.engines.fake.faults import Faults
 from teola_plugin.engines.fake.llm import FakeLLM, answer_words, split_tokens
 from teola_plugin.engines.fake.store import FakeStore
 

@@ -9,48 +9,16 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.engines.base import EngineLoad
+from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.bad_input import advice
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Result
-
-Predicate = Callable[[Request], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """What goes wrong with a fake engine, to see that an app survives it."""
-
-    fail_on: Predicate | None = None
-    """These requests fail alone, half-way."""
-    raise_on: Predicate | None = None
-    """`execute` raises half-way through the batch that holds one of these: all its unfinished requests fail."""
-    die_after: int | None = None
-    """After so many batches the engine dies, once, in the middle of the next; `restart()` revives it for good."""
-    hang_on: Predicate | None = None
-    """These requests never end until they are cancelled; others beside them do."""
-    raises: type[BaseException] = RuntimeError
-    """What `raise_on` raises; SystemExit for an engine that ends its process, as it thinks."""
-    deaf: bool = False
-    """Whether it ignores cancellations."""
-    slow: float = 1.0
-    """Everything takes so many times as long."""
-    retryable: bool = True
-    """What the errors of `fail_on` say of themselves."""
-    no_version: bool = False
-    """The store cannot tell the versions of its collections."""
-
-    def hits(self, predicate: Predicate | None, request: Request) -> bool:
-        return predicate is not None and predicate(request)
-
-
-NO_FAULTS = Faults()
 
 
 class Run:
@@ -205,7 +173,7 @@ class FakeEngine(ABC):
             hint="restart it",
         )
 
-    def _strike(self, request: Request, run: Run) -> None:
+    def _inject_fault(self, request: Request, run: Run) -> None:
         """The fault of one request, half-way."""
         if run.deadly:
             self.die()
@@ -214,7 +182,7 @@ class FakeEngine(ABC):
         elif self.faults.hits(self.faults.fail_on, request):
             run.fail(request.id, self._error(f"request {request.id} failed", retryable=self.faults.retryable))
 
-    def _struck(self, request: Request, run: Run) -> bool:
+    def _has_fault(self, request: Request, run: Run) -> bool:
         return (
             run.deadly
             or self.faults.hits(self.faults.raise_on, request)
@@ -264,10 +232,10 @@ class BatchedFake(FakeEngine):
         values = {request.id: value for request in requests if (value := self._try(request, run)) is not None}
         if seconds:
             if self.faults is not NO_FAULTS:
-                run.timers.append(loop.call_at(start + seconds / 2, self._half, run))
+                run.timers.append(loop.call_at(start + seconds / 2, self._halfway, run))
             run.timers.append(loop.call_at(start + seconds, self._finish, run, values))
         elif self.faults is not NO_FAULTS:  # timers of one instant have no order
-            run.timers += [loop.call_soon(self._half, run), loop.call_soon(self._finish, run, values)]
+            run.timers += [loop.call_soon(self._halfway, run), loop.call_soon(self._finish, run, values)]
         else:
             self._finish(run, values)
 
@@ -278,9 +246,9 @@ class BatchedFake(FakeEngine):
             run.fail(request.id, self._bad(request, error))
             return None
 
-    def _half(self, run: Run) -> None:
+    def _halfway(self, run: Run) -> None:
         for request in list(run.pending.values()):
-            self._strike(request, run)
+            self._inject_fault(request, run)
 
     def _finish(self, run: Run, values: Mapping[str, Any]) -> None:
         self._end_service(run)

@@ -11,7 +11,8 @@ from typing import Any
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.base import EngineLoad
-from teola_plugin.engines.fake.base import NO_FAULTS, FakeEngine, Faults, Run
+from teola_plugin.engines.fake.base import FakeEngine, Run
+from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
 from teola_plugin.engines.fake.timeline import BLOCK, Job, Timeline
 from teola_plugin.errors import EngineError, RequestTooLarge
 from teola_plugin.graph import LLM_KINDS, EngineProfile
@@ -68,7 +69,7 @@ class FakeLLM(FakeEngine):
         tokens = self._fitting(split_tokens(payload.prompt.flat()), request)
         job = Job(request, run, self._cache.keys(tokens, request.tenant), len(tokens))
         job.pieces, job.finish_reason = self._pieces(payload, len(tokens))
-        if self._struck(request, run):
+        if self._has_fault(request, run):
             job.pieces, job.faulty = job.pieces[: len(job.pieces) // 2], True
         job.hangs = self.faults.hits(self.faults.hang_on, request)
         return job
@@ -96,8 +97,8 @@ class FakeLLM(FakeEngine):
     def _finished(self, job: Job) -> None:
         """Called by the timeline when the last token of a job, or the end of a warm-up, has come."""
         self._jobs.pop(job.request.id, None)
-        if job.faulty or (job.warmup and self._struck(job.request, job.run)):
-            self._strike(job.request, job.run)
+        if job.faulty or (job.warmup and self._has_fault(job.request, job.run)):
+            self._inject_fault(job.request, job.run)
         else:
             job.run.put(Done(job.request.id, self._generated(job), job.stats()))
 

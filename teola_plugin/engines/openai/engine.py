@@ -6,27 +6,24 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.openai import wire
-from teola_plugin.engines.openai.carried import without_credentials
+from teola_plugin.engines.openai.discovery import ServerFacts, discover, unusable_server
+from teola_plugin.engines.openai.endpoint import Endpoint
+from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.http import (
     failed_by_network,
-    json_of,
     not_started,
-    refused,
     root_of,
-    sent,
-    unreachable,
-    unread,
 )
-from teola_plugin.engines.openai.measure import measure, version_and_block
+from teola_plugin.engines.openai.measure import measure
 from teola_plugin.engines.openai.prefixes import Prefixes
-from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.engines.token_estimate import TokenEstimate
+from teola_plugin.errors import EngineError
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
 from teola_plugin.requests.request import Request
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
     import httpx
 
 log = logging.getLogger("teola_plugin")
-_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _LAST = 1 << 40
 """Added to the priority of background work: after everything that somebody waits for."""
 
@@ -91,8 +87,8 @@ class OpenAIServer:
         self.max_model_len: int | None = None
         """Tokens of a prompt with its answer, where the server says so."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._characters = 4.0
-        self._shape: dict[str, Any] | None = None
+        self._estimate = TokenEstimate()
+        self._shape: Mapping[str, Any] | None = None
         """A whole response, for filling in what streams leave out; None where streams do not add up to one."""
 
     # Life cycle
@@ -104,64 +100,26 @@ class OpenAIServer:
         try:
             import httpx
         except ImportError as error:
-            raise EngineUnavailable("httpx is not installed.", engine=self.name, hint="pip install httpx") from error
+            raise unusable_server(self.name, "httpx is not installed.", "pip install 'teola-plugin[openai]'") from error
         limits = httpx.Limits(max_connections=self._profile.max_requests + 8)
         timeout = httpx.Timeout(self._timeout, connect=min(10.0, self._timeout))
         client = httpx.AsyncClient(headers=self._headers, auth=self._login, timeout=timeout, limits=limits)
         try:
-            await self._look_around(client)
+            found = await discover(client, self.name, self.base_url, self.model, tries=self.prefix_caching)
         except BaseException:
             await client.aclose()
             raise
+        self._take(found)
         self._client = client
 
-    async def _look_around(self, client: httpx.AsyncClient) -> None:
-        try:
-            answer = await client.get(f"{self.base_url}/models")
-        except Exception as error:
-            raise unreachable(self.name, self.base_url, error) from error
-        if answer.status_code != 200:
-            raise _unusable(self.name, f"{self.base_url}/models answered {answer.status_code}: {answer.text[:200]}")
-        self._choose(json_of(answer.text).get("data") or [])
-        if self.prefix_caching:
-            await self._try_out(client)
-
-    def _choose(self, served: Sequence[Mapping[str, Any]]) -> None:
-        names = [str(one.get("id")) for one in served]
-        if self.model is None and len(names) == 1:
-            self.model = names[0]
-        if self.model not in names:
-            asked = f"does not serve {self.model!r}" if self.model else "serves several models, or none"
-            raise _unusable(
-                self.name, f"{self.base_url} {asked}; it has: {', '.join(names) or 'none'}.", "name one of them"
-            )
-        found = next(one for one in served if one.get("id") == self.model)
-        self.max_model_len = found.get("max_model_len")
-        self._versions = {"model": str(self.model), "server": str(found.get("owned_by") or "openai-compatible")}
-        if found.get("root") not in (None, self.model):
-            self._versions["root"] = str(found["root"])
-
-    async def _try_out(self, client: httpx.AsyncClient) -> None:
-        """Whether prefixes can be sent, how, and whether a streamed answer adds up to one that comes whole."""
-        version, block = await version_and_block(client, self.base_url)
-        if version:
-            self._versions["version"] = version
-        self._profile = replace(self._profile, min_split_tokens=max(self._profile.min_split_tokens, block))
-        asked = {"model": self.model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
-        found = await client.post(
-            f"{root_of(self.base_url)}/tokenize", json={k: asked[k] for k in ("model", "messages")}
+    def _take(self, found: ServerFacts) -> None:
+        self.model, self.max_model_len, self._versions = found.model, found.max_model_len, dict(found.versions)
+        self._shape = found.shape
+        self._profile = replace(
+            self._profile,
+            min_split_tokens=max(self._profile.min_split_tokens, found.block_size),
+            prefix_caching=self._profile.prefix_caching and found.prefixes,
         )
-        if found.status_code != 200 or not json_of(found.text).get("tokens"):
-            log.warning("%s has no /tokenize, so %s sends no prefixes early", self.base_url, self.name)
-            self._profile = replace(self._profile, prefix_caching=False)
-        whole = await client.post(f"{self.base_url}/chat/completions", json=asked)
-        streamed = await client.post(f"{self.base_url}/chat/completions", json={**asked, **_STREAMED})
-        if whole.status_code == 200 and streamed.status_code == 200:
-            shape, chunks = json_of(whole.text), wire.Chunks()
-            for chunk in filter(None, map(_chunk, streamed.text.splitlines())):
-                chunks.add(chunk)
-            if wire.same_fields(json_of(chunks.response(shape)), shape):
-                self._shape = shape
 
     @property
     def joins(self) -> bool:
@@ -225,63 +183,20 @@ class OpenAIServer:
         inbox.put_nowait(end)
 
     async def _value(self, request: Request, inbox: asyncio.Queue[Result]) -> Generation | Warmed:
-        carried = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
+        as_is = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
         if self._client is None:
-            raise not_started(self.name, again=not carried)
+            raise not_started(self.name, again=not as_is)
         match request.payload:
             case Warmup() if request.kind in self.kinds:
                 return await self._warm_up(self._client, request, request.payload)
             case Generate() if request.kind in self.kinds:
                 with self._prefixes.generating(request.payload.prompt, request.tenant):
-                    value = await self._generate(self._client, request, request.payload, inbox)
-                self._learn(request, value)
+                    endpoint = Endpoint(self._client, self.name, self.base_url, self.model or "", self._shape)
+                    value = await endpoint.generate(request, request.payload, self._ordering(request), inbox)
+                self._estimate.learn(request.payload, value.prompt_tokens)
                 return value
         reason = f"{self.name} takes Generate or Warmup, not {type(request.payload).__name__} ({request.kind.name})."
         raise EngineError(reason, engine=self.name, hint="see requests/payloads.py")
-
-    async def _generate(
-        self, client: httpx.AsyncClient, request: Request, asked: Generate, inbox: asyncio.Queue[Result]
-    ) -> Generation:
-        prompt = asked.prompt
-        path, body = wire.path_and_body(prompt, asked.sampling, self.model or "")
-        body |= self._ordering(request)
-        as_is = isinstance(prompt, wire.WirePrompt)
-        exact = isinstance(prompt, wire.WirePrompt) and prompt.exact
-        if body.get("stream") if exact else request.stream:
-            body = body if exact else {**body, **_STREAMED}
-            return await self._stream(client, request, path, body, inbox, as_is=as_is)
-        answer = await sent(client, f"{self.base_url}/{path}", body, prompt)
-        if answer.status_code != 200:
-            raise refused(self.name, answer.status_code, answer.text, dict(answer.headers), again=not as_is)
-        try:
-            return wire.generation(answer.text, wire=as_is)
-        except ValueError as error:  # what to make of it is for whoever asked to say
-            raise unread(self.name, error, answer.text, dict(answer.headers)) from error
-
-    async def _stream(
-        self,
-        client: httpx.AsyncClient,
-        request: Request,
-        path: str,
-        body: dict[str, Any],
-        inbox: asyncio.Queue[Result],
-        *,
-        as_is: bool,
-    ) -> Generation:
-        chunks = wire.Chunks()
-        answer = await sent(client, f"{self.base_url}/{path}", body, request.payload.prompt, stream=True)
-        async with aclosing(answer):
-            if answer.status_code != 200:
-                content = (await answer.aread()).decode(errors="replace")
-                raise refused(self.name, answer.status_code, content, dict(answer.headers), again=not as_is)
-            async for line in answer.aiter_lines():
-                chunk = _chunk(line)
-                if not chunk:
-                    continue
-                text = chunks.text(chunk)
-                inbox.put_nowait(wire.WirePiece(request.id, text, int(bool(text)), chunk))
-                chunks.add(chunk)
-        return wire.generation(chunks.response(self._shape), wire=as_is)
 
     def _ordering(self, request: Request) -> dict[str, Any]:
         added: dict[str, Any] = {}
@@ -331,14 +246,7 @@ class OpenAIServer:
 
     def size(self, request: Request) -> int:
         """Prompt tokens, estimated by characters; the ratio is learnt. The server says what is too large."""
-        prompt = request.payload.prompt
-        text = prompt.known() if isinstance(request.payload, Warmup) else prompt.flat()
-        return min(max(1, round(len(text) / self._characters)), self.max_model_len or 1 << 20)
-
-    def _learn(self, request: Request, value: Generation) -> None:
-        if value.prompt_tokens >= 32:
-            seen = len(request.payload.prompt.flat()) / value.prompt_tokens
-            self._characters += 0.2 * (max(0.5, seen) - self._characters)
+        return min(self._estimate.tokens(request.payload), self.max_model_len or 1 << 20)
 
     def load(self) -> EngineLoad:
         return EngineLoad(len(self._tasks))
@@ -351,13 +259,3 @@ class OpenAIServer:
     def versions(self) -> Mapping[str, str]:
         """The model and the kind of server; only the model before the first start, if it was named."""
         return self._versions
-
-
-def _chunk(line: str) -> str:
-    """What a line of a stream carries; empty for its end and for lines between."""
-    carried = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-    return "" if carried == "[DONE]" else carried
-
-
-def _unusable(name: str, reason: str, hint: str = "check base_url and api_key") -> EngineUnavailable:
-    return EngineUnavailable(f"{name}: {reason}", engine=name, hint=hint)

@@ -89,16 +89,16 @@ async def sent(
     client: httpx.AsyncClient, url: str, body: Mapping[str, Any], prompt: Prompt, *, stream: bool = False
 ) -> httpx.Response:
     """The answer to a request: as its own client addresses the server, or, without one, in the engine's way."""
-    carried = getattr(prompt, "carried", None)
-    if carried is None:
+    envelope = getattr(prompt, "envelope", None)
+    if envelope is None:
         return await client.send(client.build_request("POST", url, json=body), stream=stream)
-    request = client.build_request("POST", url, json=body, params=list(carried.params) or None)
+    request = client.build_request("POST", url, json=body, params=list(envelope.params) or None)
     for name in client.headers:  # the engine's own are not the client's
         if name.lower() not in _OF_THE_CONNECTION:
             request.headers.pop(name, None)
-    for name in {name for name, _ in carried.headers}:
+    for name in {name for name, _ in envelope.headers}:
         request.headers.pop(name, None)
-    request.headers = type(request.headers)([*request.headers.multi_items(), *carried.headers])
+    request.headers = type(request.headers)([*request.headers.multi_items(), *envelope.headers])
     return await client.send(request, stream=stream, auth=None)
 
 

@@ -1,22 +1,16 @@
-"""What a server of one's own is good at: curves, prefilling beside decoding, and the size of its cache's blocks."""
+"""What a server of one's own is good at: curves, and prefilling beside decoding."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from teola_plugin.engines.openai.http import json_of, root_of
 from teola_plugin.engines.vllm import measure as llm_measure
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 
 if TYPE_CHECKING:
-    import httpx
-
     from teola_plugin.engines.openai.engine import OpenAIServer
-
-_BLOCK = re.compile(r'^vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', re.MULTILINE)
 
 
 async def measure(engine: OpenAIServer) -> EngineProfile:
@@ -37,12 +31,3 @@ def _untold(engine: OpenAIServer) -> EngineError:
         engine=engine.name,
         hint=f"OpenAIServer({engine.name!r}, ..., calibrate=False)",
     )
-
-
-async def version_and_block(client: httpx.AsyncClient, base_url: str) -> tuple[str, int]:
-    """vLLM's version, and the tokens in a block of its prefix cache; empty and 0 for servers that do not say."""
-    version = await client.get(f"{root_of(base_url)}/version")
-    metrics = await client.get(f"{root_of(base_url)}/metrics")
-    found = _BLOCK.search(metrics.text) if metrics.status_code == 200 else None
-    said = str(json_of(version.text).get("version") or "") if version.status_code == 200 else ""
-    return said, int(found[1]) if found else 0

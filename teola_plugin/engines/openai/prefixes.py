@@ -83,5 +83,5 @@ class Prefixes:
 
 def _owner(prompt: Prompt, tenant: str) -> str:
     """Whose prefix it is: of a tenant, and of the keys and headers that its request goes with."""
-    carried = getattr(prompt, "carried", None)
-    return tenant if carried is None else f"{tenant}/{carried.identity}"
+    envelope = getattr(prompt, "envelope", None)
+    return tenant if envelope is None else f"{tenant}/{envelope.identity}"

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.engines.openai.carried import Carried
+from teola_plugin.engines.openai.envelope import Envelope
 from teola_plugin.requests.payloads import UNKNOWN, Generation, Message, Prompt, Sampling
 from teola_plugin.requests.results import Piece
 
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _OF_STREAMS = ("stream", "stream_options")
 _HARD_TO_JOIN = ("tools", "functions", "logprobs", "top_logprobs", "audio", "modalities", "prompt_logprobs")
 """Parameters whose answers have parts that chunks spread in ways of their own."""
@@ -27,14 +28,14 @@ class WirePrompt(Prompt):
 
     Otherwise the answer may come as a stream that is put together again, whoever asks for it in either way.
     """
-    carried: Carried | None = None
+    envelope: Envelope | None = None
     """How the client addresses its server; None for the engine's own way."""
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], *, exact: bool, carried: Carried | None = None) -> WirePrompt:
+    def of(cls, body: Mapping[str, Any], *, exact: bool, envelope: Envelope | None = None) -> WirePrompt:
         kept = {key: value for key, value in body.items() if exact or key not in _OF_STREAMS}
         messages = tuple(Message(str(m.get("role", "")), _text(m.get("content"))) for m in body.get("messages", ()))
-        return cls(messages=messages, body=json.dumps(kept, ensure_ascii=False), exact=exact, carried=carried)
+        return cls(messages=messages, body=json.dumps(kept, ensure_ascii=False), exact=exact, envelope=envelope)
 
     @property
     def sampling(self) -> Sampling:
@@ -167,6 +168,12 @@ def generation(response: str, *, wire: bool) -> Generation:
 def joinable(body: Mapping[str, Any]) -> bool:
     """Whether chunks add up to the very response that would come in one."""
     return not any(body.get(key) for key in _HARD_TO_JOIN) and body.get("n") in (None, 1)
+
+
+def chunk(line: str) -> str:
+    """What a line of a stream carries; empty for its end and for lines between."""
+    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+    return "" if data == "[DONE]" else data
 
 
 class Chunks:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.pgvector import sql
-from teola_plugin.engines.pgvector import versions as pgvector_versions
 from teola_plugin.engines.pgvector.admin import Administration
-from teola_plugin.engines.pgvector.faults import Faults, is_missing
-from teola_plugin.engines.pgvector.rows import Needle, Row, to_needle, to_row
+from teola_plugin.engines.pgvector.faults import Faults
+from teola_plugin.engines.pgvector.measure import ESTIMATE, measure
+from teola_plugin.engines.pgvector.rows import QueryVector, Row, to_query_vector, to_row
+from teola_plugin.engines.pgvector.searching import search
 from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
 from teola_plugin.errors import EngineError, EngineUnavailable
-from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Hit, IngestRow, SearchVector, Version
+from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.requests.payloads import IngestRow, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Result
 
@@ -33,32 +34,16 @@ _K = PrimitiveKind
 _T = TypeVar("_T")
 _TAKES: dict[PrimitiveKind, type] = {_K.INGESTION: IngestRow, _K.SEARCHING: SearchVector}
 _CONNECT_SECONDS = 10
-_SEARCHES = 3
-"""Times that a search is tried while others make its collection anew."""
-_PROFILE = EngineProfile(
-    {_K.INGESTION: Curve.linear(0.004, 0.00003), _K.SEARCHING: Curve.linear(0.001, 0.001)},
-    batching=Batching.CONTINUOUS,
-    max_batch=1024,
-    max_efficient_batch=256,
-    max_requests=2048,
-)
 
 
 @dataclass(slots=True)
-class _Work:
+class _Group:
     """Requests of one batch that go to the database together."""
 
     inbox: asyncio.Queue[Result]
     asked: dict[str, Any] = field(default_factory=dict)
-    """What is asked, by request id: a `Row` or a `Needle` each."""
+    """What is asked, by request id: a `Row` or a `QueryVector` each."""
     task: asyncio.Task[None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    hits: dict[str, tuple[Hit, ...]]
-    """By request id."""
-    version: Version | None
 
 
 class PgVectorEngine(Administration):
@@ -89,10 +74,10 @@ class PgVectorEngine(Administration):
         """Whether its server runs on this machine, as part of it."""
         self._dsn = dsn or ""
         self._pool: AsyncConnectionPool | None = None
-        self._profile = _PROFILE
+        self._profile = ESTIMATE
         self._died = False
         self._versions: Mapping[str, str] = {}
-        self._live: dict[str, _Work] = {}
+        self._live: dict[str, _Group] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
 
@@ -152,36 +137,36 @@ class PgVectorEngine(Administration):
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         """One `Done` or `Failed` per request, as soon as what it went to the database with is through."""
         inbox: asyncio.Queue[Result] = asyncio.Queue()
-        works = self._admit(batch, inbox)
+        groups = self._admit(batch, inbox)
         try:
-            for work in works:
-                work.task = asyncio.create_task(self._run(work))
-                self._tasks.add(work.task)
-                work.task.add_done_callback(self._tasks.discard)
+            for group in groups:
+                group.task = asyncio.create_task(self._run(group))
+                self._tasks.add(group.task)
+                group.task.add_done_callback(self._tasks.discard)
             for _ in batch:
                 yield await inbox.get()
         finally:
-            for work in works:
-                for request_id in [i for i in work.asked if self._live.get(i) is work]:
+            for group in groups:
+                for request_id in [i for i in group.asked if self._live.get(i) is group]:
                     del self._live[request_id]
-                if work.task is not None:
-                    work.task.cancel()
+                if group.task is not None:
+                    group.task.cancel()
 
-    def _admit(self, batch: Sequence[Request], inbox: asyncio.Queue[Result]) -> list[_Work]:
+    def _admit(self, batch: Sequence[Request], inbox: asyncio.Queue[Result]) -> list[_Group]:
         """The good requests by what can go together; the bad ones have failed."""
-        works: dict[Any, _Work] = {}
+        groups: dict[Any, _Group] = {}
         for request in batch:
             try:
                 asked = self._asked(request)
             except EngineError as error:
                 inbox.put_nowait(Failed(request.id, error))
                 continue
-            group = asked.group if isinstance(asked, Needle) else request.payload.collection
-            work = self._live[request.id] = works.setdefault(group, _Work(inbox))
-            work.asked[request.id] = asked
-        return list(works.values())
+            key = asked.group if isinstance(asked, QueryVector) else request.payload.collection
+            group = self._live[request.id] = groups.setdefault(key, _Group(inbox))
+            group.asked[request.id] = asked
+        return list(groups.values())
 
-    def _asked(self, request: Request) -> Row | Needle:
+    def _asked(self, request: Request) -> Row | QueryVector:
         """The request as it goes to the database. Raises `EngineError` for one that cannot go there."""
         payload: IngestRow | SearchVector = request.payload
         if not isinstance(payload, _TAKES.get(request.kind, ())):
@@ -192,34 +177,34 @@ class PgVectorEngine(Administration):
         if request.id in self._live:
             raise self._faults.bad(f"request {request.id!r} is already in flight")
         try:
-            asked = to_row(payload) if isinstance(payload, IngestRow) else to_needle(payload)
+            asked = to_row(payload) if isinstance(payload, IngestRow) else to_query_vector(payload)
         except Exception as error:  # whatever a caller's values may raise: the others of its batch go on
             raise self._faults.bad(f"request {request.id!r}: {error}") from error
         if self.dimension is not None and len(asked.vector) != self.dimension:
             raise self._faults.misfit(request.id, len(asked.vector), self.dimension)
         return asked
 
-    async def _run(self, work: _Work) -> None:
+    async def _run(self, group: _Group) -> None:
         """Do the work; whatever happens, each of its requests is ended."""
         try:
-            first = next(iter(work.asked.values()))
+            first = next(iter(group.asked.values()))
             if isinstance(first, Row):
                 async with self._turn(first.collection):
-                    await self._with_connection(self._ingest, first.collection, work)
+                    await self._with_connection(self._ingest, first.collection, group)
             else:
-                await self._with_connection(self._search, first.collection, work)
+                await self._with_connection(self._search, first.collection, group)
         except asyncio.CancelledError:
             # Only what is still its own: a request that is tried again has the same id.
-            self._fail(list(self._left(work)), self._faults.bad("the request was cancelled"))
+            self._fail(list(self._left(group)), self._faults.bad("the request was cancelled"))
             raise
         except Exception as error:
-            await self._broken(self._left(work), error)
+            await self._broken(self._left(group), error)
 
     async def _with_connection(
-        self, do: Callable[[sql.Connection, str, dict[str, Any]], Awaitable[None]], collection: str, work: _Work
+        self, do: Callable[[sql.Connection, str, dict[str, Any]], Awaitable[None]], collection: str, group: _Group
     ) -> None:
         async with self._connection() as conn:
-            asked = self._left(work)
+            asked = self._left(group)
             if asked:
                 await do(conn, collection, asked)
 
@@ -232,9 +217,9 @@ class PgVectorEngine(Administration):
             if self._died:
                 self._fail(list(self._live), found)
 
-    def _left(self, work: _Work) -> dict[str, Any]:
+    def _left(self, group: _Group) -> dict[str, Any]:
         """What is asked and has not been cancelled."""
-        return {request_id: asked for request_id, asked in work.asked.items() if self._live.get(request_id) is work}
+        return {request_id: asked for request_id, asked in group.asked.items() if self._live.get(request_id) is group}
 
     def _connection(self) -> Any:
         if self._pool is None:
@@ -259,33 +244,10 @@ class PgVectorEngine(Administration):
         for request_id, row in fitting.items():
             self._end(Done(request_id, row.id))
 
-    async def _search(self, conn: sql.Connection, collection: str, asked: dict[str, Needle]) -> None:
-        found = await self._found(conn, collection, asked)
+    async def _search(self, conn: sql.Connection, collection: str, asked: dict[str, QueryVector]) -> None:
+        found = await search(conn, self._tables, collection, asked, self._fitting)
         for request_id, hits in found.hits.items():
             self._end(Done(request_id, hits, version=found.version))
-
-    async def _found(
-        self, conn: sql.Connection, collection: str, asked: dict[str, Needle], tries: int = _SEARCHES
-    ) -> _Found:
-        """The hits by request id, and the version that they are true for. Those that do not fit fail."""
-        table = await self._tables.meet(conn, collection, {len(needle.vector) for needle in asked.values()})
-        if isinstance(table, Version):
-            return _Found(dict.fromkeys(asked, ()), table)
-        asked = self._fitting(asked, table)
-        if not asked:
-            return _Found({}, None)
-        try:
-            found = await sql.search(conn, table, list(asked.values()))
-        except Exception as error:
-            if not is_missing(error) or tries == 1:
-                raise
-            self._tables.forget(collection)  # deleted meanwhile, perhaps by another process
-            return await self._found(conn, collection, asked, tries - 1)
-        if table.counted and found.version is None:
-            self._tables.forget(collection)
-        if found.parts > pgvector_versions.MANY_CHANGES:
-            await pgvector_versions.tidy(conn, table.oid)
-        return _Found(dict(zip(asked, found.hits, strict=True)), found.version)
 
     def _fitting(self, asked: dict[str, _T], table: sql.Table) -> dict[str, _T]:
         """Those whose vector the collection can hold; the others fail."""
@@ -299,9 +261,9 @@ class PgVectorEngine(Administration):
         return fits
 
     def _end(self, result: Result) -> None:
-        work = self._live.pop(result.request_id, None)
-        if work is not None:
-            work.inbox.put_nowait(result)
+        group = self._live.pop(result.request_id, None)
+        if group is not None:
+            group.inbox.put_nowait(result)
 
     def _fail(self, request_ids: Iterable[str], error: EngineError) -> None:
         for request_id in request_ids:
@@ -309,10 +271,10 @@ class PgVectorEngine(Administration):
 
     async def cancel(self, request_id: str) -> None:
         """Ends the request now; its statement is stopped when nobody else is in it. A row may have been written."""
-        work = self._live.get(request_id)
+        group = self._live.get(request_id)
         self._fail([request_id], self._faults.bad("the request was cancelled"))
-        if work is not None and work.task is not None and not self._left(work):
-            work.task.cancel()
+        if group is not None and group.task is not None and not self._left(group):
+            group.task.cancel()
 
     def size(self, request: Request) -> int:
         return 1
@@ -329,7 +291,5 @@ class PgVectorEngine(Administration):
 
     async def measure(self, budget: float = 2.0) -> EngineProfile:
         """The profile with seconds by batch size, measured on a scratch collection."""
-        from teola_plugin.engines.pgvector.measure import measure
-
         self._profile = await measure(self, self._profile, budget)
         return self._profile

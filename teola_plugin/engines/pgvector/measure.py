@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
+from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Chunk, IngestRow, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Failed
@@ -16,6 +16,15 @@ from teola_plugin.requests.results import Failed
 if TYPE_CHECKING:
     from teola_plugin.engines.pgvector.engine import PgVectorEngine
 
+_K = PrimitiveKind
+ESTIMATE = EngineProfile(
+    {_K.INGESTION: Curve.linear(0.004, 0.00003), _K.SEARCHING: Curve.linear(0.001, 0.001)},
+    batching=Batching.CONTINUOUS,
+    max_batch=1024,
+    max_efficient_batch=256,
+    max_requests=2048,
+)
+"""Until it was measured."""
 _INGESTIONS = (1, 4, 16, 64, 256, 1024)
 _SEARCHES = (1, 4, 16, 64)
 _DIMENSION = 384

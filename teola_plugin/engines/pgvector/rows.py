@@ -32,8 +32,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Needle:
-    """A search as it is sent to the database; needles with equal `group` go together."""
+class QueryVector:
+    """A search as it is sent to the database; those with equal `group` go together."""
 
     vector: np.ndarray
     group: tuple[str, int, tuple[tuple[str, str], ...]]
@@ -58,12 +58,12 @@ def to_row(payload: IngestRow) -> Row:
     )
 
 
-def to_needle(payload: SearchVector) -> Needle:
+def to_query_vector(payload: SearchVector) -> QueryVector:
     """Raises `ValueError` or `TypeError` with what is wrong."""
     if not isinstance(payload.k, int) or payload.k < 0:
         raise ValueError(f"k must be a number of hits, not {payload.k!r}")
     collection = _text(payload.collection, "the collection's name")
-    return Needle(to_vector(payload.vector), (collection, int(payload.k), to_wanted(payload.filter)))
+    return QueryVector(to_vector(payload.vector), (collection, int(payload.k), to_wanted(payload.filter)))
 
 
 def to_wanted(filter: Sequence[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:

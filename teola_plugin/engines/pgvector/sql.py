@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from teola_plugin.engines.pgvector import versions
-from teola_plugin.engines.pgvector.rows import Needle, Row
+from teola_plugin.engines.pgvector.rows import QueryVector, Row
 from teola_plugin.requests.payloads import Hit, Version
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ RETURNING version
 _TIDY_EVERY = 32
 """Changes of a collection by engines, after which the rows that count all changes are summed up."""
 # The distance to a zero vector is NaN; it counts as 1, at right angles to everything.
-# One needle goes without `unnest`, whose unknown length makes PostgreSQL plan each execution anew.
+# One query goes without `unnest`, whose unknown length makes PostgreSQL plan each execution anew.
 _ONE = """
 SELECT 1::bigint AS n, id, body, metadata, coalesce(nullif(embedding <=> %b::vector, 'NaN'), 1) AS distance, seq
 FROM teola.{place} WHERE {filter} ORDER BY distance, seq LIMIT {k}
@@ -116,7 +116,7 @@ class Found:
     """What a search found, and what it is true for."""
 
     hits: list[tuple[Hit, ...]]
-    """Of each needle."""
+    """Of each query."""
     version: Version | None
     parts: int = 0
     """Rows that the version was summed up from."""
@@ -245,12 +245,12 @@ async def _make(conn: Connection, collection: str, dimension: int, index: str | 
     return table
 
 
-async def search(conn: Connection, table: Table, needles: Sequence[Needle]) -> Found:
-    """The hits of needles of one group, in one round trip; by distance, then in the order of insertion."""
+async def search(conn: Connection, table: Table, queries: Sequence[QueryVector]) -> Found:
+    """The hits of queries of one group, in one round trip; by distance, then in the order of insertion."""
     from pgvector.psycopg.vector import Vector  # the place that all versions have in common
 
-    _, k, wanted = needles[0].group
-    vectors = [Vector(needle.vector) for needle in needles]
+    _, k, wanted = queries[0].group
+    vectors = [Vector(query.vector) for query in queries]
     alone = len(vectors) == 1 and not table.indexed
     form = _ONE if alone else _INDEXED if table.indexed else _EXACT
     statement = form.format(place=table.place, filter=conditions(wanted), k=k)
@@ -258,7 +258,7 @@ async def search(conn: Connection, table: Table, needles: Sequence[Needle]) -> F
         statement = _WITH_VERSION.format(place=table.place, search=statement)
     values: list[Any] = [vectors[0] if alone else vectors, *parts_of(wanted)]
     cursor = await conn.execute(cast(Any, _ORDERED.format(search=statement)), values)
-    hits: list[list[Hit]] = [[] for _ in needles]
+    hits: list[list[Hit]] = [[] for _ in queries]
     version, parts = None, 0
     async for n, row_id, body, metadata, distance, seq in cursor:
         if n:

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from teola_plugin.engines.sentence_transformers.lanes import Lanes
-from teola_plugin.engines.sentence_transformers.quiet import no_loading_bars
-from teola_plugin.engines.sentence_transformers.static import StaticEngine, sample_chunk
+from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_bars
+from teola_plugin.engines.sentence_transformers.replicas import Replicas
+from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine
+from teola_plugin.engines.sentence_transformers.text_sizes import sample_chunk
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.bad_input import lone_surrogate
@@ -26,7 +27,7 @@ _PROMPT_NAMES: Mapping[Role, tuple[str, ...]] = {"query": ("query",), "document"
 """As `encode_query` and `encode_document` look for them."""
 _BATCH, _CPU_BATCH = 32, 8
 """Texts of one forward pass."""
-_LANE_BATCH = 4
+_REPLICA_BATCH = 4
 """The same where several passes run side by side: less padding, and the caches hold them all."""
 
 
@@ -36,7 +37,7 @@ class _Embedder:
     normalize: bool
     batch_size: int
     roles_differ: bool
-    lanes: Lanes | None = None
+    replicas: Replicas | None = None
 
     def compute(self, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
         if not self.roles_differ:
@@ -49,9 +50,9 @@ class _Embedder:
 
     def _encode(self, role: Role, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
         texts = [payload.text for payload in payloads]
-        if self.lanes is None or len(texts) < 2 * self.batch_size:
+        if self.replicas is None or len(texts) < 2 * self.batch_size:
             return self._pass(role, self.batch_size, self.model, texts) if texts else []
-        return self.lanes.compute(partial(self._pass, role, min(self.batch_size, _LANE_BATCH)), texts)
+        return self.replicas.compute(partial(self._pass, role, min(self.batch_size, _REPLICA_BATCH)), texts)
 
     def _pass(self, role: Role, batch_size: int, model: SentenceTransformer, texts: list[str]) -> Sequence[np.ndarray]:
         encode = model.encode_query if role == "query" else model.encode_document
@@ -59,19 +60,22 @@ class _Embedder:
         return [vector.astype("float32") for vector in vectors]  # copies: a view would keep the whole batch alive
 
     def close(self) -> None:
-        if self.lanes is not None:
-            self.lanes.close()
+        if self.replicas is not None:
+            self.replicas.close()
 
 
-class EmbeddingEngine(StaticEngine):
+class EmbeddingEngine(StaticBatchingEngine):
     """Embeds texts; the value of a request is a float32 numpy vector, [dimension].
 
     `model` is a folder or a hub name, by default the packaged MiniLM. Queries go through `encode_query`, documents
     through `encode_document`. `prompts` are put before texts by role, e.g. `{"query": "query: ", "document": ""}`;
-    by default those of the model. `normalize` scales vectors to length 1 even if the model does not. `cores` pins
-    the engine's thread (`"0-3"` or numbers). `batch_size` is what one forward pass takes; texts of similar length
-    share one (by default 8 on a CPU, where padding costs more than a pass, and 32 on a GPU); on a CPU large batches are
-    computed in several threads side by side. `options` go to `SentenceTransformer` as they are.
+    by default those of the model. `normalize` scales vectors to length 1 even if the model does not. `device` is
+    torch's name (`"cpu"`, `"cuda:1"`); by default the GPU with most room, or the CPU where there is none. `cores` says
+    the CPU, and pins the engine's thread (`"0-3"` or numbers). `gpu_memory_utilization` is the share of the card's
+    memory, 0 to 1, that an LLM beside it is to leave; by default it is estimated from the model's files. `batch_size`
+    is what one forward pass takes; texts of similar length share one (by default 8 on a CPU, where padding costs more
+    than a pass, and 32 on a GPU); on a CPU large batches are computed in several threads side by side. `options` go to
+    `SentenceTransformer` as they are.
     """
 
     kinds = frozenset({PrimitiveKind.EMBEDDING})
@@ -88,10 +92,18 @@ class EmbeddingEngine(StaticEngine):
         prompts: Mapping[str, str] | None = None,
         batch_size: int | None = None,
         max_batch: int = 256,
+        gpu_memory_utilization: float | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, str(model or packaged_minilm()), device=device, cores=cores, max_batch=max_batch)
-        self.normalize, self._batch_size = normalize, batch_size or (_CPU_BATCH if self.device == "cpu" else _BATCH)
+        super().__init__(
+            name,
+            str(model or packaged_minilm()),
+            device=device,
+            cores=cores,
+            max_batch=max_batch,
+            gpu_memory_utilization=gpu_memory_utilization,
+        )
+        self.normalize, self._batch_size = normalize, batch_size
         self.prompts, self.options = dict(prompts or {}), dict(options or {})
 
     def prompt_of(self, role: Role) -> str:
@@ -106,15 +118,16 @@ class EmbeddingEngine(StaticEngine):
             options = {"prompts": self.prompts} if self.prompts else {}
             model = SentenceTransformer(self.model_name, device=self.device, **options, **self.options)
         routed = any(type(module).__name__ == "Router" for module in model)
+        batch_size = self._batch_size or (_CPU_BATCH if self.device == "cpu" else _BATCH)
         return _Embedder(
-            model, self.normalize, self._batch_size, routed or any(model.prompts.values()), self._lanes(model)
+            model, self.normalize, batch_size, routed or any(model.prompts.values()), self._replicas(model)
         )
 
-    def _lanes(self, model: SentenceTransformer) -> Lanes | None:
+    def _replicas(self, model: SentenceTransformer) -> Replicas | None:
         import torch
 
         threads = torch.get_num_threads()
-        return Lanes(model, threads) if self.device == "cpu" and threads > 1 else None
+        return Replicas(model, threads) if self.device == "cpu" and threads > 1 else None
 
     def _fault(self, payload: EmbedText) -> str:
         if not isinstance(payload.text, str):

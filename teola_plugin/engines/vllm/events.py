@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from teola_plugin.engines.vllm.cache import HeldPrefixes
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+from teola_plugin.engines.vllm.cache import CachedPrefixes
+from teola_plugin.shims.vllm import kv_events
+from teola_plugin.shims.vllm.llm import Limits
+from teola_plugin.shims.vllm.processes import socket_folder
 
 log = logging.getLogger("teola_plugin")
 _SEVERAL = ("data_parallel_size", "kv_transfer_config", "kv_events_config")
@@ -20,7 +19,7 @@ _SEVERAL = ("data_parallel_size", "kv_transfer_config", "kv_events_config")
 
 def endpoint() -> str:
     """A socket file in the host's own folder, which nobody else reads."""
-    return f"ipc://{os.environ['VLLM_RPC_BASE_PATH']}/kv-events"
+    return f"ipc://{socket_folder()}/kv-events"
 
 
 def wanted(tell_cache: bool, engine_args: Mapping[str, Any]) -> bool:
@@ -29,27 +28,15 @@ def wanted(tell_cache: bool, engine_args: Mapping[str, Any]) -> bool:
     return tell_cache and bool(caches) and not any(engine_args.get(name) for name in _SEVERAL)
 
 
-def publishing() -> Any:
-    """The `kv_events_config` of vLLM."""
-    from vllm.config import KVEventsConfig
-
-    return KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint())
-
-
 class CacheEvents:
     """Feeds `held` with what vLLM publishes: a message a step, with all of the step's events."""
 
-    def __init__(self, config: VllmConfig) -> None:
-        import msgspec
+    def __init__(self, limits: Limits) -> None:
         import zmq
         import zmq.asyncio
-        from vllm.distributed import kv_events
 
-        cache = config.cache_config
-        self.held = HeldPrefixes(cache.block_size, most=2 * (cache.num_gpu_blocks or 10_000))
-        self._block = cache.block_size
-        self._kinds = kv_events
-        self._decoder = msgspec.msgpack.Decoder(kv_events.KVEventBatch)
+        self.held = CachedPrefixes(limits.block_size, most=2 * (limits.blocks or 10_000))
+        self._read = kv_events.reader(limits.block_size)
         self._socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
         self._socket.set_hwm(0)
         self._socket.subscribe(b"")
@@ -62,31 +49,20 @@ class CacheEvents:
         try:
             while True:
                 _, number, payload = await self._socket.recv_multipart()
-                self._take(int.from_bytes(number, "big"), self._decoder.decode(payload).events)
+                self._take(int.from_bytes(number, "big"), self._read(payload))
         except Exception:
             log.exception("vLLM's cache events cannot be followed; placement goes on by what was sent")
             self.held.cleared()
 
-    def _take(self, number: int, events: list[Any]) -> None:
+    def _take(self, number: int, events: Iterable[kv_events.KvEvent]) -> None:
         if number != self._number:  # some were lost
             self.held.cleared()
         self._number = number + 1
         for event in events:
-            if isinstance(event, self._kinds.BlockStored):
-                self._stored(event)
-            elif isinstance(event, self._kinds.BlockRemoved):
-                self.held.removed(event.block_hashes)
-            elif isinstance(event, self._kinds.AllBlocksCleared):
-                self.held.cleared()
-
-    def _stored(self, event: Any) -> None:
-        """Of another tier, of an adapter, or of a further group of layers: not what a prompt needs. Older versions of
-        vLLM lack some of these fields."""
-        whole = event.block_size == self._block and len(event.token_ids) == self._block * len(event.block_hashes)
-        elsewhere = getattr(event, "medium", None) not in (None, "GPU")
-        if not whole or elsewhere or getattr(event, "lora_name", None) or getattr(event, "group_idx", None):
-            return
-        keys = getattr(event, "extra_keys", None)
-        first = keys[0] if keys else None
-        salt = str(first[-1]) if first and event.parent_block_hash is None else ""
-        self.held.stored(event.block_hashes, event.token_ids, event.parent_block_hash, salt)
+            match event:
+                case kv_events.Stored():
+                    self.held.stored(event.hashes, event.tokens, event.parent, event.salt)
+                case kv_events.Removed():
+                    self.held.removed(event.hashes)
+                case kv_events.Cleared():
+                    self.held.cleared()

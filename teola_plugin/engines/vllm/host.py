@@ -15,22 +15,23 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.engines.devices.cards import device_name
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.engines.vllm import events as llm_events
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
-from teola_plugin.engines.vllm.cache import HeldPrefixes
+from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.link import (
     Abort,
     Answer,
     Delta,
     Link,
-    News,
     NotReady,
     Ping,
     Ready,
@@ -38,50 +39,58 @@ from teola_plugin.engines.vllm.link import (
     Reset,
     Setup,
     Submit,
+    Update,
 )
+from teola_plugin.engines.vllm.memory import card_count
 from teola_plugin.engines.vllm.process import PARENT, kill_group
-from teola_plugin.engines.vllm.work import LlmWork, TooLarge
+from teola_plugin.engines.vllm.runner import PromptTooLong, RequestRunner
+from teola_plugin.errors import ConfigError, TeolaError
 from teola_plugin.requests.bad_input import advice
+from teola_plugin.shims.vllm import kv_events, processes, stats
+from teola_plugin.shims.vllm import llm as shim
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm import AsyncLLMEngine
 
 _WATCH_EVERY = 0.2
+_NO_GAUGE = "the share of its cache in use is not known"
+_NO_EVENTS = "what its cache holds is not known, placement goes by what was sent"
+_NO_PROCESSES = "it starts its processes as it does by itself, which takes longer"
 
 
 class Host:
     """Carries frames from the link to vLLM and what comes back to the link."""
 
-    def __init__(self, llm: AsyncLLM, link: Link, gauge: Gauge, held: HeldPrefixes | None = None) -> None:
+    def __init__(self, llm: AsyncLLMEngine, link: Link, gauge: Gauge, held: CachedPrefixes | None = None) -> None:
         self._llm, self._link, self._gauge, self._held = llm, link, gauge, held
-        self._work = LlmWork(llm, self._say, held)
+        self._runner = RequestRunner(llm, self._send, held)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._outbox: list[Delta | Answer | Refusal] = []
-        self._kv_said = 0.0
+        self._kv_sent = 0.0
 
     async def serve(self) -> None:
         """Until the other end or vLLM is gone."""
         watch = asyncio.create_task(self._watch())
         try:
             while True:
-                self._take(await self._link.receive())
+                self._receive(await self._link.receive())
         except EOFError:
             watch.cancel()
 
-    def _take(self, frame: object) -> None:
+    def _receive(self, frame: object) -> None:
         match frame:
             case Submit():
                 self._start(frame.id, self._do(frame))
             case Reset():
-                self._start(frame.id, self._work.reset(frame))
+                self._start(frame.id, self._runner.reset(frame))
             case Ping():
-                self._say(Answer(frame.id, not self._llm.errored))
+                self._send(Answer(frame.id, not self._llm.errored))
             case Abort() if frame.id in self._tasks:
                 self._tasks[frame.id].cancel()
 
     async def _do(self, frame: Submit) -> Answer:
         """What a payload raises, also while it is read, is that request's alone."""
-        return await self._work.do(replace(frame, payload=frame.payload.open()))
+        return await self._runner.run(replace(frame, payload=frame.payload.load()))
 
     def _start(self, wire: int, work: Any) -> None:
         task = self._tasks[wire] = asyncio.create_task(self._run(wire, work))
@@ -89,32 +98,32 @@ class Host:
 
     async def _run(self, wire: int, work: Any) -> None:
         try:
-            self._say(await work)
-        except TooLarge as large:
-            self._say(Refusal(wire, str(large), tokens=large.tokens, limit=large.limit))
+            self._send(await work)
+        except PromptTooLong as large:
+            self._send(Refusal(wire, str(large), tokens=large.tokens, limit=large.limit))
         except asyncio.CancelledError:
             raise
         except BaseException as bad:  # also the panics of tokenizers, which are no Exceptions
             if self._llm.errored:
                 await self._die()
-            self._say(Refusal(wire, f"{type(bad).__name__}: {bad}", hint=advice(bad)))
+            self._send(Refusal(wire, f"{type(bad).__name__}: {bad}", hint=advice(bad)))
 
-    def _say(self, item: Delta | Answer | Refusal) -> None:
+    def _send(self, item: Delta | Answer | Refusal) -> None:
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(item)
 
     def _flush(self) -> None:
         items, self._outbox = tuple(self._outbox), []
-        self._kv_said = self._gauge.kv_used
-        self._link.send(News(items, self._kv_said, self._held.take() if self._held is not None else ()))
+        self._kv_sent = self._gauge.kv_used
+        self._link.send(Update(items, self._kv_sent, self._held.take() if self._held is not None else ()))
 
     async def _watch(self) -> None:
         """Ends the host when vLLM is dead, also when no request is there to notice; keeps what is known of the cache
         fresh."""
         while not self._llm.errored:
             await asyncio.sleep(_WATCH_EVERY)
-            if abs(self._gauge.kv_used - self._kv_said) > 0.001 or (self._held is not None and self._held.changed):
+            if abs(self._gauge.kv_used - self._kv_sent) > 0.001 or (self._held is not None and self._held.changed):
                 self._flush()
         await self._die()
 
@@ -124,76 +133,74 @@ class Host:
 
 
 class Gauge:
-    """The latest share of the KV cache in use. vLLM makes its logger itself, hence the factory."""
+    """The latest share of the KV cache in use."""
 
     def __init__(self) -> None:
         self.kv_used = 0.0
 
-    def factory(self) -> Any:
-        from vllm.v1.metrics.loggers import StatLoggerBase
-
-        gauge = self
-
-        class Logger(StatLoggerBase):  # type: ignore[misc]
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
-
-            def log_engine_initialized(self) -> None: ...
-
-            def record(self, scheduler_stats: Any = None, *rest: Any, **more: Any) -> None:
-                if scheduler_stats is not None:
-                    gauge.kv_used = float(scheduler_stats.kv_cache_usage)
-
-        return Logger
+    def set(self, kv_used: float) -> None:
+        self.kv_used = kv_used
 
 
-def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLM, Ready]:
-    """Starts vLLM (15-30 s, mostly imports in three processes)."""
+def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLMEngine, Ready]:
+    """Starts vLLM (15-30 s, mostly imports in three processes). Raises `EngineUnavailable`, `ConfigError`, and what
+    vLLM raises."""
     import torch
     import vllm
-    from vllm.config import StructuredOutputsConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.platforms import current_platform
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.async_llm import AsyncLLM
 
-    cpu = current_platform.is_cpu()
-    args = llm_args.engine_args(setup.model, setup.engine_args, cpu=cpu)
-    if setup.scheduler:
-        args.setdefault("scheduler_cls", llm_scheduler.class_name(cpu=cpu, engine_args=args))
-    if llm_events.wanted(setup.tell_cache, args):
-        args["kv_events_config"] = llm_events.publishing()
-    if isinstance(args["structured_outputs_config"], dict):  # the one config that vLLM does not convert by itself
-        args["structured_outputs_config"] = StructuredOutputsConfig(**args["structured_outputs_config"])
-    with llm_cores.starting(setup.engine_args) if cpu else nullcontext(False) as in_one:
-        config = AsyncEngineArgs(**args).create_engine_config(UsageContext.ENGINE_CONTEXT)
-        if cpu and (not in_one or llm_cores.may_fork()):
-            _fork_the_core()
-        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[gauge.factory()], disable_log_stats=True)
-    cores = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") if cpu else os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    shim.check_needed(setup.name)
+    llm_scheduler.check_names(setup.scheduler, setup.name)
+    platform, lacking = shim.platform(), dict[str, Sequence[str]]()
+    args = _arguments(setup, platform, lacking)
+    lacking |= {_NO_GAUGE: stats.lacking(), _NO_PROCESSES: processes.lacking() if platform.cpu else ()}
+    llm = _start(setup, args, platform, gauge)
+    limits = shim.limits_of(llm)
     return llm, Ready(
-        max_model_len=config.model_config.max_model_len,
-        max_num_seqs=config.scheduler_config.max_num_seqs,
-        max_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-        block_size=config.cache_config.block_size,
-        cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
-        device=current_platform.device_type + (f":{cores}" if cores else ""),
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        max_batched_tokens=limits.max_batched_tokens,
+        block_size=limits.block_size,
+        cache_tokens=limits.blocks * limits.block_size,
+        device=_device(platform.device, setup.engine_args),
         versions={
             "vllm": vllm.__version__,
             "torch": torch.__version__,
             "model": setup.model,
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        },
+            "dtype": limits.dtype,
+        }
+        | ({"gpu": platform.gpu} if platform.gpu else {}),
+        tells_cache=lacking.get(_NO_EVENTS) == (),
+        lacking=tuple(f"{what} (no {', '.join(names)})" for what, names in lacking.items() if names),
     )
 
 
-def _fork_the_core() -> None:
-    """Let the EngineCore be forked from this process, which has imported vLLM already; 6 s less to wait for.
+def _device(kind: str, engine_args: Mapping[str, Any]) -> str:
+    """The name for the profile: the cards, or the cores where they were given."""
+    if kind == "cuda":
+        return device_name(range(card_count(engine_args)))
+    cores = os.environ.get(processes.BIND, "") if kind == "cpu" else ""
+    return f"{kind}:{cores}" if cores else kind
 
-    On CUDA vLLM does so by itself. For CPUs it starts all processes afresh, but only the worker below the core needs
-    that (preloaded libraries, OpenMP's variables), so the core is told to do it.
-    """
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-    os.register_at_fork(after_in_child=lambda: os.environ.update(VLLM_WORKER_MULTIPROC_METHOD="spawn"))
+
+def _arguments(setup: Setup, platform: shim.Platform, lacking: dict[str, Sequence[str]]) -> dict[str, Any]:
+    """Those of `AsyncEngineArgs`. What is asked for and not to be had is put into `lacking`, with the names missing."""
+    args = llm_args.engine_args(setup.model, setup.engine_args, cpu=platform.cpu)
+    if setup.scheduler:
+        args.setdefault("scheduler_cls", llm_scheduler.class_name(cpu=platform.cpu, engine_args=args))
+    if llm_events.wanted(setup.tell_cache, args):
+        lacking[_NO_EVENTS] = kv_events.lacking()
+        if not lacking[_NO_EVENTS]:
+            args["kv_events_config"] = kv_events.publishing(llm_events.endpoint())
+    return args
+
+
+def _start(setup: Setup, args: Mapping[str, Any], platform: shim.Platform, gauge: Gauge) -> AsyncLLMEngine:
+    loggers = stats.kv_use_loggers(gauge.set)
+    with llm_cores.starting(setup.engine_args) if platform.cpu else nullcontext(False) as in_one:
+        config = shim.engine_config(args)
+        if platform.cpu and (not in_one or llm_cores.may_fork()):
+            processes.fork_the_core()
+        return shim.make(config, loggers)
 
 
 def _keep_from_children(fd: int) -> None:
@@ -214,12 +221,18 @@ async def _main(fd: int) -> None:
         import traceback
 
         traceback.print_exc()  # to the log
-        link.send(NotReady(f"{type(failed).__name__}: {failed}"))
+        link.send(_not_ready(failed))
         await link.flushed()
         return
-    events = llm_events.CacheEvents(llm.vllm_config) if llm_events.wanted(setup.tell_cache, setup.engine_args) else None
+    events = llm_events.CacheEvents(shim.limits_of(llm)) if ready.tells_cache else None
     link.send(ready)
     await Host(llm, link, gauge, events.held if events is not None else None).serve()
+
+
+def _not_ready(failed: Exception) -> NotReady:
+    if isinstance(failed, TeolaError):
+        return NotReady(failed.message, failed.hint, settings=isinstance(failed, ConfigError))
+    return NotReady(f"{type(failed).__name__}: {failed}")
 
 
 def _end_with_parent(parent: int, folder: Path) -> None:

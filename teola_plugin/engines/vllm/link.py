@@ -10,10 +10,12 @@ import pickle
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from teola_plugin.engines.cache_news import CacheNews
+from teola_plugin.engines.prefix_events import PrefixEvents
+from teola_plugin.graph import EngineProfile
+from teola_plugin.requests.request import Request
 
 _LENGTH = struct.Struct("!I")
 
@@ -42,6 +44,25 @@ class Ready:
     cache_tokens: int
     device: str
     versions: Mapping[str, str] = field(default_factory=dict)
+    tells_cache: bool = False
+    """Whether news of the prefix cache will come."""
+    lacking: tuple[str, ...] = ()
+    """What is off because this vLLM is not as expected, and why."""
+
+    def limited(self, profile: EngineProfile) -> EngineProfile:
+        """The profile within these limits."""
+        return replace(
+            profile,
+            max_batch=self.max_batched_tokens,
+            max_efficient_batch=self.max_batched_tokens,
+            max_requests=self.max_num_seqs,
+            max_request_size=self.max_model_len,
+            min_split_tokens=max(profile.min_split_tokens, self.block_size),
+            cache_tokens=self.cache_tokens,
+            device=self.device,
+            # A CPU's step lasts as long as all of its tokens; a GPU's decoding leaves it time to prefill beside.
+            interference=1.0 if self.device.startswith("cpu") else 0.3,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +71,22 @@ class NotReady:
 
     reason: str
     hint: str = ""
+    settings: bool = False
+    """Whether what the user asked for is why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class Pickled:
     """A payload as bytes, to be read on its own."""
 
     content: bytes
 
     @staticmethod
-    def of(payload: Any) -> Sealed:
+    def of(payload: Any) -> Pickled:
         """Raises what pickle raises."""
-        return Sealed(pickle.dumps(payload, pickle.HIGHEST_PROTOCOL))
+        return Pickled(pickle.dumps(payload, pickle.HIGHEST_PROTOCOL))
 
-    def open(self) -> Any:
+    def load(self) -> Any:
         return pickle.loads(self.content)
 
 
@@ -73,15 +96,29 @@ class Submit:
 
     id: int
     payload: Any
-    """On its way, `Sealed`: one that cannot be read by the host fails alone."""
+    """On its way, `Pickled`: one that cannot be read by the host fails alone."""
     priority: int = 0
     tenant: str = ""
     stream: bool = False
     background: bool = False
     chunk: int = 256
     """Tokens a warm-up may prefill at once beside other requests."""
-    standing: tuple[str, int, str] | None = None
-    """Query, depth and objective, for a scheduler class of ours."""
+    hints: tuple[str, int, str] | None = None
+    """Query, depth and objective, for a scheduler class of ours (`scheduler.Hints`)."""
+
+    @staticmethod
+    def of(number: int, request: Request, *, chunk: int, hints: bool) -> Submit:
+        """Raises what pickle raises for the payload."""
+        return Submit(
+            number,
+            Pickled.of(request.payload),
+            request.priority,
+            request.tenant,
+            request.stream,
+            request.background,
+            chunk,
+            (request.query, request.depth, request.objective) if hints else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +174,12 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What the host has to say in one tick of its loop. `kv_used` is a share, 0 to 1."""
+class Update:
+    """What the host sends in one tick of its loop. `kv_used` is a share, 0 to 1."""
 
     items: tuple[Delta | Answer | Refusal, ...]
     kv_used: float = 0.0
-    cache: CacheNews = ()
+    cache: PrefixEvents = ()
 
 
 class Link:

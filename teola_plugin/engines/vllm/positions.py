@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from teola_plugin.requests.payloads import Prompt
 
 
-class Stretch(NamedTuple):
+class Span(NamedTuple):
     """The same text in what a chat template rendered and in the flat text."""
 
     rendered: int
@@ -21,23 +21,23 @@ def block_ends(prompt: Prompt, rendered: str, encoding: Any, count: int, block: 
 
     `encoding` is that of a fast tokenizer. None where the template shows a message otherwise than it is.
     """
-    stretches = _stretches(prompt, rendered)
-    if stretches is None:
+    spans = _spans(prompt, rendered)
+    if spans is None:
         return None
     ends, at = [], 0
     for last in range(block - 1, count, block):
         place = encoding.token_to_chars(last)  # None for tokens that stand for no text
         if place is not None:
-            at = max(at, _flat(stretches, place[1]))
+            at = max(at, _flat(spans, place[1]))
         ends.append(at)
     return ends
 
 
-def _stretches(prompt: Prompt, rendered: str) -> list[Stretch] | None:
+def _spans(prompt: Prompt, rendered: str) -> list[Span] | None:
     """Messages in the order of the text. What a template writes between them belongs to the message before."""
     flat = prompt.flat()
     if rendered == flat:
-        return [Stretch(0, 0, len(flat))]
+        return [Span(0, 0, len(flat))]
     found, past = [], 0
     start = len(flat) - len(Prompt(prompt.messages).flat())  # after the tools
     for message in prompt.messages:
@@ -46,13 +46,13 @@ def _stretches(prompt: Prompt, rendered: str) -> list[Stretch] | None:
         at = rendered.find(text, past)
         if at < 0:
             return None
-        found.append(Stretch(at, start + message.content.find(text), len(text)))
+        found.append(Span(at, start + message.content.find(text), len(text)))
         past, start = at + len(text), start + len(message.content) + 1
     return found
 
 
-def _flat(stretches: Sequence[Stretch], rendered: int) -> int:
-    before = [stretch for stretch in stretches if stretch.rendered <= rendered]
+def _flat(spans: Sequence[Span], rendered: int) -> int:
+    before = [span for span in spans if span.rendered <= rendered]
     if not before:
         return 0
     last = before[-1]

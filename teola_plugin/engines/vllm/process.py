@@ -72,7 +72,7 @@ class HostProcess:
             time.sleep(0.01)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The last lines of the log that are not empty."""
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -6,71 +6,41 @@ scheduler's; here they meet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from teola_plugin.errors import QueryCancelled
-from teola_plugin.graph import LOOKAHEAD, Primitive, PrimitiveKind
+from teola_plugin.graph import Primitive, PrimitiveKind
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
-from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.generation_group import (
-    Began,
-    Decoded,
-    GenerationGroup,
-    Grown,
-    News,
-    NotNeeded,
-    Prefilled,
-)
+from teola_plugin.runtime.driver.enqueue_events import enqueue_event, gang_changed
+from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
-from teola_plugin.runtime.driver.recording import RunTrace
-from teola_plugin.runtime.driver.tickets import classed, ticket
+from teola_plugin.runtime.driver.protocol import Driver
+from teola_plugin.runtime.driver.stream_news import tell
 from teola_plugin.runtime.failures import located
-from teola_plugin.runtime.ports.engine_port import ForwardingPort, Port
+from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.works.identities import Fingerprint, Identity, Party, Rule, fingerprint, identity, rule_of
 from teola_plugin.runtime.works.table import WorkTable
 from teola_plugin.runtime.works.work import Work, request_id
 from teola_plugin.runtime.works.writes import Writes
-from teola_plugin.scheduling.events import Dispatch, Enqueue, Finished, GraphEvent, ItemClosed, Started, Unused
-from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
+from teola_plugin.scheduling.engine_events import Enqueue
+from teola_plugin.scheduling.graph_events import Dispatch, Started
+from teola_plugin.scheduling.live_primitive import LivePrimitive
 
 _K = PrimitiveKind
-
-
-class Upper(Protocol):
-    """What this needs of the driver of the graph scheduler."""
-
-    runs: dict[str, QueryRun]
-    ports: Mapping[str, Port]
-    trace: RunTrace
-    code: ClientCode
-
-    def now(self) -> float: ...
-
-    def post(self, event: GraphEvent) -> None: ...
-
-    def fail(self, run: QueryRun, name: str, error: BaseException) -> None: ...
-
-    def broken(self, query: str, primitive: str, error: Exception) -> None: ...
-
-    def made(self, run: QueryRun, name: str) -> None: ...
-
-    def dispatched(self, run: QueryRun, p: Primitive) -> None: ...
-
-    def query(self, run: QueryRun) -> LiveQuery | None: ...
 
 
 class EngineWork:
     """The works of all live queries of one runtime."""
 
-    def __init__(self, upper: Upper) -> None:
-        self._upper = upper
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
         self.works = WorkTable()
         self.writes = Writes()
-        self.ahead = PreScheduling(lambda: upper.ports, self._ticket)
+        self.ahead = PreScheduling(lambda: driver.ports, self._enqueue_event)
         self._fingerprints: dict[str, Fingerprint] = {}
 
     # ------------------------------------------------------------ dispatched primitives
@@ -81,10 +51,10 @@ class EngineWork:
         try:
             inputs = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer in run.store}
         except (KeyError, IndexError, TypeError) as error:  # a value of another form: the plain object will tell
-            self._upper.fail(run, p.id, error)
+            self._driver.fail(run, p.id, error)
             return
         run.preparing.add(p.id)
-        self._upper.code.run(
+        self._driver.code.run(
             run.id,
             lambda: requests.payloads(p, inputs, calls),
             lambda made, error: self._prepared(run, order, made, error),
@@ -97,21 +67,21 @@ class EngineWork:
             return
         run.preparing.discard(p.id)
         if made is None:  # early work on values of an unexpected kind: the plain object will tell
-            self._upper.fail(run, p.id, error or TypeError("no payloads"))
+            self._driver.fail(run, p.id, error or TypeError("no payloads"))
             return
         try:
             self._asked(run, order, made)
         except Exception as bug:
-            self._upper.broken(run.id, p.id, bug)
+            self._driver.broken(run.id, p.id, bug)
 
     def _asked(self, run: QueryRun, order: Dispatch, made: list[Any]) -> None:
         p = order.primitive
-        self._upper.dispatched(run, p)
+        self._driver.dispatched(run, p)
         live = run.primitives[p.id] = LivePrimitiveRun(p, order.depth)
-        if p.leads_group:
+        if p.prefills:
             live.group = GenerationGroup(p, order.group)
         fresh = self._joined(run, live, made)
-        self._upper.trace.queued(run, p, order.depth, made)
+        self._driver.trace.queued(run, p, order.depth, made)
         self._catch_up(run, live, fresh)
         if fresh:
             self._send(run, live, fresh)
@@ -119,12 +89,12 @@ class EngineWork:
     def _joined(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> list[Work]:
         """Works for a primitive of the graph; those that have yet to be sent."""
         p, fresh = live.primitive, []
-        port, name = self._upper.ports[p.engine], run.sent_ahead.get(p.id)
+        port, name = self._driver.ports[p.engine], run.sent_ahead.get(p.id)
         for number, payload in enumerate(payloads):
             known = self.identity_of(port, run.query.tenant, payload)
-            request = f"{name}.{number}" if name else ""
+            request = follower_request(name, number) if name else ""
             work = self.join(run, Party.EARLY, port, p.kind, payload, known, p.id, request)
-            work.spare = not work.made and p.option(LOOKAHEAD) is not None
+            work.lookahead = not work.made and p.attributes.lookahead is not None
             live.wait_for(work)
             run.waiters.setdefault(work.request.id, []).append(p.id)
             if not work.made and not (run.ahead and work.rule is Rule.WRITE):
@@ -178,8 +148,8 @@ class EngineWork:
         return identity(found, tenant, payload)
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
-        p, event = live.primitive, self._ticket(run, live.primitive, live.depth)
-        port, query = self._upper.ports[p.engine], self._upper.query(run)
+        p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)
+        port, query = self._driver.ports[p.engine], self._driver.query(run)
         if query is not None:
             self.ahead.leave(query, p, fresh)
         name = run.sent_ahead.pop(p.id, None)
@@ -194,11 +164,11 @@ class EngineWork:
             then = self.ahead.followers(run, query, p) if query is not None and all_fresh else ()
             port.enqueue(fresh, event, p, then)
 
-    def _ticket(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
-        return ticket(self._upper.now(), run, p, depth, self._live(run, p.id))
+    def _enqueue_event(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
+        return enqueue_event(self._driver.now(), run, p, depth, self._live(run, p.id))
 
     def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
-        query = self._upper.query(run)
+        query = self._driver.query(run)
         return None if query is None else query.get(name)
 
     def _catch_up(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
@@ -212,9 +182,9 @@ class EngineWork:
             work.passed_on |= bool(work.pieces) and live.reads_items
             for piece in list(work.pieces):
                 self._piece_of(run, live, piece)
-        known = classed(self._upper.now(), run, self._live(run, live.primitive.id), running)
+        known = gang_changed(self._driver.now(), run, self._live(run, live.primitive.id), running)
         if known is not None:
-            self._upper.ports[live.primitive.engine].depths(known)
+            self._driver.ports[live.primitive.engine].depths(known)
         if claimed:
             self._began(run, live)
         if live.left == 0:
@@ -229,25 +199,25 @@ class EngineWork:
             if waiters is not None and name in waiters:
                 waiters.remove(name)
             self.give_up(work, Party.EARLY)
-        self._upper.trace.done(run, name, "cancelled")
+        self._driver.trace.done(run, name, "cancelled")
 
     def settled(self, run: QueryRun, work: Work) -> None:
         """It is known now what came of work that the plain object did not claim."""
-        self._upper.trace.settled(run, work)
+        self._driver.trace.settled(run, work)
 
     def give_up(self, work: Work, party: Party) -> None:
         """A party does not want it any more: it is stopped with the last that does."""
-        port = self._upper.ports[work.engine]
+        port = self._driver.ports[work.engine]
         if self.works.leave(work, party) and not work.cancelled and port.holds(work):
             port.cancel([work])
 
     # ------------------------------------------------------------ what ports report
 
     def request_started(self, work: Work, instance: str, batch: int) -> None:
-        run = self._upper.runs.get(work.request.query)
+        run = self._driver.runs.get(work.request.query)
         if run is None:
             return
-        self._upper.trace.started(run, work.primitive, instance, batch)
+        self._driver.trace.started(run, work.primitive, instance, batch)
         for name in tuple(run.waiters.get(work.request.id, ())):
             self._began(run, run.primitives[name], traced=name == work.primitive)
 
@@ -256,22 +226,22 @@ class EngineWork:
             return
         live.began = True
         if not traced:
-            self._upper.trace.started(run, live.primitive.id)
-        self._upper.post(Started(self._upper.now(), run.id, live.primitive.id))
+            self._driver.trace.started(run, live.primitive.id)
+        self._driver.post(Started(self._driver.now(), run.id, live.primitive.id))
 
     def request_piece(self, work: Work, piece: Piece) -> None:
         work.add_piece(piece)
-        run = self._upper.runs.get(work.request.query)
+        run = self._driver.runs.get(work.request.query)
         if run is None:
             return
-        self._upper.trace.first(run, work.primitive)
+        self._driver.trace.first(run, work.primitive)
         for name in tuple(run.waiters.get(work.request.id, ())):
             work.passed_on |= run.primitives[name].reads_items
             self._piece_of(run, run.primitives[name], piece)
 
     def _piece_of(self, run: QueryRun, live: LivePrimitiveRun, piece: Piece) -> None:
         for news in list(live.group.piece(piece.text)) if live.group is not None else ():
-            self._tell(run, live, news)
+            tell(self._driver, run, live, news)
 
     def administered(self, engine: str, method: str, args: Sequence[Any]) -> None:
         """A method of an engine was called, maybe one that deletes."""
@@ -280,21 +250,21 @@ class EngineWork:
 
     def request_ended(self, work: Work, value: Any, error: BaseException | None) -> None:
         self.writes.ended(work.engine, work.request.payload)
-        run = self._upper.runs.get(work.request.query)
+        run = self._driver.runs.get(work.request.query)
         named = error if error is None else located(error, work)
         names = run.waiters.pop(work.request.id, ()) if run is not None else ()
         self.works.ended(work, value, named)
         if run is None:
             return
         if work.primitive not in run.primitives:
-            self._upper.trace.ended(run, work.primitive, [value], failed=named is not None)
+            self._driver.trace.ended(run, work.primitive, [value], failed=named is not None)
         for name in names:
             live = run.primitives.get(name)
             if live is None:  # the one before has ended the query
                 continue
             live.take(work, value)
             if named is not None:
-                self._upper.fail(run, name, named)
+                self._driver.fail(run, name, named)
             elif live.left == 0:
                 self._all_ended(run, live)
 
@@ -302,38 +272,13 @@ class EngineWork:
         p, results = live.primitive, live.results
         failed = next((work for work in live.works if work.failed), None)
         if failed is not None:
-            self._upper.fail(run, p.id, failed.error or QueryCancelled("cancelled"))
+            self._driver.fail(run, p.id, failed.error or QueryCancelled("cancelled"))
             return
-        self._upper.trace.ended(run, p.id, results)
+        self._driver.trace.ended(run, p.id, results)
         value = requests.value(p, results)
         if live.group is None:
             run.store.put(p.id, value)
-            self._upper.made(run, p.id)
+            self._driver.made(run, p.id)
             return
         for news in list(live.group.ended(value)):
-            self._tell(run, live, news)
-
-    def _tell(self, run: QueryRun, live: LivePrimitiveRun, news: News) -> None:
-        """The graph hears what a stream said of a prefilling and its decodings."""
-        upper, now = self._upper, self._upper.now()
-        if isinstance(news, Began):
-            upper.trace.queued(run, news.primitive, live.depth)
-            upper.trace.started(run, news.primitive.id)
-        elif isinstance(news, Prefilled):
-            run.store.put(news.primitive, True)
-            upper.trace.first(run, news.primitive)
-            if news.goes_on:
-                upper.trace.done(run, news.primitive)
-            upper.post(Finished(now, run.id, news.primitive))
-        elif isinstance(news, NotNeeded):
-            upper.post(Unused(now, run.id, news.primitive))
-        elif isinstance(news, Grown):
-            run.store.put(news.name, news.value)
-            upper.post(ItemClosed(now, run.id, news.primitive, news.index, news.name))
-        elif isinstance(news, Decoded):
-            run.store.put(news.primitive, news.value)
-            if news.whole:
-                upper.trace.ended(run, news.primitive, [news.value], decoding=True)
-            else:
-                upper.trace.done(run, news.primitive)
-            upper.post(Finished(now, run.id, news.primitive))
+            tell(self._driver, run, live, news)

@@ -7,7 +7,7 @@ from typing import Any
 
 from teola_plugin.graph import PrimitiveKind, Ref
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.scheduling.events import Expand, Expanded
+from teola_plugin.scheduling.graph_events import Expand, Expanded
 
 
 def expansion(run: QueryRun, order: Expand, now: float) -> Expanded:

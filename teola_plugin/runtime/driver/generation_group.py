@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.graph import STREAM_ITEMS, Primitive, PrimitiveKind
+from teola_plugin.graph import InstancePath, Primitive, PrimitiveKind
 from teola_plugin.requests.items import ItemStream
 
 _K = PrimitiveKind
@@ -62,9 +62,9 @@ class GenerationGroup:
 
     def __init__(self, leader: Primitive, members: Sequence[Primitive]) -> None:
         self._leader, self._members = leader, tuple(members)
-        self._grows = [m for m in self._members if m.option(STREAM_ITEMS)]
-        listed = next((m for m in self._members if m.kind is _K.PARTIAL_DECODING or m.option(STREAM_ITEMS)), None)
-        self._items = None if listed is None else ItemStream(listed.option("items", "json"))
+        self._grows = [m for m in self._members if m.attributes.stream_items]
+        listed = next((m for m in self._members if m.kind is _K.PARTIAL_DECODING or m.attributes.stream_items), None)
+        self._items = None if listed is None else ItemStream(listed.attributes.items or "json")
         self._closed = 0
         self.prefilled = False
 
@@ -105,7 +105,7 @@ class GenerationGroup:
         place = next((i for i, m in enumerate(self._members) if m.item == index), None)
         if place is None:
             for member in self._grows:
-                yield Grown(member.id, index, f"{member.id}#{index}", item)
+                yield Grown(member.id, index, InstancePath(member.id).stage(index), item)
             return
         if place + 1 < len(self._members):
             yield Began(self._members[place + 1])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind
+from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import primitive_requests as requests
 from teola_plugin.runtime.client_values import client_value, computed, runs_user_code
@@ -21,35 +21,35 @@ from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.deadlines import Deadlines
 from teola_plugin.runtime.driver.engine_work import EngineWork
 from teola_plugin.runtime.driver.fragments import expansion
-from teola_plugin.runtime.driver.growing_prefix import GrowingPrefixes, growing
+from teola_plugin.runtime.driver.growing_prompts import growing_prompts
+from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefilling
 from teola_plugin.runtime.driver.query_end import settle, settle_part
 from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.failures import outcome_error
-from teola_plugin.runtime.ports.engine_port import Port
+from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling import GraphScheduler
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.engine_events import DepthChanged
+from teola_plugin.scheduling.events import Instruction, Tick, WakeAt
+from teola_plugin.scheduling.graph_events import (
     Admit,
     Await,
     Cancel,
     Collect,
-    DepthChanged,
     Dispatch,
     End,
     Expand,
     Finished,
     GraphEvent,
-    Instruction,
     PartBegun,
     PartEnded,
     PrimitiveFailed,
     Release,
     Reprioritise,
     RunCall,
-    Tick,
-    WakeAt,
 )
-from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
+from teola_plugin.scheduling.live_primitive import LivePrimitive
+from teola_plugin.scheduling.live_query import LiveQuery
 
 log = logging.getLogger("teola_plugin")
 
@@ -68,7 +68,7 @@ class GraphDriver:
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
         self._deadlines = Deadlines(lambda: self.post(Tick(self.now())))
-        self._prefixes = GrowingPrefixes(self._live, computed, self._start_early, self._stop_early, self.code)
+        self._incremental = IncrementalPrefilling(self._live, computed, self._start_early, self._stop_early, self.code)
         self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
             Dispatch: self.engines.dispatch,
             RunCall: self._run_call,
@@ -91,7 +91,7 @@ class GraphDriver:
 
     def admit(self, run: QueryRun, graph: Graph) -> None:
         self.runs[run.id] = run
-        run.growing = growing(graph)
+        run.growing = growing_prompts(graph)
         run.has_user_code |= runs_user_code(graph)
         query = run.query
         self.trace.recorder.begin(run.id, query.app, self.now())
@@ -181,7 +181,7 @@ class GraphDriver:
         """A primitive has its value, in the query's store."""
         self.post(Finished(self.now(), run.id, name))
         if run.growing:
-            self._prefixes.made(run, name)
+            self._incremental.made(run, name)
 
     def _store(self, run: QueryRun, name: str, value: Any) -> None:
         run.store.put(name, value)
@@ -234,8 +234,8 @@ class GraphDriver:
 
     def dispatched(self, run: QueryRun, p: Primitive) -> None:
         """All inputs of a primitive are there."""
-        if run.growing and p.leads_group:
-            self._prefixes.dispatched(run, p)
+        if run.growing and p.prefills:
+            self._incremental.dispatched(run, p)
 
     def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
         query = self.query(run)
@@ -243,7 +243,7 @@ class GraphDriver:
 
     def _start_early(self, run: QueryRun, p: Primitive) -> None:
         """Dispatch what is not in the graph: a prefix that has grown. Its prompt's own primitive is one deeper."""
-        whole = self._live(run, p.id.partition(".grown#")[0])
+        whole = self._live(run, InstancePath(p.id).ungrown)
         self.engines.dispatch(run, Dispatch(run.id, p, 1 + (whole.depth if whole is not None else 0)))
 
     def _stop_early(self, run: QueryRun, name: str) -> None:

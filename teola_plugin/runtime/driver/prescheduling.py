@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from teola_plugin.graph import Primitive, PrimitiveKind, Ref
-from teola_plugin.runtime.ports.engine_port import ForwardingPort, Port
+from teola_plugin.runtime.ports.port import Follow, ForwardingPort, Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import Enqueue
-from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
+from teola_plugin.scheduling.engine_events import Enqueue
+from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
+from teola_plugin.scheduling.live_query import LiveQuery
 
 _K = PrimitiveKind
 FOLLOWING = frozenset({_K.EMBEDDING, _K.INGESTION, _K.SEARCHING, _K.RERANKING})
@@ -27,30 +27,13 @@ LONGEST = 32
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """A primitive to be queued as soon as another has ended well. Its requests are named `name.0`, `name.1`, ..."""
-
-    primitive: Primitive
-    name: str
-    inputs: Mapping[str, Any]
-    """Values that are known already, by input name."""
-    pending: tuple[tuple[str, tuple[Any, ...]], ...]
-    """Inputs to be filled with what lies under a path in the value of the primitive before."""
-    event: Enqueue
-    tenant: str
-    then: tuple[Follow, ...] = ()
-    stays: bool = False
-    """Whether its value may stay where it is made."""
-
-
 class PreScheduling:
-    """Chooses what follows. `ticket` makes the event with which a primitive is queued."""
+    """Chooses what follows. `enqueue_event` makes the event with which a primitive is queued."""
 
     def __init__(
-        self, ports: Callable[[], Mapping[str, Port]], ticket: Callable[[QueryRun, Primitive, int], Enqueue]
+        self, ports: Callable[[], Mapping[str, Port]], enqueue_event: Callable[[QueryRun, Primitive, int], Enqueue]
     ) -> None:
-        self._ports, self._ticket = ports, ticket
+        self._ports, self._enqueue_event = ports, enqueue_event
 
     def withdraw(self, run: QueryRun) -> None:
         """Followers that the graph has not come to are not wanted any more."""
@@ -64,7 +47,7 @@ class PreScheduling:
         """Mark the requests of a primitive whose value nobody but engines reads."""
         if self._stays(query, p):
             for entry in entries:
-                entry.request = replace(entry.request, stays=True)
+                entry.request = replace(entry.request, keep_remote=True)
 
     def _stays(self, query: LiveQuery, p: Primitive) -> bool:
         """Vectors that are ingested: an ingestion is told from others without them, so nothing here looks at them."""
@@ -81,7 +64,7 @@ class PreScheduling:
 
     def followers(self, run: QueryRun, query: LiveQuery, before: Primitive, room: int = LONGEST) -> tuple[Follow, ...]:
         """What waits for `before` alone; each with what waits for it alone."""
-        if before.leads_group or before.decodes or room < 1:
+        if before.prefills or before.decodes or room < 1:
             return ()
         fitting = (live for live in query.children(before.id) if self._fits(run, live, before))
         made = (self._follow(run, query, live, before, room) for live in fitting)
@@ -90,7 +73,7 @@ class PreScheduling:
     @staticmethod
     def _fits(run: QueryRun, live: LivePrimitive, before: Primitive) -> bool:
         p = live.primitive
-        if p.kind not in FOLLOWING or p.call or p.option("wrapped") or p.tentative:
+        if p.kind not in FOLLOWING or p.call or p.attributes.wrapped or p.tentative:
             return False
         if p.kind is _K.INGESTION and run.ahead:  # rows wait for the plain object
             return False
@@ -109,7 +92,7 @@ class PreScheduling:
         run.sent_ahead[p.id] = name
         known = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer != before.id}
         pending = tuple((key, ref.path) for key, ref in p.inputs if ref.producer == before.id)
-        event = self._ticket(run, p, live.depth)
+        event = self._enqueue_event(run, p, live.depth)
         port.expect(name, event)
         then = self.followers(run, query, p, room - 1)
         return Follow(p, name, known, pending, event, run.query.tenant, then, self._stays(query, p))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from teola_plugin.graph import InstancePath
 from teola_plugin.runtime.driver.engine_work import EngineWork
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.identities import Party
@@ -25,7 +26,7 @@ def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: En
 
 def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
     """A part has its value: what was made for it, and has ended, is let go."""
-    over = [key for key in run.primitives if key.startswith(f"{name}/")]
+    over = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
     works = [work for key in over for work in run.primitives[key].works]
     for work in works:
         if not work.plain:

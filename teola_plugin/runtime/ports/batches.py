@@ -13,12 +13,12 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
-from teola_plugin.runtime.bounded import abandon
 from teola_plugin.runtime.ports import engine_failures
 from teola_plugin.runtime.ports.callers import Callers
-from teola_plugin.runtime.ports.held_requests import Batch, Held, HeldRequests
+from teola_plugin.runtime.ports.outstanding_requests import Batch, OutstandingRequest, OutstandingRequests
 from teola_plugin.runtime.ports.watchdog import Patience, Watchdog
-from teola_plugin.scheduling.events import EngineEvent, PrefillEnded, RequestsEnded, Retried, RunBatch
+from teola_plugin.runtime.timeouts import abandon
+from teola_plugin.scheduling.engine_events import EngineEvent, PrefillEnded, RequestsEnded, Retried, RunBatch
 
 log = logging.getLogger("teola_plugin")
 
@@ -44,7 +44,7 @@ class Batches:
     def __init__(
         self,
         engine: str,
-        held: HeldRequests,
+        outstanding: OutstandingRequests,
         callers: Callers,
         reports: Reports,
         *,
@@ -52,14 +52,17 @@ class Batches:
         max_attempts: int,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._engine, self._held, self._callers, self._reports = engine, held, callers, reports
+        self._engine, self._outstanding, self._callers, self._reports = engine, outstanding, callers, reports
         self._patience, self._max_attempts, self._spawn = patience, max_attempts, spawn
         self._running: dict[str, set[Batch]] = {}
         self._watches: dict[str, Watchdog] = {}
         self._free_soon: list[str] = []
 
     def begin(self, order: RunBatch, engine: Engine) -> None:
-        batch = Batch(order.instance, {n: held for n in order.requests if (held := self._held.named(n)) is not None})
+        batch = Batch(
+            order.instance,
+            {n: outstanding for n in order.requests if (outstanding := self._outstanding.named(n)) is not None},
+        )
         self._running.setdefault(order.instance, set()).add(batch)
         self._watch(order.instance, engine).begun()
         batch.task = self._spawn(self._run(order, engine, batch))
@@ -68,12 +71,12 @@ class Batches:
         """Of the batches that run there."""
         return [batch.task for batch in self._running.get(instance, ()) if batch.task is not None]
 
-    def give_up(self, held: Held, instance: str, engine: Engine, error: BaseException) -> None:
+    def give_up(self, outstanding: OutstandingRequest, instance: str, engine: Engine, error: BaseException) -> None:
         """Its caller is told now; the instance is asked to let go of it, and watched."""
-        if not held.told:
-            self._watch(instance, engine).asked(held.name)
-            self._spawn(self._cancel(engine, held.name))
-        self._callers.ended(held, None, error)
+        if not outstanding.told:
+            self._watch(instance, engine).asked(outstanding.name)
+            self._spawn(self._cancel(engine, outstanding.name))
+        self._callers.ended(outstanding, None, error)
 
     async def _cancel(self, engine: Engine, request: str) -> None:
         try:
@@ -139,14 +142,14 @@ class Batches:
     def _started(self, order: RunBatch, batch: Batch) -> list[Request]:
         """The requests as the engine gets them; those that were cancelled meanwhile leave their slots."""
         requests = []
-        for name, number, (depth, objective) in zip(order.requests, order.priorities, order.standings, strict=True):
-            held = batch.left.get(name)
-            if held is None:
+        for name, number, (depth, objective) in zip(order.requests, order.priorities, order.urgencies, strict=True):
+            outstanding = batch.left.get(name)
+            if outstanding is None:
                 continue
-            if held.told:
-                self._let_go(batch, held)
+            if outstanding.told:
+                self._let_go(batch, outstanding)
                 continue
-            entry = held.entry
+            entry = outstanding.entry
             entry.request = entry.request.admitted(number, depth, objective.value)
             requests.append(entry.request if name == entry.request.id else replace(entry.request, id=name))
             self._callers.started(entry, batch.instance, order.batch)
@@ -162,77 +165,79 @@ class Batches:
             running.discard(batch)
             if watch := self._watches.get(batch.instance):
                 watch.ended()
-        for held in list(batch.left.values()):
-            self._fail(batch, held, why or engine_failures.cancelled(self._engine))
+        for outstanding in list(batch.left.values()):
+            self._fail(batch, outstanding, why or engine_failures.cancelled(self._engine))
 
     # ------------------------------------------------------------ what an engine says
 
     def _hear(self, batch: Batch, engine: Engine, result: Result) -> None:
-        held = batch.left.get(result.request_id)
-        if held is None or batch.over:
+        outstanding = batch.left.get(result.request_id)
+        if outstanding is None or batch.over:
             return
         if watch := self._watches.get(batch.instance):
             watch.heard()
         try:
             if isinstance(result, Piece):
-                self._on_piece(held, result)
+                self._on_piece(outstanding, result)
             elif isinstance(result, Done):
-                self._done(batch, held, result)
+                self._done(batch, outstanding, result)
             elif isinstance(result, Failed):
-                self._fail(batch, held, result.error)
+                self._fail(batch, outstanding, result.error)
         except Exception as error:  # a retry that says something else, or a result that is none
             bad = engine_failures.broken(self._engine, error)
             if isinstance(result, Piece):
-                self.give_up(held, batch.instance, engine, bad)
+                self.give_up(outstanding, batch.instance, engine, bad)
             else:
-                self._let_go(batch, held)
-                self._callers.ended(held, None, bad)
+                self._let_go(batch, outstanding)
+                self._callers.ended(outstanding, None, bad)
 
-    def _on_piece(self, held: Held, piece: Piece) -> None:
-        if held.told:
+    def _on_piece(self, outstanding: OutstandingRequest, piece: Piece) -> None:
+        if outstanding.told:
             return
-        entry = held.entry
-        fresh = entry.fresh(piece if held.name == entry.request.id else replace(piece, request_id=entry.request.id))
+        entry = outstanding.entry
+        fresh = entry.fresh(
+            piece if outstanding.name == entry.request.id else replace(piece, request_id=entry.request.id)
+        )
         if not entry.prefilled:
             entry.prefilled = True
-            self._reports.scheduler(PrefillEnded(_now(), held.name))
+            self._reports.scheduler(PrefillEnded(_now(), outstanding.name))
         self._callers.piece(entry, fresh)
 
-    def _done(self, batch: Batch, held: Held, done: Done) -> None:
-        held.entry.agree(done.value)
-        held.entry.found_version = done.version
-        self._let_go(batch, held)
+    def _done(self, batch: Batch, outstanding: OutstandingRequest, done: Done) -> None:
+        outstanding.entry.agree(done.value)
+        outstanding.entry.found_version = done.version
+        self._let_go(batch, outstanding)
         self._reports.worked(batch.instance)
-        self._callers.ended(held, done.value, None)
+        self._callers.ended(outstanding, done.value, None)
 
-    def _fail(self, batch: Batch, held: Held, error: BaseException) -> None:
+    def _fail(self, batch: Batch, outstanding: OutstandingRequest, error: BaseException) -> None:
         if isinstance(error, EngineUnavailable):
             self._reports.dead(batch.instance)
-        entry = held.entry
-        again = isinstance(error, EngineError) and error.retryable and entry.repeatable and not held.told
+        entry = outstanding.entry
+        again = isinstance(error, EngineError) and error.retryable and entry.repeatable and not outstanding.told
         if not again or entry.attempts + 1 >= self._max_attempts or not self._reports.may_retry():
-            self._let_go(batch, held)
-            self._callers.ended(held, None, error)
+            self._let_go(batch, outstanding)
+            self._callers.ended(outstanding, None, error)
             return
-        batch.left.pop(held.name, None)
+        batch.left.pop(outstanding.name, None)
         entry.again()
         log.warning(
             "request %s of %s failed (%s); attempt %d", entry.request.id, entry.primitive, error, entry.attempts + 1
         )
         self._free()
-        self._reports.scheduler(Retried(_now(), held.name))
+        self._reports.scheduler(Retried(_now(), outstanding.name))
 
     # ------------------------------------------------------------ slots
 
-    def _let_go(self, batch: Batch, held: Held) -> None:
+    def _let_go(self, batch: Batch, outstanding: OutstandingRequest) -> None:
         """Its slot is free. Slots of a whole batch come free at once: one decision, not one for each of them."""
-        batch.left.pop(held.name, None)
+        batch.left.pop(outstanding.name, None)
         if watch := self._watches.get(batch.instance):
-            watch.let_go(held.name)
-        self._held.forget(held)
+            watch.let_go(outstanding.name)
+        self._outstanding.forget(outstanding)
         if not self._free_soon:
             asyncio.get_running_loop().call_soon(self._free)
-        self._free_soon.append(held.name)
+        self._free_soon.append(outstanding.name)
 
     def _free(self) -> None:
         names, self._free_soon = tuple(self._free_soon), []

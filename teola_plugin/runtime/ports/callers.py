@@ -8,7 +8,7 @@ from typing import Any
 
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.failures import own
-from teola_plugin.runtime.ports.held_requests import Held, HeldRequests
+from teola_plugin.runtime.ports.outstanding_requests import OutstandingRequest, OutstandingRequests
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.works.work import Work
 
@@ -18,8 +18,8 @@ log = logging.getLogger("teola_plugin")
 class Callers:
     """Tells a port's listener. One that raises has a fault of its own: everybody else goes on."""
 
-    def __init__(self, engine: str, listener: PortListener, held: HeldRequests) -> None:
-        self._engine, self._listener, self._held = engine, listener, held
+    def __init__(self, engine: str, listener: PortListener, outstanding: OutstandingRequests) -> None:
+        self._engine, self._listener, self._outstanding = engine, listener, outstanding
 
     def started(self, entry: Work, instance: str, batch: int) -> None:
         self._call("start", self._listener.started, entry, instance, batch)
@@ -27,10 +27,10 @@ class Callers:
     def piece(self, entry: Work, piece: Piece) -> None:
         self._call("pieces", self._listener.piece, entry, piece)
 
-    def ended(self, held: Held, value: Any, error: BaseException | None) -> None:
+    def ended(self, outstanding: OutstandingRequest, value: Any, error: BaseException | None) -> None:
         """Nothing, if they know already: it was cancelled, or the pool was closed."""
-        if self._held.tell(held):
-            self.refused(held.entry, value, error)
+        if self._outstanding.tell(outstanding):
+            self.refused(outstanding.entry, value, error)
 
     def refused(self, entry: Work, value: Any, error: BaseException | None) -> None:
         """`ended` for a request that the port does not hold."""

@@ -8,24 +8,24 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.cache_news import CacheNews
+from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Warmup
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime import failures
-from teola_plugin.runtime.bounded import ended
 from teola_plugin.runtime.cache_events import cache_events
 from teola_plugin.runtime.ports import engine_failures, watchdog
 from teola_plugin.runtime.ports.batches import Batches, Reports
 from teola_plugin.runtime.ports.callers import Callers
-from teola_plugin.runtime.ports.held_requests import HeldRequests
 from teola_plugin.runtime.ports.instances import Instances
-from teola_plugin.runtime.ports.port import ForwardingPort, Port, PortListener
+from teola_plugin.runtime.ports.outstanding_requests import OutstandingRequests
+from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
+from teola_plugin.runtime.timeouts import ended
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.engine_events import (
     CancelRequests,
     CancelRunning,
     DepthChanged,
@@ -35,13 +35,12 @@ from teola_plugin.scheduling.events import (
     InstanceDown,
     InstanceDrained,
     InstanceUp,
-    Instruction,
     QueuedRequest,
     Reject,
     RunBatch,
 )
+from teola_plugin.scheduling.events import Instruction
 
-__all__ = ["EnginePort", "ForwardingPort", "Port", "PortListener"]
 log = logging.getLogger("teola_plugin")
 
 
@@ -70,8 +69,8 @@ class EnginePort:
         self._patience = patience or watchdog.PATIENCE
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._held = HeldRequests()
-        self._callers = Callers(name, listener, self._held)
+        self._outstanding = OutstandingRequests()
+        self._callers = Callers(name, listener, self._outstanding)
         self._instances = Instances(
             name,
             instances,
@@ -86,7 +85,7 @@ class EnginePort:
         )
         self._batches = Batches(
             name,
-            self._held,
+            self._outstanding,
             self._callers,
             reports,
             patience=self._patience,
@@ -126,7 +125,7 @@ class EnginePort:
         except Exception as error:
             self._callers.refused(entry, None, engine_failures.unfit(error, entry.request.kind, self.name))
             return None
-        return QueuedRequest(self._held.add(entry).name, size, blocks)
+        return QueuedRequest(self._outstanding.add(entry).name, size, blocks)
 
     def _measured(self, request: Request) -> tuple[float, tuple[int, ...]]:
         size = self.engine.size(request)
@@ -142,19 +141,19 @@ class EnginePort:
             return engine_failures.closed(self.name)
         if cause := self._instances.given_up:
             return engine_failures.given_up(self.name, cause)
-        if len(self._held) + more > self._max_queued:
-            return engine_failures.overloaded(self.name, len(self._held), self._max_queued)
+        if len(self._outstanding) + more > self._max_queued:
+            return engine_failures.overloaded(self.name, len(self._outstanding), self._max_queued)
         return None
 
     def holds(self, entry: Work) -> bool:
         """Whether the request is queued or running here, and has not ended for its caller."""
-        return self._held.of(entry) is not None
+        return self._outstanding.of(entry) is not None
 
     def cancel(self, entries: Sequence[Work]) -> None:
         """They end for their callers at once; a running one keeps its slot until its instance has let go of it."""
         for entry in entries:
             entry.cancelled = True
-        names = tuple(held.name for entry in entries if (held := self._held.of(entry)) is not None)
+        names = tuple(outstanding.name for entry in entries if (outstanding := self._outstanding.of(entry)) is not None)
         if names:
             self._handle(CancelRequests(self._now(), names))
 
@@ -164,9 +163,9 @@ class EnginePort:
     async def close(self) -> None:
         """Stop what runs. Requests that are left fail as unavailable. Waits a bounded time for instances that hang."""
         self._closed = True
-        for held in self._held:
-            self._held.forget(held)
-            self._callers.ended(held, None, self._refusal(0))
+        for outstanding in self._outstanding:
+            self._outstanding.forget(outstanding)
+            self._callers.ended(outstanding, None, self._refusal(0))
         self._batches.stop_watching()
         left = await ended(self._patience.closing, self._tasks)
         if left:
@@ -179,11 +178,11 @@ class EnginePort:
         self._handle(event)
 
     def _follow(self, instance: str, engine: Engine) -> None:
-        """Pass on what the instance says of its cache, if it does (see `engines.cache_news`)."""
-        if hasattr(engine, "on_cache_news"):
-            engine.on_cache_news = lambda news: self._cache_news(instance, engine, news)
+        """Pass on what the instance says of its cache, if it does (see `engines.prefix_events`)."""
+        if hasattr(engine, "on_prefix_events"):
+            engine.on_prefix_events = lambda news: self._prefix_events(instance, engine, news)
 
-    def _cache_news(self, instance: str, engine: Engine, news: CacheNews) -> None:
+    def _prefix_events(self, instance: str, engine: Engine, news: PrefixEvents) -> None:
         for event in cache_events(self._now(), instance, news, engine.load().kv_used):
             self._handle(event)
 
@@ -223,9 +222,9 @@ class EnginePort:
         if not self._instances.given_up:
             return
         names = []
-        for held in self._held:
-            names.append(held.name)
-            self._callers.ended(held, None, self._refusal(0))
+        for outstanding in self._outstanding:
+            names.append(outstanding.name)
+            self._callers.ended(outstanding, None, self._refusal(0))
         self._handle(CancelRequests(self._now(), tuple(names)))
 
     # ------------------------------------------------------------ instructions
@@ -253,20 +252,20 @@ class EnginePort:
         elif isinstance(instruction, Dropped):
             for request in instruction.requests:
                 self._end_queued(request, engine_failures.cancelled(self.name))
-        elif isinstance(instruction, Reject) and (held := self._held.named(instruction.request)):
-            kind = held.entry.request.kind
+        elif isinstance(instruction, Reject) and (outstanding := self._outstanding.named(instruction.request)):
+            kind = outstanding.entry.request.kind
             error = failures.too_large(kind, instruction.size, instruction.limit, self.name)
-            self._end_queued(held.name, error)
+            self._end_queued(outstanding.name, error)
 
     def _end_queued(self, request: str, error: EngineError) -> None:
-        held = self._held.named(request)
-        if held is not None:
-            self._held.forget(held)
-            self._callers.ended(held, None, error)
+        outstanding = self._outstanding.named(request)
+        if outstanding is not None:
+            self._outstanding.forget(outstanding)
+            self._callers.ended(outstanding, None, error)
 
     def _cancel_running(self, order: CancelRunning) -> None:
         engine = self.instances.get(order.instance)
         for request in order.requests:
-            held = self._held.named(request)
-            if held is not None and engine is not None:
-                self._batches.give_up(held, order.instance, engine, engine_failures.cancelled(self.name))
+            outstanding = self._outstanding.named(request)
+            if outstanding is not None and engine is not None:
+                self._batches.give_up(outstanding, order.instance, engine, engine_failures.cancelled(self.name))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.runtime.bounded import at_most
+from teola_plugin.runtime.timeouts import at_most
 
 log = logging.getLogger("teola_plugin")
 _FIRST_BACK_OFF, _LONGEST_BACK_OFF = 0.2, 30.0

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from teola_plugin.graph import Primitive
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import DepthChanged, Enqueue
-
-if TYPE_CHECKING:
-    from teola_plugin.runtime.driver.prescheduling import Follow
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,33 @@ class Port(Protocol):
     async def close(self) -> None:
         """Stop what runs. Requests that are left fail as unavailable."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """A primitive to be queued as soon as another has ended well. For its requests' names see `follower_request`."""
+
+    primitive: Primitive
+    name: str
+    inputs: Mapping[str, Any]
+    """Values that are known already, by input name."""
+    pending: tuple[tuple[str, tuple[Any, ...]], ...]
+    """Inputs to be filled with what lies under a path in the value of the primitive before."""
+    event: Enqueue
+    tenant: str
+    then: tuple[Follow, ...] = ()
+    keep_remote: bool = False
+    """Whether its value may stay where it is made."""
+
+
+def follower_request(name: str, number: int) -> str:
+    """Of the follower of that name, its request of that number: both sides know it without telling each other."""
+    return f"{name}.{number}"
+
+
+def follower_of(request: str) -> str:
+    """The name of the follower whose request this is, if it is one's."""
+    return request.rpartition(".")[0]
 
 
 class ForwardingPort(Port, ABC):

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from teola_plugin.requests.payloads import EmbedText, Generate, IngestRow, ScorePair, SearchVector, Version
-from teola_plugin.runtime.works.kept_values import KeptValue
+from teola_plugin.runtime.works.remote_values import RemoteValue
 
 
 class Party(Enum):
@@ -120,7 +120,7 @@ def typed(value: Any) -> Hashable:
 
 
 def _vector_key(vector: Any) -> Hashable:
-    return ("kept", id(vector)) if isinstance(vector, KeptValue) else blake2b(_bytes(vector), digest_size=16).digest()
+    return ("kept", id(vector)) if isinstance(vector, RemoteValue) else blake2b(_bytes(vector), digest_size=16).digest()
 
 
 def _bytes(vector: Sequence[float]) -> bytes:

@@ -135,7 +135,7 @@ class WorkTable:
 def _may_be_asked_again(work: Work) -> bool:
     if work.failed or work.cancelled or work.identity is None or work.rule is Rule.ALONE:
         return False
-    return work.rule is Rule.PURE or len(work.claimed) < len(Party) or work.spare
+    return work.rule is Rule.PURE or len(work.claimed) < len(Party) or work.lookahead
 
 
 def _may_claim(work: Work, party: Party, rule: Rule) -> bool:
@@ -143,4 +143,4 @@ def _may_claim(work: Work, party: Party, rule: Rule) -> bool:
         return True
     if rule is Rule.WRITE and party is Party.PLAIN:
         return not work.made  # what the graph waits for; any other write is one of its own
-    return party not in work.claimed or (party is Party.EARLY and work.spare)
+    return party not in work.claimed or (party is Party.EARLY and work.lookahead)

@@ -64,7 +64,7 @@ class Work:
     """The parties that have ever claimed it."""
     by: Party = Party.PLAIN
     """Who asked first."""
-    spare: bool = False
+    lookahead: bool = False
     """Made for a part that is yet to be chosen: its own graph, once there, may claim it."""
     stale: bool = False
     """What it found is no longer so: nobody may claim it any more."""

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from teola_plugin.graph.prefix_blocks import PrefixBlocks
-from teola_plugin.scheduling.events import CacheEvent
+from teola_plugin.scheduling.engine_events import CacheEvent
 
 Fits = Callable[[str, int], bool]
 """Whether an instance has a free slot for a request that takes so many units (tokens to be computed) there."""
@@ -50,7 +50,7 @@ class Asked:
     """It has waited long enough: any instance with a free slot will do."""
     warm_up: bool = False
     """Fewer slots may do for it than for others."""
-    spare: bool = True
+    uncontended: bool = True
     """Nobody else wants the slots that are free now, so it may take one away from where it belongs."""
 
 

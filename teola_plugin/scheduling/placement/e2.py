@@ -13,9 +13,9 @@ from heapq import heapify, heappop
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.graph.prefix_blocks import BLOCK_TOKENS
-from teola_plugin.scheduling.events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
+from teola_plugin.scheduling.engine_events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
 from teola_plugin.scheduling.placement.base import Asked, Fits, Placed, Why
-from teola_plugin.scheduling.placement.least_outstanding import Homes
+from teola_plugin.scheduling.placement.least_outstanding import SessionAffinity
 from teola_plugin.scheduling.placement.load_model import LoadModel, prefill_cost
 from teola_plugin.scheduling.placement.options import CAPACITY, PREBLE, E2Options
 from teola_plugin.scheduling.placement.prefix_index import NOTHING, Match, PrefixIndex, key_portion
@@ -27,14 +27,14 @@ EXPECTED_TOKENS = 64
 """Tokens of an answer, until some have been seen."""
 LONG = 2.0
 """By how much a line has to be the longer way before something is computed twice."""
-PARKED = 1.0
-"""Seconds for which a waiting request keeps its seat."""
-MOST_SEATS = 10_000
+KEPT_FOR = 1.0
+"""Seconds for which a preference of a waiting request is kept."""
+MOST_PREFERENCES = 10_000
 _ANY_SIZE = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Preference:
     """Where a waiting request belongs. It is kept a while: those that wait are looked at with every event."""
 
     wanted: tuple[tuple[str, int], ...]
@@ -56,11 +56,11 @@ class E2:
         self.loads = LoadModel(profile.seconds(PrimitiveKind.DECODING, EXPECTED_TOKENS), window=options.window)
         self.balancer = Balancer(self.loads, options.window, options.interval, options.least_requests)
         self._cost = prefill_cost(profile)
-        self._homes = Homes()
+        self._affinity = SessionAffinity()
         self._gangs: dict[str, dict[str, int]] = {}
         self._line: dict[str, float] = {}
         """Seconds of prefilling that wait for an instance, in front of the next request of this round."""
-        self._seats: dict[str, Seat] = {}
+        self._preferences: dict[str, Preference] = {}
         """Of requests that wait."""
         self._too_large = _ANY_SIZE
         """Units from which nothing fits anywhere in this round."""
@@ -74,9 +74,9 @@ class E2:
     def forget_instance(self, instance: str) -> None:
         self.loads.forget(instance)
         self.index.forget(instance)
-        self._homes.forget_instance(instance)
+        self._affinity.forget_instance(instance)
         self.balancer.forget(instance)
-        self._seats.clear()
+        self._preferences.clear()
         for members in self._gangs.values():
             members.pop(instance, None)
 
@@ -87,13 +87,13 @@ class E2:
         self.loads.expire(at)
 
     def sent(self, asked: Asked, placed: Placed) -> None:
-        self._seats.pop(asked.id, None)
+        self._preferences.pop(asked.id, None)
         path = self.index.hold(placed.instance, asked.blocks, self._at)
         cost = self._cost(placed.units)
         self.loads.sent(
             self._at, asked.id, placed.instance, cost, new=placed.units, tokens=asked.size, key=key_portion(path)
         )
-        self._homes.remember(asked.session, placed.instance)
+        self._affinity.remember(asked.session, placed.instance)
         if asked.gang:
             members = self._gangs.setdefault(asked.gang, {})
             members[placed.instance] = members.get(placed.instance, 0) + 1
@@ -107,7 +107,7 @@ class E2:
         for request in requests:
             self.loads.ended(at, request)
         if self.balancer.look(at):
-            self._seats.clear()
+            self._preferences.clear()
 
     def cached(self, event: CacheEvent) -> None:
         if event.instance not in self.loads:
@@ -124,19 +124,19 @@ class E2:
     # ------------------------------------------------------------ the decision
 
     def place(self, asked: Asked, fits: Fits) -> Placed | None:
-        seat = self._seats.get(asked.id)
-        if seat is not None and seat.until > self._at:
-            if seat.least >= self._too_large:
+        preferred = self._preferences.get(asked.id)
+        if preferred is not None and preferred.until > self._at:
+            if preferred.least >= self._too_large:
                 return None
-            if seat.wanted and not any(fits(name, units) for name, units in seat.wanted):
-                return self._wait(asked, seat, fits)
+            if preferred.wanted and not any(fits(name, units) for name, units in preferred.wanted):
+                return self._wait(asked, preferred, fits)
         match = self.index.match(asked.blocks) if asked.blocks else NOTHING
         why, wanted = self._wanted(asked, match)
         least = _units(asked, match.depth)
         if not wanted:
             found = self._explore(asked, match, fits)
             if found is None:
-                self._park(asked, Seat((), least, 0.0, self._at + PARKED))
+                self._remember(asked, Preference((), least, 0.0, self._at + KEPT_FOR))
             return found
         free = [(self.loads.load(name), name, units) for name, units in wanted if fits(name, units)]
         if free:
@@ -144,19 +144,19 @@ class E2:
             placed = Placed(name, units, why)
             return placed if why is Why.SESSION else self._relieved(asked, match, placed, fits)
         elsewhere = self._elsewhere(asked, match, wanted)
-        seat = Seat(tuple(wanted), least, elsewhere, self._at + PARKED)
-        self._park(asked, seat)
-        return self._wait(asked, seat, fits)
+        preferred = Preference(tuple(wanted), least, elsewhere, self._at + KEPT_FOR)
+        self._remember(asked, preferred)
+        return self._wait(asked, preferred, fits)
 
-    def _park(self, asked: Asked, seat: Seat) -> None:
-        """Those who never come back (they were cancelled) lose their seats when there are many."""
-        if len(self._seats) >= MOST_SEATS:
-            self._seats = {name: kept for name, kept in self._seats.items() if kept.until > self._at}
-        if len(self._seats) < MOST_SEATS:
-            self._seats[asked.id] = seat
+    def _remember(self, asked: Asked, preferred: Preference) -> None:
+        """Those who never come back (they were cancelled) lose theirs when there are many."""
+        if len(self._preferences) >= MOST_PREFERENCES:
+            self._preferences = {name: kept for name, kept in self._preferences.items() if kept.until > self._at}
+        if len(self._preferences) < MOST_PREFERENCES:
+            self._preferences[asked.id] = preferred
 
     def _wanted(self, asked: Asked, match: Match) -> tuple[Why, list[tuple[str, int]]]:
-        home = self._homes.get(asked.session)
+        home = self._affinity.get(asked.session)
         if home is not None:
             return Why.SESSION, [(home, _units(asked, match.at(home)))]
         least = _units(asked, match.depth)
@@ -185,15 +185,15 @@ class E2:
 
     # ------------------------------------------------------------ what it belongs to is full
 
-    def _wait(self, asked: Asked, seat: Seat, fits: Fits) -> Placed | None:
+    def _wait(self, asked: Asked, preferred: Preference, fits: Fits) -> Placed | None:
         """None to wait for a slot and compute the rest there; else an instance with a slot now, to compute more."""
-        if not asked.spare and not asked.urgent:
+        if not asked.uncontended and not asked.urgent:
             return None
         at, line = self._at, self._line
-        waits = [(self.loads.wait(name, at) + line.get(name, 0.0), name, units) for name, units in seat.wanted]
+        waits = [(self.loads.wait(name, at) + line.get(name, 0.0), name, units) for name, units in preferred.wanted]
         seconds, name, units = min(waits)
         seconds += self._cost(units)
-        if asked.urgent or seconds >= seat.elsewhere:
+        if asked.urgent or seconds >= preferred.elsewhere:
             found = self._explore(asked, self.index.match(asked.blocks), fits)
             if found is not None and (asked.urgent or seconds >= self._price(asked, found, units)):
                 return replace(found, why=Why.SPILL)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Homes:
+class SessionAffinity:
     """The instance of each session, the last `most` of them."""
 
     most: int = 10_000
@@ -34,20 +34,20 @@ class LeastOutstanding:
     The session of a full prefilling is that of its partial prefillings, so it finds the prefix they left.
     """
 
-    _homes: Homes = field(default_factory=Homes)
+    _affinity: SessionAffinity = field(default_factory=SessionAffinity)
 
     def choose(self, free: Mapping[str, int], outstanding: Mapping[str, int], session: str = "") -> str | None:
         """`free`: slots by instance (only instances with some count); None when there is none."""
         usable = [name for name, slots in free.items() if slots > 0]
         if not usable:
             return None
-        home = self._homes.get(session)
+        home = self._affinity.get(session)
         if home in free and home is not None:
             return home if free[home] > 0 else None
         return min(usable, key=lambda name: (outstanding.get(name, 0), name))
 
     def remember(self, session: str, instance: str) -> None:
-        self._homes.remember(session, instance)
+        self._affinity.remember(session, instance)
 
     def forget_instance(self, instance: str) -> None:
-        self._homes.forget_instance(instance)
+        self._affinity.forget_instance(instance)

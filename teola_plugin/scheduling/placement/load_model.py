@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.scheduling.placement.window import HalfWindows
+from teola_plugin.scheduling.placement.window import SlidingMean
 
 PrefillCost = Callable[[float], float]
 """Seconds to prefill so many tokens that are not cached."""
@@ -50,7 +50,7 @@ class InstanceLoad:
     """Prompt tokens of the balance window: found in the cache, and in all."""
     shares: dict[int, Share] = field(default_factory=dict)
     """By key portion."""
-    first_token: HalfWindows = field(default_factory=lambda: HalfWindows(WINDOW / 2))
+    first_token: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW / 2))
 
     @property
     def hit_ratio(self) -> float:

@@ -77,7 +77,7 @@ NOTHING = Match()
 
 
 @dataclass(slots=True)
-class Shelf:
+class InstanceCache:
     """What one instance holds."""
 
     blocks: int = 0
@@ -98,7 +98,7 @@ class PrefixIndex:
         self.capacity = capacity
         self._half = half_window
         self._root = Run((), 0)
-        self._shelves: dict[str, Shelf] = {}
+        self._caches: dict[str, InstanceCache] = {}
         self._tick = 0
 
     # ------------------------------------------------------------ reading
@@ -120,30 +120,30 @@ class PrefixIndex:
         return Match(tuple(path), depth) if path else NOTHING
 
     def blocks_on(self, instance: str) -> int:
-        shelf = self._shelves.get(instance)
-        return shelf.blocks if shelf is not None else 0
+        cache = self._caches.get(instance)
+        return cache.blocks if cache is not None else 0
 
     def loss(self, instance: str, blocks: int, at: float) -> float:
         """What an instance forgets when it takes so many new blocks: blocks, each times the requests of the window
         that shared it, divided by its holders."""
-        shelf = self._shelves.get(instance)
-        if shelf is None:
+        cache = self._caches.get(instance)
+        if cache is None:
             return 0.0
-        short = blocks + max(shelf.blocks, int(shelf.used * self.capacity)) - self.capacity
+        short = blocks + max(cache.blocks, int(cache.used * self.capacity)) - self.capacity
         if short <= 0:
             return 0.0
         era, lost, seen = int(at // self._half), 0.0, []
-        while short > 0 and shelf.cold:
-            run = shelf.cold[0][2]
-            if not _stale(shelf.cold[0], instance):
+        while short > 0 and cache.cold:
+            run = cache.cold[0][2]
+            if not _stale(cache.cold[0], instance):
                 lost += min(short, len(run.blocks)) * run.sharing(era) / len(run.held)
                 short -= len(run.blocks)
                 if short <= 0:
                     break
-                seen.append(shelf.cold[0])
-            heappop(shelf.cold)
+                seen.append(cache.cold[0])
+            heappop(cache.cold)
         for entry in seen:
-            heappush(shelf.cold, entry)
+            heappush(cache.cold, entry)
         return lost
 
     def runs(self) -> Iterator[Run]:
@@ -188,12 +188,12 @@ class PrefixIndex:
 
     def use(self, instance: str, share: float) -> None:
         """Running requests occupy this share (0 to 1) of the instance's cache."""
-        self._shelves.setdefault(instance, Shelf()).used = share
+        self._caches.setdefault(instance, InstanceCache()).used = share
 
     def forget(self, instance: str) -> None:
         """The instance holds nothing any more."""
-        shelf = self._shelves.pop(instance, None)
-        for _, _, run in shelf.cold if shelf is not None else ():
+        cache = self._caches.pop(instance, None)
+        for _, _, run in cache.cold if cache is not None else ():
             if run.held.pop(instance, None) is not None and not run.held:
                 _detach(run)
 
@@ -209,28 +209,28 @@ class PrefixIndex:
         run.parent.children[run.blocks[0]] = top
         run.parent, run.blocks, run.start = top, run.blocks[cut:], at
         for instance, tick in top.held.items():
-            shelf = self._shelves[instance]
-            shelf.runs += 1
-            heappush(shelf.cold, (tick, -top.end, top))
+            cache = self._caches[instance]
+            cache.runs += 1
+            heappush(cache.cold, (tick, -top.end, top))
         return top
 
     def _touch(self, instance: str, path: list[Run]) -> None:
-        shelf = self._shelves.setdefault(instance, Shelf())
+        cache = self._caches.setdefault(instance, InstanceCache())
         self._tick += 1
         for run in path:
             if instance not in run.held:
-                shelf.blocks += len(run.blocks)
-                shelf.runs += 1
+                cache.blocks += len(run.blocks)
+                cache.runs += 1
             run.held[instance] = self._tick
-            heappush(shelf.cold, (self._tick, -run.end, run))
-        if len(shelf.cold) > 64 + 4 * shelf.runs:
-            shelf.cold = [entry for entry in shelf.cold if not _stale(entry, instance)]
-            heapify(shelf.cold)
+            heappush(cache.cold, (self._tick, -run.end, run))
+        if len(cache.cold) > 64 + 4 * cache.runs:
+            cache.cold = [entry for entry in cache.cold if not _stale(entry, instance)]
+            heapify(cache.cold)
 
     def _evict(self, instance: str, limit: int) -> None:
-        shelf = self._shelves[instance]
-        while shelf.blocks > limit:
-            entry = heappop(shelf.cold)
+        cache = self._caches[instance]
+        while cache.blocks > limit:
+            entry = heappop(cache.cold)
             if not _stale(entry, instance):
                 self._drop(instance, entry[2])
 
@@ -246,10 +246,10 @@ class PrefixIndex:
             self._drop(instance, here)
 
     def _drop(self, instance: str, run: Run) -> None:
-        shelf = self._shelves[instance]
+        cache = self._caches[instance]
         del run.held[instance]
-        shelf.blocks -= len(run.blocks)
-        shelf.runs -= 1
+        cache.blocks -= len(run.blocks)
+        cache.runs -= 1
         if not run.held:
             _detach(run)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class HalfWindows:
+class SlidingMean:
     """Values of the half window that is under way and of the one before it. `half` is in seconds."""
 
     half: float

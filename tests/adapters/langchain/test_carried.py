@@ -77,6 +77,20 @@ WAYS: dict[str, Callable[[Chain, Any], Any]] = {
 # ------------------------------------------------------------ what goes with a request
 
 
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
+def test_images_are_sent_as_the_object_sends_them(way: str, pool: EnginePool, stub: Stub) -> None:
+    """`ChatTeola` refuses them; a bound `ChatOpenAI` writes the request itself."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    parts = [{"type": "text", "text": "See: {question}"}, picture]
+    one = model(stub)
+    chain: Chain = ChatPromptTemplate.from_messages([("human", parts)]) | one
+    WAYS[way](chain, None)
+    fast = accelerate(chain, pool=pool, bind=[(one, "llm")])
+    WAYS[way](fast, None)
+    plain, carried = ([m["content"] for m in body["messages"]] for _, body in stub.asked)
+    assert carried == plain and carried[0][1]["image_url"]["url"] == picture["image_url"]["url"]
+
+
 def _sent(stub: Stub) -> set[tuple[str, str | None, str | None]]:
     """Of each request: its path, its key and its team."""
     paths = [path for path, _ in stub.asked]

@@ -134,7 +134,7 @@ def test_what_one_tenant_shows_is_not_used_for_another(kit: Any) -> None:
     assert grown("trust-a") == 0 and grown("trust-a") > 0
     assert grown("trust-b") == 0, "the other tenant's queries taught nothing"
     assert grown("trust-b") > 0 and grown("trust-a") > 0
-    prefixes = kit.pool.runtime._driver._prefixes
+    prefixes = kit.pool.runtime._driver._incremental
     prefixes.reset()
     assert grown("trust-a") == 0 and grown("trust-a") > 0
 

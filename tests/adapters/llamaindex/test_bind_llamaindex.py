@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from differential.llamaindex.recording import Recorder, recorded
 from llama_index.core import PromptTemplate
+from llama_index.core.base.llms.types import ImageBlock, TextBlock
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import ChatMessage, MockLLM
@@ -116,6 +117,18 @@ def test_chat_completions_go_through_the_engine(served, own, stub):
     with served.watching() as run:
         WAYS["complete"](bound(own(is_chat_model=False), "llm", served))
     assert run.trace.result(10).spans == (), "plain completions go the object's own way"
+
+
+def test_images_are_sent_as_the_object_sends_them(served, own, stub):
+    """`TeolaLLM` refuses them; a bound one writes the request itself."""
+    picture = ImageBlock(url="http://localhost/x.png")
+    asked = [ChatMessage(role="user", blocks=[TextBlock(text="see"), picture])]
+    model = own()
+    stub.asked.clear()
+    for one in (model, bound(own(), "llm", served)):
+        one.chat(asked)
+    plain, carried = ([m["content"] for m in body["messages"]] for _, body in stub.asked)
+    assert carried == plain and any(part["type"] == "image_url" for part in carried[0])
 
 
 def test_a_stream_belongs_to_the_query_in_which_it_was_asked_for(served, own):

@@ -120,17 +120,25 @@ def ask(bench: Bench, engine: Any, way: str, case: Case) -> Seen:
     return see(bench.kit, bench.recorder, engine, way, case.given)
 
 
-_plain: dict[Any, Seen] = {}
-"""What the plain engines did; it is compared with more than one accelerated call."""
+Reached = tuple[list[str], list[str]]
+_plain: dict[Any, tuple[Seen, Reached]] = {}
+"""What the plain engines did, and what reached their models; it is looked at by more than one test."""
+
+
+def alone(bench: Bench, name: str, way: str) -> tuple[Seen, Reached]:
+    """The plain call, on an engine made for it: some remember. With the prompts and texts in their order."""
+    case, ledger = CASES[name], bench.kit.ledger
+    key = (bench.kit.name, name, way, ledger.fault)
+    if key not in _plain:
+        seen = ask(bench, case.make(bench.kit), way, case)
+        _plain[key] = seen, (list(ledger.prompts), list(ledger.texts))
+    return _plain[key]
 
 
 def both(bench: Bench, name: str, way: str, **options: Any) -> tuple[Seen, Seen]:
-    """The plain call and the accelerated one, each on an engine made for it: some remember."""
-    case = CASES[name]
-    key = (bench.kit.name, name, way, bench.kit.ledger.fault)
-    if key not in _plain:
-        _plain[key] = ask(bench, case.make(bench.kit), way, case)
-    return _plain[key], ask(bench, fast(bench, case, **options), way, case)
+    """The plain call and the accelerated one, each on an engine made for it."""
+    before = alone(bench, name, way)[0]
+    return before, ask(bench, fast(bench, CASES[name], **options), way, CASES[name])
 
 
 def fast(bench: Bench, case: Case, *, bind: Sequence[tuple[Any, str]] = (), **options: Any) -> Any:
@@ -207,11 +215,10 @@ def ends(some: list[Any]) -> list[Any]:
     return list(dict.fromkeys(some if LONG else some[:1] + some[-1:]))
 
 
-def reached(bench: Bench, name: str, way: str) -> tuple[list[str], list[str]]:
+def reached(bench: Bench, name: str, way: str) -> Reached:
     """The prompts and texts of the plain call, in their order."""
-    ask(bench, CASES[name].make(bench.kit), way, CASES[name])
-    ledger = bench.kit.ledger
-    return list(ledger.prompts), [text.partition(": ")[2] for text in ledger.texts]
+    prompts, texts = alone(bench, name, way)[1]
+    return prompts, [text.partition(": ")[2] for text in texts]
 
 
 def survived(bench: Bench, name: str, way: str) -> None:
@@ -249,15 +256,12 @@ def test_eight_at_a_time(bench: Bench) -> None:
     random.Random(1).shuffle(order)
     shared = {name: fast(bench, case) for name, case in CASES.items() if _shared(case)}
 
-    def plain_one(name: str, way: str) -> str:
-        return outcome(CASES[name].make(bench.kit), way, CASES[name].given)
-
     def fast_one(one: tuple[str, str]) -> str:
         name, way = one
         engine = shared[name] if name in shared else fast(bench, CASES[name])
         return outcome(engine, way, CASES[name].given)
 
-    expected = {one: plain_one(*one) for one in order}
+    expected = {(name, way): alone(bench, name, way)[0].result for name, way in order}
     with ThreadPoolExecutor(8) as threads:
         for one, found in zip(order, threads.map(fast_one, order), strict=True):
             assert found == expected[one], one
@@ -278,7 +282,7 @@ def outcome(engine: Any, way: str, given: str) -> str:
 def test_the_plain_engine_is_the_same_twice(bench: Bench, name: str, way: str) -> None:
     """The control: what is compared does not differ by itself."""
     case = CASES[name]
-    same(*(ask(bench, case.make(bench.kit), way, case) for _ in range(2)), merged=False)
+    same(alone(bench, name, way)[0], ask(bench, case.make(bench.kit), way, case), merged=False)
 
 
 class Wrong:

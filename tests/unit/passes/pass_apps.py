@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from teola_plugin.graph import (
+    Attributes,
     Batching,
     Component,
     Curve,
@@ -53,7 +54,13 @@ QUESTION = Ref("$input", ("question",))
 
 def retrieval_body(effect: Effect = READS) -> WorkflowTemplate:
     one = Component(
-        "hits", Role.RETRIEVAL, named(query=Ref("$item")), "store", "embedder", effects=(effect,), options=(("k", 16),)
+        "hits",
+        Role.RETRIEVAL,
+        named(query=Ref("$item")),
+        "store",
+        "embedder",
+        effects=(effect,),
+        attributes=Attributes(k=16),
     )
     return WorkflowTemplate((one,), Ref("hits"), name="retrieve one")
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from pass_apps import CONTEXT, PROFILES, QUESTION, READS, WRITES, Golden, K, advanced_rag, call, retrieval_body
 
-from teola_plugin.graph import UNKNOWN_EFFECT, Component, Effect, Graph, Primitive, Ref, Role, build_pgraph, named
+from teola_plugin.graph import (
+    UNKNOWN_EFFECT,
+    Attributes,
+    Component,
+    Effect,
+    Graph,
+    Primitive,
+    Ref,
+    Role,
+    build_pgraph,
+    named,
+)
 from teola_plugin.graph import WorkflowTemplate as Template
 from teola_plugin.passes import DecodingPipelining, PassContext, PruneDependencies
 
@@ -107,7 +118,7 @@ def test_each_item_may_be_answered_by_the_pools_own_model() -> None:
 def test_unknown_width_grows_at_run_time(golden: Golden) -> None:
     before = graph_of(mapped(), size=None)
     after = PIPELINE.run(before, CONTEXT)
-    assert after["d"].option("stream_items") == "m" and after["m"].option("grow") is True
+    assert after["d"].attributes.stream_items == ("m",) and after["m"].attributes.grow is True
     assert len(after) == len(before)
     assert PIPELINE.run(after, CONTEXT) is after
     golden("decoding_pipelining/unknown_width", before, after)
@@ -115,7 +126,7 @@ def test_unknown_width_grows_at_run_time(golden: Golden) -> None:
 
 def test_batchable_readers_get_single_requests(golden: Golden) -> None:
     search = Primitive(
-        "s", K.SEARCHING, "store", named(vectors=Ref("e")), effects=(READS,), batchable=True, options=(("k", 4),)
+        "s", K.SEARCHING, "store", named(vectors=Ref("e")), effects=(READS,), batchable=True, attributes=Attributes(k=4)
     )
     before = graph_of(embedding(), search)
     after = PIPELINE.run(before, CONTEXT)

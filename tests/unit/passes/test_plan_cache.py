@@ -12,7 +12,7 @@ from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM
-from teola_plugin.graph import Component, Graph, Ref, Role, WorkflowTemplate, named
+from teola_plugin.graph import Attributes, Component, Graph, Ref, Role, WorkflowTemplate, named
 from teola_plugin.passes import GraphCache, Optimised, PassContext, PassPipeline, default_pipeline
 
 
@@ -63,8 +63,9 @@ def test_a_function_that_returns_a_new_chain_each_time_is_planned_once(runs: lis
         assert runs[0] == before
 
 
-def template(*options: tuple[str, Any]) -> WorkflowTemplate:
-    one = Component("s", Role.SEARCHING, named(vectors=Ref("$input")), "store", options=options)
+def template(*options: tuple[str, Any], filter: Any = ()) -> WorkflowTemplate:
+    said = Attributes(filter=filter)
+    one = Component("s", Role.SEARCHING, named(vectors=Ref("$input")), "store", attributes=said, options=options)
     return WorkflowTemplate((one,), Ref("s"))
 
 
@@ -72,9 +73,11 @@ def test_options_that_are_equal_but_of_other_types_are_planned_apart() -> None:
     cache = GraphCache(default_pipeline())
     filters: list[Any] = [True, 1, 1.0, (True,), (1,), frozenset({1}), frozenset({True})]
     for value in filters:
-        found = cache.optimised(template(("filter", value)), None, PassContext()).graph["s"].option("filter")
+        found = cache.optimised(template(filter=value), None, PassContext()).graph["s"].attributes.filter
         assert repr(found) == repr(value)
-    assert cache.misses == len(filters)
+        found = cache.optimised(template(("mine", value)), None, PassContext()).graph["s"].option("mine")
+        assert repr(found) == repr(value)
+    assert cache.misses == 2 * len(filters)
 
 
 def test_templates_whose_options_cannot_be_compared_are_the_same_as_themselves_only() -> None:

@@ -7,7 +7,18 @@ from itertools import pairwise
 import pytest
 
 from teola_plugin.engines import profiles
-from teola_plugin.graph import Component, Effect, Graph, PromptPart, Ref, Role, WorkflowTemplate, build_pgraph, named
+from teola_plugin.graph import (
+    Attributes,
+    Component,
+    Effect,
+    Graph,
+    PromptPart,
+    Ref,
+    Role,
+    WorkflowTemplate,
+    build_pgraph,
+    named,
+)
 from teola_plugin.passes import Optimised, PassContext, PassReport, PrefillingSplit, default_pipeline
 from teola_plugin.scheduling.objectives import deduce
 from tests.support.steps import growth
@@ -18,8 +29,8 @@ HEAD = PromptPart.literal("Answer with care and with the context only. " * 8)
 
 def searched(name: str, query: Ref) -> Component:
     docs = (Effect("collection:docs"),)
-    options = (("collection", "docs"), ("k", 4))
-    return Component(name, Role.RETRIEVAL, named(query=query), "store", "embedder", effects=docs, options=options)
+    said = Attributes(collection="docs", k=4)
+    return Component(name, Role.RETRIEVAL, named(query=query), "store", "embedder", effects=docs, attributes=said)
 
 
 def asked(name: str, *reads: str, **more: object) -> Component:
@@ -31,7 +42,7 @@ def asked(name: str, *reads: str, **more: object) -> Component:
 def listed(width: int) -> WorkflowTemplate:
     """A list of questions, each searched with and answered, and an answer made of the answers."""
     each = WorkflowTemplate((searched("search", Ref("$item")), asked("answer", "$item", "search")), Ref("answer"))
-    parts = (asked("expand", "$input", splittable=True, expected=width, options=(("items", "json"),)),
+    parts = (asked("expand", "$input", splittable=True, expected=width, attributes=Attributes(items="json")),
              Component("list", Role.CALL, named(text=Ref("expand"))),
              Component("each", Role.MAP, named(items=Ref("list")), body=each),
              Component("pack", Role.CALL, named(found=Ref("each"))), asked("whole", "$input", "pack"))  # fmt: skip

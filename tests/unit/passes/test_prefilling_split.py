@@ -8,7 +8,7 @@ import pytest
 from pass_apps import CONTEXT, LITERAL, ONE_DEVICE, PROFILES, QUESTION, UNMEASURED, Golden, K, advanced_rag, call
 
 from teola_plugin.graph import (
-    GROWS_WITH,
+    Attributes,
     Fragment,
     Graph,
     Primitive,
@@ -58,7 +58,7 @@ def test_a_warm_up_waits_for_a_pause_only_where_one_is_expected() -> None:
     after = SPLIT.run(
         graph_of(LITERAL, V("question"), V("context"), question=QUESTION, context=Ref("search")), UNMEASURED
     )
-    assert after["p.partial#0"].option("when") == "idle"
+    assert after["p.partial#0"].attributes.when == "idle"
     refine = Primitive(
         "r",
         K.PREFILLING,
@@ -67,7 +67,7 @@ def test_a_warm_up_waits_for_a_pause_only_where_one_is_expected() -> None:
         prompt=(LITERAL, V("question"), V("answer")),
     )
     after = SPLIT.run(Graph([*graph_of(LITERAL, question=QUESTION), refine], Ref("r")), CONTEXT)
-    assert after["r.partial#0"].option("when") is None
+    assert after["r.partial#0"].attributes.when == ""
 
 
 def test_a_literal_in_front_is_ready_at_once() -> None:
@@ -164,7 +164,7 @@ def growing_graph(between: PrimitiveKind = K.CALL) -> Graph:
     body = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$item")), size=1)], Ref("e"))
     write = Primitive("w", K.PREFILLING, "llm", named(question=QUESTION), prompt=(LITERAL, V("question")))
     lines = Primitive(
-        "l", K.DECODING, "llm", named(prefilling=Ref("w")), splittable=True, options=(("items", "lines"),)
+        "l", K.DECODING, "llm", named(prefilling=Ref("w")), splittable=True, attributes=Attributes(items="lines")
     )
     each = Primitive("m", K.MAP, inputs=named(items=Ref("c")), fragment=Fragment(body, body.output))
     made = [
@@ -179,7 +179,7 @@ def growing_graph(between: PrimitiveKind = K.CALL) -> Graph:
 
 def test_a_prompt_says_which_list_it_grows_with() -> None:
     after = PassPipeline((SPLIT, DecodingPipelining())).run(growing_graph(), CONTEXT).graph
-    assert after["p"].option(GROWS_WITH) == "m" and after["w"].option(GROWS_WITH) is None
+    assert after["p"].attributes.grows_with == "m" and after["w"].attributes.grows_with == ""
     (found,) = growths(after)
     assert (found.holder, [call.id for call in found.calls], found.variable, found.end) == ("m", ["j"], "context", 2)
 

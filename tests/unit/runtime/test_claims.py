@@ -10,18 +10,20 @@ import pytest
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeStore, Faults
 from teola_plugin.errors import EngineError, QueryError
-from teola_plugin.graph import Effect, Graph, Primitive, PrimitiveKind, PromptPart, Query, Ref, Terms, named
+from teola_plugin.graph import Attributes, Effect, Graph, Primitive, PrimitiveKind, PromptPart, Query, Ref, Terms, named
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, IngestRow, Prompt, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime.context import current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.scheduling.events import Collect
+from teola_plugin.scheduling.graph_events import Collect
 
 K = PrimitiveKind
 NEEDLE = (1.0, 0.0)
-SEARCH = Primitive("found", K.SEARCHING, "store", named(vectors=Ref("$input")), options=(("collection", "c"), ("k", 4)))
+SEARCH = Primitive(
+    "found", K.SEARCHING, "store", named(vectors=Ref("$input")), attributes=Attributes(collection="c", k=4)
+)
 WRITE = Primitive(
     "rows",
     K.INGESTION,
@@ -29,7 +31,7 @@ WRITE = Primitive(
     named(chunks=Ref("$chunks"), vectors=Ref("$vectors")),
     batchable=True,
     effects=(Effect("collection:store/c", writes=True),),
-    options=(("collection", "c"),),
+    attributes=Attributes(collection="c"),
 )
 
 

@@ -18,10 +18,11 @@ from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
 from teola_plugin.runtime.failures import located, own
 from teola_plugin.runtime.handles import PieceLog
-from teola_plugin.runtime.ports.engine_port import EnginePort, PortListener
+from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.runtime.works.work import Work
-from teola_plugin.scheduling.events import DepthChanged
+from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.scheduling.objectives import Objective
 
 LOST = EngineUnavailable("it died.", engine="llm", retryable=True, hint="restart it")

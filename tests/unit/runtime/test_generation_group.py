@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from teola_plugin.graph import STREAM_ITEMS, Primitive, PrimitiveKind
+from teola_plugin.graph import Attributes, Primitive, PrimitiveKind
 from teola_plugin.runtime.driver.generation_group import Began, Decoded, GenerationGroup, Grown, NotNeeded, Prefilled
 
 K = PrimitiveKind
 LEAD = Primitive("lead", K.PREFILLING, "llm")
-WHOLE = Primitive("text", K.DECODING, "llm", options=(("items", "lines"),))
-GROWS = Primitive("text", K.DECODING, "llm", options=(("items", "lines"), (STREAM_ITEMS, "each")))
-PARTS = [Primitive(f"text#{i}", K.PARTIAL_DECODING, "llm", item=i, options=(("items", "lines"),)) for i in range(2)]
+WHOLE = Primitive("text", K.DECODING, "llm", attributes=Attributes(items="lines"))
+GROWS = Primitive("text", K.DECODING, "llm", attributes=Attributes(items="lines", stream_items=("each",)))
+PARTS = [
+    Primitive(f"text#{i}", K.PARTIAL_DECODING, "llm", item=i, attributes=Attributes(items="lines")) for i in range(2)
+]
 
 
 def told(group: GenerationGroup, *pieces: str) -> list[list[object]]:

@@ -8,7 +8,7 @@ from typing import Any
 from teola_plugin import EnginePool
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeEmbedder, FakeStore
-from teola_plugin.graph import Effect, Fragment, Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.graph import Attributes, Effect, Fragment, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.runtime.virtual_time import run_virtual
 from tests.support.steps import growth
 
@@ -17,10 +17,10 @@ K = PrimitiveKind
 
 def graph() -> Graph:
     docs = (Effect("collection:docs"),)
-    options = (("collection", "docs"), ("k", 2))
+    said = Attributes(collection="docs", k=2)
     each = Graph(
         [Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$item")), size=1),
-         Primitive("s", K.SEARCHING, "store", named(vectors=Ref("e")), size=1, effects=docs, options=options),
+         Primitive("s", K.SEARCHING, "store", named(vectors=Ref("e")), size=1, effects=docs, attributes=said),
          Primitive("d", K.CALL, inputs=named(hits=Ref("s")), call="d")], Ref("d"))  # fmt: skip
     return Graph(
         [Primitive("list", K.CALL, inputs=named(x=Ref("$input")), call="list"),

@@ -9,7 +9,7 @@ from teola_plugin.graph import Fragment, Graph, Primitive, PrimitiveKind, Ref, n
 from teola_plugin.runtime.driver.fragments import expansion
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
-from teola_plugin.scheduling.events import Expand
+from teola_plugin.scheduling.graph_events import Expand
 from tests.support.steps import growth
 
 K = PrimitiveKind

@@ -132,7 +132,7 @@ def test_a_generation_that_was_given_up_is_no_longer_there_for_the_same_party() 
 def test_spare_work_is_claimed_by_the_graph_of_the_part_that_was_chosen() -> None:
     made = Table()
     work = made.join(EARLY, ASKED)
-    work.spare = True
+    work.lookahead = True
     assert made.join(EARLY, ASKED) is work
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.events import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.engine_events import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
 from teola_plugin.scheduling.fairness import Served, Turn, in_turn
 
 ONE_BY_ONE = EngineProfile(batching=Batching.STATIC, max_efficient_batch=1)

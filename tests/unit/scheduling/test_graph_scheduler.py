@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teola_plugin.graph import Fragment, Graph, Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import GraphScheduler
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.events import Tick, WakeAt
+from teola_plugin.scheduling.graph_events import (
     Admit,
     Await,
     Cancel,
@@ -29,9 +30,7 @@ from teola_plugin.scheduling.events import (
     Reprioritise,
     RunCall,
     Started,
-    Tick,
     Unused,
-    WakeAt,
 )
 
 K = PrimitiveKind
@@ -191,7 +190,7 @@ def test_map_over_nothing_is_an_empty_list() -> None:
 def growing() -> Driver:
     primitives = [
         Primitive("p", K.PREFILLING, "llm"),
-        Primitive("d", K.DECODING, "llm", named(prefilling=Ref("p")), options=(("stream_items", "m"),)),
+        Primitive("d", K.DECODING, "llm", named(prefilling=Ref("p")), attributes=Attributes(stream_items=("m",))),
         call("list", "d"),
         Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY),
     ]
@@ -231,7 +230,7 @@ def test_a_part_that_begins_later_joins_the_query() -> None:
 def test_a_list_grows_inside_a_part() -> None:
     primitives = [
         Primitive("p", K.PREFILLING, "llm"),
-        Primitive("d", K.DECODING, "llm", named(prefilling=Ref("p")), options=(("stream_items", "m"),)),
+        Primitive("d", K.DECODING, "llm", named(prefilling=Ref("p")), attributes=Attributes(stream_items=("m",))),
         call("list", "d"),
         Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY),
     ]

@@ -9,8 +9,9 @@ import pytest
 
 from teola_plugin.graph import Batching, EngineProfile, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import EngineScheduler, GraphScheduler
+from teola_plugin.scheduling.engine_events import Enqueue, QueuedRequest, RequestsEnded, RunBatch
 from teola_plugin.scheduling.engine_scheduler import LAG
-from teola_plugin.scheduling.events import Admit, Enqueue, Expanded, Finished, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.graph_events import Admit, Expanded, Finished
 from teola_plugin.scheduling.objectives import Objective, deduce
 
 K = PrimitiveKind
@@ -28,7 +29,7 @@ def ask(name: str, *reads: str) -> list[Primitive]:
 
 
 def objectives(*primitives: Primitive, output: str) -> dict[str, str]:
-    """`latency`, `spare`, or the gang, by primitive."""
+    """`latency`, `background`, or the gang, by primitive."""
     found = deduce(Graph(primitives, Ref(output)))
     return {
         name: f"gang {w.gang}" if w.objective is Objective.THROUGHPUT else w.objective.value
@@ -87,7 +88,7 @@ def test_nobody_waits_for_a_warm_up() -> None:
     full = p("full", K.FULL_PREFILLING, "e", after=("part",))
     graph = [p("part", K.PARTIAL_PREFILLING, "$input"), p("e", K.EMBEDDING, "$input"), full]
     found = objectives(*graph, p("a", K.DECODING, "full"), output="a")
-    assert found == {"part": "spare", "e": "latency", "full": "latency", "a": "latency"}
+    assert found == {"part": "background", "e": "latency", "full": "latency", "a": "latency"}
 
 
 # ---------------------------------------------------------------- instances of fragments
@@ -143,7 +144,7 @@ def test_a_call_that_is_waited_for_passes_the_rest_of_a_gang() -> None:
     for i in range(6):
         scheduler.handle(enqueue("q1", f"map{i}", Objective.THROUGHPUT))
     scheduler.handle(enqueue("q2", "answer", Objective.LATENCY))
-    scheduler.handle(enqueue("q3", "warm-up", Objective.SPARE))
+    scheduler.handle(enqueue("q3", "warm-up", Objective.BACKGROUND))
     assert served(scheduler) == ["map0", "map1", "answer", "map2", "map3", "map4", "map5", "warm-up"]
 
 

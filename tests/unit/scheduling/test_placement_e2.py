@@ -6,7 +6,7 @@ import pytest
 from support.placement import anywhere, ask, but, e2, send
 
 from teola_plugin.scheduling import E2Options
-from teola_plugin.scheduling.events import CacheCleared, CacheRemoved, CacheStored, CacheUse
+from teola_plugin.scheduling.engine_events import CacheCleared, CacheRemoved, CacheStored, CacheUse
 from teola_plugin.scheduling.placement import Asked, Placed, Why
 
 
@@ -112,14 +112,14 @@ def test_a_session_whose_prompt_is_not_known_waits_for_its_home() -> None:
 
 
 def test_requests_that_are_cancelled_while_they_wait_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("teola_plugin.scheduling.placement.e2.MOST_SEATS", 5)
+    monkeypatch.setattr("teola_plugin.scheduling.placement.e2.MOST_PREFERENCES", 5)
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 320)), "a")
     placement.prefilled(0.0, "1")
     for number in range(40):
         placement.begin(0.1 * number)
         assert placement.place(ask(f"r{number}", ("x", 320)), but("a")) is None
-        assert len(placement._seats) <= 5
+        assert len(placement._preferences) <= 5
 
 
 def test_news_of_an_unknown_instance_are_ignored() -> None:

@@ -129,4 +129,4 @@ def test_stale_entries_do_not_pile_up() -> None:
     index = PrefixIndex(LARGE)
     for at in range(5000):
         index.hold("a", blocks("same prompt"), at)
-    assert len(index._shelves["a"].cold) < 100
+    assert len(index._caches["a"].cold) < 100

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.placement import LoadModel
 from teola_plugin.scheduling.placement.load_model import prefill_cost
-from teola_plugin.scheduling.placement.window import HalfWindows
+from teola_plugin.scheduling.placement.window import SlidingMean
 
 
 def model(*instances: str, decode: float = 0.0) -> LoadModel:
@@ -120,7 +120,7 @@ def test_it_is_the_sum_that_brute_force_finds(sent: list[tuple[str, float, float
     ("before", "now", "grown"), [([1] * 5, [2] * 5, True), ([1] * 5, [1.9] * 5, False), ([1] * 4, [9] * 5, False)]
 )
 def test_growth_is_seen_between_half_windows(before: list[float], now: list[float], grown: bool) -> None:
-    seen = HalfWindows(90.0)
+    seen = SlidingMean(90.0)
     for value in before:
         seen.add(10.0, value)
     for value in now:

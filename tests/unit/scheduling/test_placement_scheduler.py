@@ -19,19 +19,18 @@ from teola_plugin.scheduling import (
     TopologyAware,
     block_hashes,
 )
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.engine_events import (
     CacheStored,
     Enqueue,
     InstanceDown,
     InstanceDrained,
     InstanceUp,
-    Instruction,
     PrefillEnded,
     QueuedRequest,
     RequestsEnded,
     RunBatch,
-    Tick,
 )
+from teola_plugin.scheduling.events import Instruction, Tick
 
 K = PrimitiveKind
 LLM = EngineProfile(

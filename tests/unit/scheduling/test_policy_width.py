@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler, TopologyAware
-from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Room, Running, Slots
-from teola_plugin.scheduling.events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Running, Slots
 from teola_plugin.scheduling.fairness import Turn, in_turn
 from teola_plugin.scheduling.objectives import Objective
 from tests.support.steps import steps
@@ -18,7 +18,7 @@ K = PrimitiveKind
 URGENCY = list(Objective)
 
 
-def by_the_book(queue: Sequence[QueuedPrimitive], running: Running, slots: Room, patience: int) -> list[str]:
+def by_the_book(queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots, patience: int) -> list[str]:
     """Everything is looked at, level by level, until nothing is left or nothing more fits."""
     picked: list[str] = []
 

@@ -9,8 +9,7 @@ import pytest
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.engine_queue import RunningRequest
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.engine_events import (
     CancelRequests,
     CancelRunning,
     DepthChanged,
@@ -23,6 +22,7 @@ from teola_plugin.scheduling.events import (
     Retried,
     RunBatch,
 )
+from teola_plugin.scheduling.engine_queue import RunningRequest
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.validate import VIOLATIONS, validate_engine_scheduler
 
@@ -70,7 +70,7 @@ def test_a_retry_keeps_what_became_known_while_it_ran() -> None:
     [queued] = scheduler.queue
     assert (queued.depth, queued.objective, queued.gang) == (9, Objective.THROUGHPUT, "gang")
     [batch] = scheduler.handle(InstanceUp(2.0, "0"))
-    assert isinstance(batch, RunBatch) and batch.standings == ((9, Objective.THROUGHPUT),)
+    assert isinstance(batch, RunBatch) and batch.urgencies == ((9, Objective.THROUGHPUT),)
 
 
 def test_a_retry_has_its_old_turn() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.graph import STREAM_ITEMS, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import GraphScheduler
-from teola_plugin.scheduling.events import (
+from teola_plugin.scheduling.events import Tick, WakeAt
+from teola_plugin.scheduling.graph_events import (
     Admit,
     Close,
     Dispatch,
@@ -23,9 +24,7 @@ from teola_plugin.scheduling.events import (
     PartEnded,
     PrimitiveFailed,
     RunCall,
-    Tick,
     Unused,
-    WakeAt,
 )
 from tests.support.steps import growth
 
@@ -50,7 +49,7 @@ def listed() -> Graph:
 
 
 def streamed() -> Graph:
-    decoding = Primitive("d", K.DECODING, "llm", named(p=Ref("p")), options=((STREAM_ITEMS, "m"),))
+    decoding = Primitive("d", K.DECODING, "llm", named(p=Ref("p")), attributes=Attributes(stream_items=("m",)))
     return mapped(Primitive("p", K.PREFILLING, "llm"), decoding, items="d")
 
 

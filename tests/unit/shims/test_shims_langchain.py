@@ -31,16 +31,6 @@ from teola_plugin.shims import langchain as shims
 from teola_plugin.shims import openai as openai_shims
 
 OTHERS = ("adapters/llamaindex", "tracer/llamaindex", "teola_plugin/engines/vllm", "teola_plugin/shims")
-RAYS = {
-    "teola_plugin/cluster/connection.py": (
-        "ray._private.services",
-        "ray._private.ray_constants",
-        "ray._raylet",
-        "ENABLE_RAY_CLUSTER",
-    ),
-    "teola_plugin/cluster/deployment/token.py": ("_raylet",),
-}
-"""Ray has no shim: what is touched of it stands in these two files, each behind a look whether it is there."""
 STREAMING = "langchain_core.tracers._streaming"
 
 
@@ -52,7 +42,7 @@ def gone(patch: pytest.MonkeyPatch, module: str, name: str) -> None:
 
 
 def test_nothing_else_touches_private_names() -> None:
-    assert touches(leave_out=OTHERS, allowed={"": shims.EXTENSION_POINTS, **RAYS}) == []
+    assert touches(leave_out=OTHERS, allowed={"": shims.EXTENSION_POINTS}) == []
 
 
 def test_what_subclasses_override_is_made_for_that() -> None:

@@ -47,9 +47,9 @@ def test_the_queries_of_a_multi_query_retriever_are_searched_as_they_are_written
     roles = {c.role for c in traced.template.components}
     assert {Role.GENERATION, Role.MAP} <= roles and Role.OPAQUE not in roles and not traced.watched
     (generation,) = (c for c in traced.template.components if c.role is Role.GENERATION)
-    assert generation.splittable and dict(generation.options)["items"] == "lines"
+    assert generation.splittable and generation.attributes.items == "lines"
     context = PassContext(speculate="all")
-    assert any(p.option("grow") for p in default_pipeline().run(build_pgraph(traced.template), context).graph)
+    assert any(p.attributes.grow for p in default_pipeline().run(build_pgraph(traced.template), context).graph)
 
 
 def test_the_original_question_is_searched_at_once() -> None:

@@ -23,9 +23,10 @@ from teola_plugin.graph import Role, build_pgraph
 from teola_plugin.graph.text import format_graph
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, Generation
-from teola_plugin.tracer.llamaindex.known import changed, level
+from teola_plugin.shims.llamaindex.copies import own_template
+from teola_plugin.tracer.llamaindex.classes import changed, level
+from teola_plugin.tracer.llamaindex.dry_run import captured, parts, replayed
 from teola_plugin.tracer.llamaindex.retrievers import settled
-from teola_plugin.tracer.llamaindex.stand_ins import answered, asked, own_template, parts
 from teola_plugin.tracer.llamaindex.trace import trace
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -175,7 +176,7 @@ def test_levels_of_what_runs_as_always(stock: Library) -> None:
     assert changed(stock.rag(), RetrieverQueryEngine) == ""
 
 
-# ------------------------------------------------------------ premises
+# ------------------------------------------------------------ guards
 
 
 def test_a_changed_object_is_another(stock: Library) -> None:
@@ -195,7 +196,7 @@ def test_a_changed_object_is_another(stock: Library) -> None:
         assert not found.holds
 
 
-# ------------------------------------------------------------ stand-ins
+# ------------------------------------------------------------ dry runs
 
 
 def test_prompts_are_caught_and_answers_parsed_by_the_frameworks_code(stock: Library) -> None:
@@ -204,22 +205,22 @@ def test_prompts_are_caught_and_answers_parsed_by_the_frameworks_code(stock: Lib
     def run(llm: Any, given: Any) -> str:
         return str(llm.predict(template, **given)).upper()
 
-    made = asked(stock.llm, run, {"topic": "ships", "text": "they sail"}, {}, ("topic", "text"))
+    made = captured(stock.llm, run, {"topic": "ships", "text": "they sail"}, {}, ("topic", "text"))
     assert made == stock.llm.payload_of_template(template, topic="ships", text="they sail")
-    half = asked(stock.llm, run, {"topic": "ships"}, {}, ("topic", "text"))
+    half = captured(stock.llm, run, {"topic": "ships"}, {}, ("topic", "text"))
     assert half.prompt.messages[0].content == f"about ships: {UNKNOWN}"
-    assert answered(stock.llm, run, {"topic": "a", "text": "b"}, [Generation("so it is")]) == "SO IT IS"
+    assert replayed(stock.llm, run, {"topic": "a", "text": "b"}, [Generation("so it is")]) == "SO IT IS"
     with pytest.raises(NotUnderstood, match="not asked"):
-        asked(stock.llm, lambda llm, given: "", {}, {}, ())
+        captured(stock.llm, lambda llm, given: "", {}, {}, ())
     with pytest.raises(NotUnderstood, match="once more"):
-        answered(
+        replayed(
             stock.llm,
             lambda llm, given: run(llm, given) + run(llm, given),
             {"topic": "a", "text": "b"},
             [Generation("")],
         )
     with pytest.raises(NotUnderstood, match="another way"):
-        asked(stock.llm, lambda llm, given: llm.stream(template), {}, {}, ())
+        captured(stock.llm, lambda llm, given: llm.stream(template), {}, {}, ())
 
 
 def test_parts_of_a_prompt_in_the_order_of_the_text(stock: Library) -> None:

@@ -1,0 +1,46 @@
+"""What every pool-backed LlamaIndex object has in common: its pool, its engine, and how it calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, Field
+
+from teola_plugin.adapters.calls import check_engine
+from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.handles import CallHandle
+
+
+class PoolBacked(BaseModel):
+    """Stands before LlamaIndex's class in the order of methods. Classes give `engine` a default."""
+
+    pool: Any = Field(exclude=True, repr=False)
+    """The `EnginePool`; shared by copies, never serialised."""
+    engine: str
+    """Name of the engine in the pool."""
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        check_engine(self.pool, self.engine)
+
+    def request(self, kind: PrimitiveKind, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle:
+        """One request per payload; in an accelerated query, what was computed ahead is claimed."""
+        handle: CallHandle = self.pool.call(kind, self.engine, payloads, stream=stream, run=current_run.get())
+        return handle
+
+    def model_version(self) -> str:
+        """The model that the engine runs, else the engine's name."""
+        return str(self.pool.versions()[self.engine].get("model") or self.engine)
+
+    def __getstate__(self) -> NoReturn:
+        refuse_pickling(self)
+
+
+def refuse_pickling(obj: object) -> NoReturn:
+    raise RegistrationError(
+        f"a {type(obj).__name__} cannot be pickled: its engine pool lives in this process.",
+        hint="use threads or async instead of processes (num_workers=None); copies by copy.deepcopy share the pool",
+    )

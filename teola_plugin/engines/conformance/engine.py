@@ -1,0 +1,298 @@
+"""The contract of `base.Engine` as tests: subclass `EngineConformance` in a test module, and pytest runs them all.
+
+::
+
+    class TestMyEngine(EngineConformance):
+        async def make(self):
+            return MyEngine("mine")
+
+        def payloads(self, kind):
+            return [EmbedText("one"), EmbedText("two")]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
+
+from teola_plugin.engines.base import Engine
+from teola_plugin.engines.conformance.results import children, collect, ends, same, survives
+from teola_plugin.errors import EngineError
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.graph.kinds import ENGINE_KINDS
+from teola_plugin.requests.payloads import Generation
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Piece, Result
+
+_T = TypeVar("_T")
+_ids = itertools.count(1)
+
+
+class EngineConformance:
+    """Supply `make` and `payloads`; override `bad_payload`, `running` and `run` where the defaults do not fit.
+
+    Each test is a plain function, and runs its coroutine through `run`.
+    """
+
+    async def make(self) -> Engine:
+        """A new engine that is not started."""
+        raise NotImplementedError
+
+    def payloads(self, kind: PrimitiveKind) -> Sequence[Any]:
+        """At least two good payloads of a kind, with values that do not depend on what ran before.
+
+        Empty for a kind that is never sent alone (decodings).
+        """
+        raise NotImplementedError
+
+    def bad_payload(self, kind: PrimitiveKind) -> Any:
+        """A payload that the engine must refuse; by default an object that is no payload at all."""
+        return 42
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Engine]:
+        """A started engine. Override to share one that is slow to start, and set `shared`."""
+        engine = await self.make()
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+    shared = False
+    """Whether `running` gives an engine that others use too: tests that need one of their own are skipped."""
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a test's coroutine; override for an engine that lives on a loop of its own."""
+        return asyncio.run(work)
+
+    # ------------------------------------------------------------ life cycle
+
+    def test_describes_itself(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                assert isinstance(engine, Engine), "a method of the protocol is missing"
+                assert isinstance(engine.name, str) and engine.name
+                assert engine.kinds and engine.kinds <= ENGINE_KINDS
+                profile = engine.profile
+                assert isinstance(profile, EngineProfile)
+                assert profile.max_batch > 0 and profile.max_requests > 0 and profile.max_efficient_batch > 0
+                versions = engine.versions()
+                assert isinstance(versions, Mapping) and versions, "say what runs below"
+                assert all(isinstance(part, str) and part for item in versions.items() for part in item)
+
+        self.run(check())
+
+    def test_starts_and_stops_any_number_of_times(self) -> None:
+        async def check() -> None:
+            engine = await self.make()
+            try:
+                await engine.start()
+                await engine.start()
+                await self._values(engine, self._good(engine))
+            finally:
+                await engine.stop()
+            await engine.stop()
+            after = self._good(engine)
+            failed = [end for end in ends(await collect(engine, after), after).values() if isinstance(end, Failed)]
+            assert len(failed) == len(after), "a stopped engine must fail what it is asked for"
+
+        self._own()
+        self.run(check())
+
+    def test_stops_before_it_was_started(self) -> None:
+        async def check() -> None:
+            engine = await self.make()
+            await engine.stop()
+
+        self._own()
+        self.run(check())
+
+    def test_leaves_no_process_and_no_thread(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                await self._values(engine, self._good(engine))
+
+        self._own()
+        before = children(), set(threading.enumerate())
+        self.run(check())
+        assert children() <= before[0], "a child process outlived stop()"
+        assert set(threading.enumerate()) <= before[1], "a thread outlived stop()"
+
+    # ------------------------------------------------------------ requests
+
+    def test_every_request_ends_once(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                batch = self._good(engine)
+                await self._values(engine, batch)
+                assert await collect(engine, []) == []
+                for request in batch:  # alone, and with the same ids again: a retried request keeps its id
+                    await self._values(engine, [request])
+
+        self.run(check())
+
+    def test_pieces_make_up_the_value(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                batch = self._good(engine, stream=True)
+                found = await collect(engine, batch)
+                for request_id, end in ends(found, batch).items():
+                    pieces = [r.text for r in found if isinstance(r, Piece) and r.request_id == request_id]
+                    assert isinstance(end, Done)
+                    if pieces or isinstance(end.value, Generation):
+                        assert "".join(pieces) == end.value.text
+
+        self.run(check())
+
+    def test_a_bad_request_fails_alone(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                for kind in self._kinds(engine):
+                    first, *others = self._good(engine, kind)
+                    bad = _request(kind, self.bad_payload(kind))
+                    self._fails_alone(await collect(engine, [first, bad, *others]), [first, *others], bad)
+
+        self.run(check())
+
+    def test_a_request_of_another_kind_fails_alone(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                foreign = sorted(ENGINE_KINDS - engine.kinds, key=lambda kind: kind.name)[0]
+                good = self._good(engine)
+                bad = _request(foreign, self.bad_payload(foreign))
+                self._fails_alone(await collect(engine, [bad, *good]), good, bad)
+
+        self.run(check())
+
+    def test_results_can_be_pickled(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                bad = [_request(kind, self.bad_payload(kind)) for kind in self._kinds(engine)]
+                for result in await collect(engine, [*self._good(engine), *bad]):
+                    survives(result, pickle.loads(pickle.dumps(result)))
+
+        self.run(check())
+
+    def test_batches_run_side_by_side(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                if engine.profile.batching is not Batching.CONTINUOUS:
+                    self._skip("only for CONTINUOUS engines")
+                batches = [self._good(engine) for _ in range(4)]
+                found = await asyncio.gather(*(collect(engine, batch) for batch in batches))
+                for results, batch in zip(found, batches, strict=True):
+                    assert all(isinstance(end, Done) for end in ends(results, batch).values())
+
+        self.run(check())
+
+    # ------------------------------------------------------------ cancelling
+
+    def test_cancels_unknown_requests_in_peace(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                [first, *_] = batch = self._good(engine)
+                await engine.cancel("nobody")
+                await self._values(engine, batch)
+                await engine.cancel(first.id)  # it has ended
+                await self._values(engine, batch)
+
+        self.run(check())
+
+    def test_a_cancelled_request_ends_once_and_alone(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                [first, *others] = batch = self._good(engine)
+                work = asyncio.create_task(collect(engine, batch))
+                await asyncio.sleep(0)
+                await engine.cancel(first.id)
+                await engine.cancel(first.id)
+                found = ends(await work, batch)
+                end = found[first.id]
+                assert isinstance(end, Done) or not end.error.retryable, "a cancelled request must not be tried again"
+                assert all(isinstance(found[request.id], Done) for request in others)
+                assert engine.load().requests == 0
+
+        self.run(check())
+
+    def test_a_caller_may_leave_early(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                async with aclosing(engine.execute(self._good(engine))) as results:  # type: ignore[type-var]
+                    async for _ in results:
+                        break
+                assert engine.load().requests == 0, "requests that nobody waits for must not count"
+                await self._values(engine, self._good(engine))
+
+        self.run(check())
+
+    # ------------------------------------------------------------ load, sizes, reset
+
+    def test_load_and_sizes(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                assert engine.load().requests == 0
+                batch = self._good(engine)
+                assert all(engine.size(request) > 0 for request in batch)
+                await collect(engine, batch)
+                load = engine.load()
+                assert load.requests == 0 and 0.0 <= load.kv_used <= 1.0
+
+        self.run(check())
+
+    def test_reset_changes_no_value(self) -> None:
+        async def check() -> None:
+            async with self.running() as engine:
+                batch = self._good(engine)
+                before = await self._values(engine, batch)
+                await engine.reset()
+                await engine.reset()
+                after = await self._values(engine, batch)
+                assert all(same(after[request.id], before[request.id]) for request in batch)
+
+        self.run(check())
+
+    # ------------------------------------------------------------ helpers
+
+    def _kinds(self, engine: Engine) -> list[PrimitiveKind]:
+        kinds = sorted(engine.kinds, key=lambda kind: kind.name)
+        return [kind for kind in kinds if self.payloads(kind)]
+
+    def _good(self, engine: Engine, kind: PrimitiveKind | None = None, *, stream: bool = False) -> list[Request]:
+        """One request per payload, of all kinds of the engine by default, with new ids."""
+        kinds = self._kinds(engine) if kind is None else [kind]
+        return [_request(each, payload, stream=stream) for each in kinds for payload in self.payloads(each)]
+
+    async def _values(self, engine: Engine, batch: Sequence[Request]) -> dict[str, Any]:
+        """Execute a batch; the values by request id. None may fail."""
+        found = ends(await collect(engine, batch), batch)
+        for request_id, end in found.items():
+            if isinstance(end, Failed):
+                raise AssertionError(f"{request_id} failed") from end.error
+        return {request_id: end.value for request_id, end in found.items() if isinstance(end, Done)}
+
+    def _fails_alone(self, found: Sequence[Result], good: Sequence[Request], bad: Request) -> None:
+        by_id = ends(found, [*good, bad])
+        end = by_id[bad.id]
+        assert isinstance(end, Failed) and isinstance(end.error, EngineError), f"{bad.kind} must fail, it gave {end}"
+        assert not end.error.retryable, "doing a bad request again cannot help"
+        wrong = [by_id[request.id] for request in good if not isinstance(by_id[request.id], Done)]
+        assert not wrong, f"good requests failed with the bad one: {wrong}"
+
+    def _own(self) -> None:
+        if self.shared:
+            self._skip("needs an engine of its own")
+
+    def _skip(self, why: str) -> None:
+        import pytest
+
+        pytest.skip(why)
+
+
+def _request(kind: PrimitiveKind, payload: Any, *, stream: bool = False) -> Request:
+    return Request(f"conformance-{next(_ids)}", kind, payload, stream=stream)

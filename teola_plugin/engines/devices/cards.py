@@ -1,0 +1,96 @@
+"""The GPUs that this process sees. The one place where engines ask torch about devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.graph.device import parse
+
+GIB = 1 << 30
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU. `index` counts those that this process sees; memory is in bytes."""
+
+    index: int
+    name: str
+    total: int
+    free: int
+
+    @property
+    def device(self) -> str:
+        """As torch calls it in this process."""
+        return f"cuda:{self.index}"
+
+    def __str__(self) -> str:
+        return f"{self.device} ({self.name}, {self.free / GIB:.1f} of {self.total / GIB:.1f} GiB free)"
+
+
+def cuda() -> Any:
+    """`torch.cuda`. Tests put a stand-in here."""
+    import torch
+
+    return torch.cuda
+
+
+def seen() -> tuple[Card, ...]:
+    """Empty without torch or without a GPU. Asking a card opens a CUDA context on it, which takes some 100 MB."""
+    try:
+        found = cuda()
+    except ImportError:
+        return ()
+    if not found.is_available():
+        return ()
+    return tuple(_card(found, index) for index in range(found.device_count()))
+
+
+def _card(found: Any, index: int) -> Card:
+    known = found.get_device_properties(index)
+    try:
+        free, total = found.mem_get_info(index)
+    except RuntimeError:  # not even room for a context
+        free, total = 0, known.total_memory
+    return Card(index, known.name, total, free)
+
+
+def gpu_version(device: str) -> dict[str, str]:
+    """For an engine's `versions`: the GPU's name, as what was measured on one does not hold for another."""
+    indices = parse(device).units if device.startswith("cuda") else ()
+    names = {cuda().get_device_properties(int(index)).name for index in indices}
+    return {"gpu": ", ".join(sorted(names))} if names else {}
+
+
+def why_none() -> str:
+    """Why torch sees no GPU, as the end of a sentence."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    hidden = os.environ.get(VISIBLE)
+    return "torch sees no GPU" + (f" ({VISIBLE}={hidden!r})" if hidden is not None else "")
+
+
+def release(device: str) -> None:
+    """Give the memory that torch keeps for later back to the card: another engine may want it."""
+    if device.startswith("cuda"):
+        cuda().empty_cache()
+
+
+def device_name(indices: Iterable[int]) -> str:
+    """The name for a profile (see `graph.device`) of cards that this process counts so: those of two processes that
+    see different cards are different, whatever each of them calls its first."""
+    return "cuda:" + ",".join(visible_as(indices))
+
+
+def visible_as(indices: Iterable[int]) -> list[str]:
+    """What stands in `CUDA_VISIBLE_DEVICES` for these cards, in a child process that is to see them alone."""
+    given = os.environ.get(VISIBLE)
+    known = [unit.strip() for unit in given.split(",")] if given else []
+    return [known[index] if index < len(known) else str(index) for index in indices]

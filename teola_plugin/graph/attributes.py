@@ -1,0 +1,63 @@
+"""What tracers, passes and drivers tell each other about a primitive: one field per fact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Facts about one component, and about the primitives that are made of it. A default means "not said".
+
+    What is nobody else's business, such as a mark of a pass of your own, goes into `options`.
+    """
+
+    # What an engine is asked for.
+    role: Literal["", "query", "document"] = ""
+    """EMBEDDING: `query` or `document`; not said: `query`."""
+    collection: str = ""
+    """SEARCHING, INGESTION: where the rows are."""
+    k: int | None = None
+    """SEARCHING: hits wanted; not said: 4."""
+    filter: tuple[Any, ...] = ()
+    """SEARCHING: conditions on metadata, as `SearchVector` takes them."""
+    wrapped: str = ""
+    """The user's own model or retriever is called: the key of its place in the chain."""
+    items: str = ""
+    """Decodings: how the text spells a list (`json`, `lines`, ...); not said: `json`."""
+
+    # What the tracer knows of the plain object.
+    slow: bool = False
+    """OPAQUE: a retriever, a model or a tool of the user's own, which takes as long as a tool does."""
+    beside: bool = False
+    """Holders: plain code takes the items, or the arms, one after the other, and the graph side by side."""
+    lookahead: bool | None = None
+    """Work for a part that the plain object has yet to choose: whether it is sure to choose it."""
+
+    # What the passes have found.
+    stream_items: tuple[str, ...] = ()
+    """DECODING: ids of the MAPs that get each item as it closes."""
+    grow: bool = False
+    """MAP: only the run knows its width; it grows item by item, as the decoding's `stream_items` say."""
+    grows_with: str = ""
+    """Prefillings: the id of a MAP. While its list is being made, the prompt so far may be prefilled."""
+    when: Literal["", "idle"] = ""
+    """PARTIAL_PREFILLING: `idle` for a warm-up that waits for a pause of its engine."""
+
+    def said(self) -> Iterator[tuple[str, Any]]:
+        """Name and value of each fact that is said, in the order above; once per id where there are several."""
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default:
+                if name == "stream_items":
+                    yield from ((name, holder) for holder in value)
+                else:
+                    yield name, value
+
+
+_DEFAULTS = {known.name: known.default for known in fields(Attributes)}
+ATTRIBUTES = frozenset(_DEFAULTS)
+"""Names of the facts, which options may not have."""
+NOTHING_SAID = Attributes()

@@ -1,0 +1,149 @@
+"""Copies of LlamaIndex's objects: with other attributes, of another class, without spans and events.
+
+The framework's own code runs on them, ahead of the plain object, and tells nobody.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import lru_cache
+from types import MethodType
+from typing import Any
+
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.indices.prompt_helper import PromptHelper
+from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
+
+from teola_plugin.shims.llamaindex.records import Unreadable
+
+REMEMBERED = 1024
+"""Texts whose tokens are kept: a chunk is counted again for every prompt that it may fit into."""
+_SLOTS = ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+"""Where Pydantic keeps what is not in an object's `__dict__`."""
+
+
+# ------------------------------------------------------------ attributes
+
+
+def held(obj: object) -> Iterator[Any]:
+    """All that an object has in its attributes, private ones of Pydantic's too."""
+    yield from vars(obj).values()
+    yield from (getattr(obj, "__pydantic_private__", None) or {}).values()
+
+
+def sharing(cls: type, obj: Any) -> Any:
+    """An object of the class `cls` whose attributes are those of `obj`: what is set on one is set on both."""
+    made: Any = object.__new__(cls)
+    object.__setattr__(made, "__dict__", vars(obj))
+    for slot in _SLOTS:
+        if hasattr(obj, slot):
+            object.__setattr__(made, slot, getattr(obj, slot))
+    return made
+
+
+def copied_as(cls: type, obj: Any) -> Any:
+    """A shallow copy, of the class `cls`, of an object that is none of Pydantic's."""
+    made: Any = object.__new__(cls)
+    vars(made).update(vars(obj))
+    return made
+
+
+def of_class(cls: type, obj: Any, own: Mapping[str, Any], private: Mapping[str, Any]) -> Any:
+    """A copy of a Pydantic object, of the class `cls`, with more attributes and other private ones."""
+    copied = obj.model_copy()
+    made = sharing(cls, copied)
+    object.__setattr__(made, "__dict__", {**vars(copied), **own})
+    if private:
+        object.__setattr__(made, "__pydantic_private__", {**(copied.__pydantic_private__ or {}), **private})
+    return made
+
+
+def shared_privates(obj: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of a Pydantic object, but for its private attributes, which are shared: models, clients."""
+    made = obj.model_copy()
+    object.__setattr__(made, "__dict__", {name: copy.deepcopy(value, memo) for name, value in vars(obj).items()})
+    return made
+
+
+def with_attributes(obj: Any, values: Mapping[str, Any]) -> Any:
+    """A shallow copy with these attributes; its own bound methods among them are the copy's."""
+    made = copy.copy(obj)
+    for name, value in values.items():
+        own = isinstance(value, MethodType) and value.__self__ is obj
+        vars(made)[name] = MethodType(value.__func__, made) if own else value
+    return made
+
+
+def clone(obj: Any, **changes: Any) -> Any:
+    """A shallow copy with other attributes; quiet, since what runs ahead prints nothing."""
+    made = copy.copy(obj)
+    for name in ("_verbose", "verbose"):
+        if name in vars(made):
+            vars(made)[name] = False
+    vars(made).update(changes)
+    return made
+
+
+# ------------------------------------------------------------ without spans and events
+
+
+def unspanned(obj: Any, name: str) -> Callable[..., Any]:
+    """A method of `obj` without the spans around it."""
+    bound: Callable[..., Any] = inspect.unwrap(getattr(type(obj), name)).__get__(obj)
+    return bound
+
+
+def nobody() -> CallbackManager:
+    """A callback manager without handlers, not even the global one."""
+    made = CallbackManager([])
+    made.handlers = []
+    return made
+
+
+def silent(obj: Any, *methods: str) -> Any:
+    """A copy whose methods have no spans around them."""
+    made = clone(obj)
+    vars(made).update({name: unspanned(made, name) for name in methods})
+    return made
+
+
+def own_template(template: BasePromptTemplate) -> BasePromptTemplate:
+    """A copy that may be formatted beside the original: `partial_format` takes a template's parser off meanwhile."""
+    parser = template.output_parser
+    changes: dict[str, Any] = {"output_parser": None if parser is None else silent(parser, "parse", "format")}
+    if isinstance(template, SelectorPromptTemplate):
+        arms = [(condition, own_template(one)) for condition, one in template.conditionals or ()]
+        changes |= {"default_template": own_template(template.default_template), "conditionals": arms or None}
+    return template.model_copy(update=changes)
+
+
+def own_splitter(splitter: Any) -> Any:
+    return silent(clone(splitter, callback_manager=nobody()), "split_text")
+
+
+def own_helper(helper: PromptHelper) -> PromptHelper:
+    """A prompt helper whose splitters tell nobody what they split, and whose tokenizer reads every text once."""
+    made: PromptHelper = clone(helper)
+    counter = made._token_counter
+    counter = clone(counter, tokenizer=lru_cache(maxsize=REMEMBERED)(counter.tokenizer))
+    counted = counter.aestimate_tokens_in_messages
+    vars(counter)["estimate_tokens_in_messages"] = lambda messages: _at_once(counted(messages))
+    made._token_counter = counter
+
+    def splitter(*args: Any, **kwargs: Any) -> Any:
+        return own_splitter(unspanned(made, "get_text_splitter_given_prompt")(*args, **kwargs))
+
+    vars(made)["get_text_splitter_given_prompt"] = splitter
+    return made
+
+
+def _at_once(made: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine gives that waits for nothing. LlamaIndex would start a thread with a loop of its own for it."""
+    try:
+        made.send(None)
+    except StopIteration as end:
+        return end.value
+    made.close()
+    raise Unreadable("counting tokens takes waiting")

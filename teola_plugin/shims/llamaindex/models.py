@@ -1,0 +1,124 @@
+"""Models: how an LLM writes prompts and reads answers, what `bind=` replaces in the user's own ones."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from teola_plugin.shims.llamaindex.records import Parts, attribute
+
+if TYPE_CHECKING:
+    from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+    from llama_index.core.llms.llm import LLM
+    from llama_index.core.prompts import BasePromptTemplate
+
+NODE_CONTENT, NODE_TYPE = "_node_content", "_node_type"
+"""Keys under which LlamaIndex keeps a node, and its class, in the metadata of a store's row."""
+
+# ------------------------------------------------------------ any LLM
+
+
+def messages_of(llm: LLM, template: BasePromptTemplate, arguments: dict[str, Any]) -> list[ChatMessage]:
+    """What a chat model is sent for a template."""
+    return llm._get_messages(template, **arguments)
+
+
+def text_of(llm: LLM, template: BasePromptTemplate, arguments: dict[str, Any]) -> str:
+    """What another model is sent for a template."""
+    return llm._get_prompt(template, **arguments)
+
+
+def parsed(llm: LLM, text: str) -> str:
+    """What `predict` makes of the model's text."""
+    return llm._parse_output(text)
+
+
+# ------------------------------------------------------------ OpenAI
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIParts(Parts):
+    """Of `OpenAI` and `OpenAILike`."""
+
+    METHODS: ClassVar = (
+        *("_chat", "_achat", "_stream_chat", "_astream_chat"),
+        *("_get_credential_kwargs", "_get_response_token_counts"),
+    )
+
+    client: Any = attribute("_client")
+    aclient: Any = attribute("_aclient")
+    http_client: Any = attribute("_http_client")
+    async_http_client: Any = attribute("_async_http_client")
+
+
+def credentials(llm: Any, *, is_async: bool = False) -> dict[str, Any]:
+    """What it makes its clients with when it is first used."""
+    made: dict[str, Any] = llm._get_credential_kwargs(is_async=is_async)
+    return made
+
+
+def chatted(llm: Any, messages: Sequence[ChatMessage], arguments: dict[str, Any]) -> ChatResponse:
+    """`chat` without events."""
+    made: ChatResponse = llm._chat(messages, **arguments)
+    return made
+
+
+def token_counts(llm: Any, raw: Any) -> dict[str, Any]:
+    """Of a response as the package `openai` gives it."""
+    made: dict[str, Any] = llm._get_response_token_counts(raw)
+    return made
+
+
+class OpenAIHooks:
+    """Stands before `OpenAI` in the order of classes: it asks by `__teola_chat__` and its like."""
+
+    if TYPE_CHECKING:
+
+        def __teola_chat__(self, chat: Callable[[], Any]) -> Any: ...
+        async def __teola_achat__(self, chat: Callable[[], Awaitable[Any]]) -> Any: ...
+        def __teola_stream_chat__(self, chat: Callable[[], Any]) -> Any: ...
+        async def __teola_astream_chat__(self, chat: Callable[[], Awaitable[Any]]) -> Any: ...
+
+    def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        chat = super()._chat  # type: ignore[misc]
+        return self.__teola_chat__(lambda: chat(messages, **kwargs))
+
+    async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        chat = super()._achat  # type: ignore[misc]
+        return await self.__teola_achat__(lambda: chat(messages, **kwargs))
+
+    def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        chat = super()._stream_chat  # type: ignore[misc]
+        return self.__teola_stream_chat__(lambda: chat(messages, **kwargs))
+
+    async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        chat = super()._astream_chat  # type: ignore[misc]
+        return await self.__teola_astream_chat__(lambda: chat(messages, **kwargs))
+
+
+# ------------------------------------------------------------ sentence-transformers
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceEmbeddingParts(Parts):
+    METHODS: ClassVar = ("_embed",)
+
+    model: Any = attribute("_model")
+    parallel_process: bool = attribute("_parallel_process", bool)
+
+
+class EmbeddingHooks:
+    """Stands before `HuggingFaceEmbedding` in the order of classes: its model is called through `__teola_embed__`."""
+
+    if TYPE_CHECKING:
+
+        def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, plain: Callable[..., Any]) -> Any: ...
+
+    def _embed(self, inputs: list[Any], prompt_name: str | None = None) -> Any:
+        return self.__teola_embed__(inputs, prompt_name, super()._embed)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceTransformerRerankParts(Parts):
+    model: Any = attribute("_model")

@@ -1,0 +1,36 @@
+"""A stand-in for `torch.cuda` on a machine without a GPU: cards with memory, and who asked for it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+GIB = 1 << 30
+
+
+@dataclass
+class FakeCuda:
+    """`free` and `total` in GiB, by card."""
+
+    free: list[float]
+    total: float = 80.0
+    emptied: int = 0
+    asked: list[int] = field(default_factory=list)
+
+    def is_available(self) -> bool:
+        return bool(self.free)
+
+    def device_count(self) -> int:
+        return len(self.free)
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        self.asked.append(index)
+        if not self.free[index]:
+            raise RuntimeError("CUDA error: out of memory")  # of the context that asking opens
+        return int(self.free[index] * GIB), int(self.total * GIB)
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(name=f"Card {index}", total_memory=int(self.total * GIB))
+
+    def empty_cache(self) -> None:
+        self.emptied += 1

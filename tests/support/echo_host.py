@@ -1,0 +1,23 @@
+"""In place of `engines.vllm.host`: a host process that starts nothing, and tells with what it was to start vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+
+from teola_plugin.engines.vllm.link import Link, NotReady
+
+
+async def main() -> None:
+    link = await Link.over(socket.socket(fileno=int(sys.argv[1])))
+    setup = await link.receive()
+    told = {"engine_args": dict(setup.engine_args), "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    link.send(NotReady(f"<{json.dumps(told)}>"))
+    await link.flushed()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

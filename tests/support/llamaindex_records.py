@@ -1,0 +1,219 @@
+"""Objects of LlamaIndex made by their public constructors, and what the records of `shims.llamaindex` must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llama_index.core import Settings, SummaryIndex
+from llama_index.core.evaluation import RelevancyEvaluator
+from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
+from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.output_parsers.selection import SelectionOutputParser
+from llama_index.core.postprocessor import LLMRerank, SimilarityPostprocessor
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.query_engine import (
+    CitationQueryEngine,
+    MultiStepQueryEngine,
+    RetrieverQueryEngine,
+    RetryQueryEngine,
+    RouterQueryEngine,
+    SubQuestionQueryEngine,
+    TransformQueryEngine,
+)
+from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQueryEngine
+from llama_index.core.question_gen import LLMQuestionGenerator
+from llama_index.core.response_synthesizers import (
+    Accumulate,
+    CompactAndRefine,
+    Generation,
+    Refine,
+    SimpleSummarize,
+    TreeSummarize,
+)
+from llama_index.core.response_synthesizers.no_text import NoText
+from llama_index.core.retrievers import QueryFusionRetriever, TransformRetriever
+from llama_index.core.schema import MetadataMode, TextNode
+from llama_index.core.selectors import LLMSingleSelector
+from llama_index.core.vector_stores.types import VectorStoreQueryMode
+
+from support.llamaindex_engines import Library
+from teola_plugin.shims.llamaindex import engines, hooks, postprocessors, queries
+from teola_plugin.shims.llamaindex import retrievers as retrieval
+from teola_plugin.shims.llamaindex import synthesizers as writers
+from teola_plugin.shims.llamaindex.records import Parts
+
+QA, OTHER = PromptTemplate("{context_str} {query_str}"), PromptTemplate("{existing_answer} {context_msg} {query_str}")
+PARSED = PromptTemplate("{context_list} {query_str}", output_parser=SelectionOutputParser())
+Kind = type[Parts]
+Made = tuple[Any, dict[str, Any]]
+"""An object, and what its record must hold."""
+
+
+def retriever_query_engine(x: Library) -> Made:
+    given = {"retriever": x.index.as_retriever(), "response_synthesizer": TreeSummarize(llm=x.llm)}
+    steps = [SimilarityPostprocessor()]
+    return RetrieverQueryEngine(**given, node_postprocessors=steps), {**given, "node_postprocessors": steps}
+
+
+def citation_query_engine(x: Library) -> Made:
+    given = {"retriever": x.index.as_retriever(), "response_synthesizer": TreeSummarize(llm=x.llm)}
+    own = {"text_splitter": SentenceSplitter(), "metadata_mode": MetadataMode.LLM}
+    return CitationQueryEngine(**given, **own), {**given, **own, "node_postprocessors": [], "multimodal": False}
+
+
+def transform_query_engine(x: Library) -> Made:
+    given = {"query_engine": x.rag(), "query_transform": HyDEQueryTransform(x.llm), "transform_metadata": {"a": 1}}
+    return TransformQueryEngine(**given), given
+
+
+def retry_source_query_engine(x: Library) -> Made:
+    given = {"query_engine": x.rag(), "evaluator": RelevancyEvaluator(x.llm), "max_retries": 2}
+    return RetrySourceQueryEngine(llm=x.llm, **given), given
+
+
+def router_query_engine(x: Library) -> Made:
+    tools, given = x.tools(), {"selector": LLMSingleSelector.from_defaults(x.llm), "summarizer": TreeSummarize(x.llm)}
+    found = {"query_engines": [one.query_engine for one in tools], "metadatas": [one.metadata for one in tools]}
+    return RouterQueryEngine(query_engine_tools=tools, llm=x.llm, **given), {**given, **found}
+
+
+def sub_question_query_engine(x: Library) -> Made:
+    tools = x.tools()
+    given = {"question_gen": LLMQuestionGenerator.from_defaults(x.llm), "response_synthesizer": TreeSummarize(x.llm)}
+    found = {
+        "query_engines": {one.metadata.name: one.query_engine for one in tools},
+        "metadatas": [one.metadata for one in tools],
+    }
+    return SubQuestionQueryEngine(query_engine_tools=tools, **given), {**given, **found}
+
+
+def multi_step_query_engine(x: Library) -> Made:
+    made = MultiStepQueryEngine(
+        x.rag(), HyDEQueryTransform(x.llm), response_synthesizer=TreeSummarize(x.llm, streaming=True)
+    )
+    return made, {"streaming": True}
+
+
+def vector_index_retriever(x: Library) -> Made:
+    own = {"similarity_top_k": 3, "filters": None, "node_ids": ["n1"], "doc_ids": ["d"]}
+    found = {
+        "vector_store": x.index.vector_store,
+        "embed_model": x.index._embed_model,
+        "docstore": x.index.docstore,
+        "vector_store_query_mode": VectorStoreQueryMode.DEFAULT,
+        "vector_store_kwargs": {"a": 1},
+    }
+    return VectorIndexRetriever(x.index, **own, vector_store_kwargs={"a": 1}), {**own, **found}
+
+
+def summary_index(x: Library) -> SummaryIndex:
+    return SummaryIndex([TextNode(text="oats"), TextNode(text="ivy")])
+
+
+def summary_index_retriever(x: Library) -> Made:
+    index = summary_index(x)
+    return index.as_retriever(), {"index": index}
+
+
+def query_fusion_retriever(x: Library) -> Made:
+    given = {"retrievers": [x.index.as_retriever(), x.index.as_retriever()], "llm": x.llm, "num_queries": 2}
+    own = {"query_gen_prompt": "{num_queries} {query}", "mode": "simple"}
+    made = QueryFusionRetriever(**given, **own, retriever_weights=[1.0, 3.0])
+    return made, {**given, **own, "retriever_weights": [0.25, 0.75]}
+
+
+def transform_retriever(x: Library) -> Made:
+    given = {"retriever": x.index.as_retriever(), "query_transform": HyDEQueryTransform(x.llm)}
+    return TransformRetriever(**given, transform_metadata={"a": 1}), {**given, "transform_metadata": {"a": 1}}
+
+
+def writing(x: Library, cls: Any, **own: Any) -> Made:
+    """A synthesizer, with templates of its own under the names of fields."""
+    made = cls(llm=x.llm, streaming=True, **own)
+    common = {"llm": x.llm, "output_cls": None, "streaming": True, "multimodal": False}
+    return made, {**common, "prompt_helper": made._prompt_helper, **own}
+
+
+def refining(x: Library, cls: Any) -> Made:
+    made, found = writing(x, cls, text_qa_template=QA, refine_template=OTHER, response_padding_size=7)
+    return made, {**found, "structured_answer_filtering": False, "default_program": True}
+
+
+def generation(x: Library) -> Made:
+    made, found = writing(x, Generation, simple_template=QA)
+    found["input_prompt"] = found.pop("simple_template")
+    return made, found
+
+
+def hyde(x: Library) -> Made:
+    given = {"llm": x.llm, "hyde_prompt": QA, "include_original": False}
+    return HyDEQueryTransform(**given), given
+
+
+def decompose(x: Library) -> Made:
+    given = {"llm": x.llm, "decompose_query_prompt": QA}
+    return DecomposeQueryTransform(**given), given
+
+
+def selector(x: Library) -> Made:
+    given = {"llm": x.llm, "prompt": PARSED}
+    return LLMSingleSelector(**given), given
+
+
+def question_generator(x: Library) -> Made:
+    given = {"llm": x.llm, "prompt": PARSED}
+    return LLMQuestionGenerator(**given), given
+
+
+def reranker(x: Library) -> Made:
+    own = {"format_node_batch_fn": lambda nodes: "", "parse_choice_select_answer_fn": lambda text, n: ([], [])}
+    given = {"llm": x.llm, "choice_select_prompt": QA}
+    return LLMRerank(**given, **own), {**given, **own}
+
+
+def judge(x: Library) -> Made:
+    given = {"llm": x.llm, "eval_template": QA, "refine_template": OTHER, "raise_error": True}
+    return RelevancyEvaluator(**given), given
+
+
+def index(x: Library) -> Made:
+    found = {"embed_model": x.index._embed_model, "vector_store": x.index.vector_store, "insert_batch_size": 2048}
+    return x.index, found
+
+
+MADE: dict[Kind, Callable[[Library], Made]] = {
+    engines.RetrieverQueryEngineParts: retriever_query_engine,
+    engines.CitationQueryEngineParts: citation_query_engine,
+    engines.TransformQueryEngineParts: transform_query_engine,
+    engines.RetrySourceQueryEngineParts: retry_source_query_engine,
+    engines.RouterQueryEngineParts: router_query_engine,
+    engines.SubQuestionQueryEngineParts: sub_question_query_engine,
+    engines.QueryEngineParts: lambda x: (RetryQueryEngine(x.rag(), RelevancyEvaluator(x.llm)), {}),
+    engines.MultiStepQueryEngineParts: multi_step_query_engine,
+    engines.AnsweringParts: lambda x: ((made := x.rag()), {"response_synthesizer": made._response_synthesizer}),
+    retrieval.VectorIndexRetrieverParts: vector_index_retriever,
+    retrieval.SummaryIndexRetrieverParts: summary_index_retriever,
+    retrieval.QueryFusionRetrieverParts: query_fusion_retriever,
+    retrieval.TransformRetrieverParts: transform_retriever,
+    writers.SynthesizerParts: lambda x: writing(x, NoText),
+    writers.RefineParts: lambda x: refining(x, Refine),
+    writers.CompactAndRefineParts: lambda x: refining(x, CompactAndRefine),
+    writers.AccumulateParts: lambda x: writing(x, Accumulate, text_qa_template=QA),
+    writers.TreeSummarizeParts: lambda x: writing(x, TreeSummarize, summary_template=QA),
+    writers.SimpleSummarizeParts: lambda x: writing(x, SimpleSummarize, text_qa_template=QA),
+    writers.GenerationParts: generation,
+    queries.HyDEQueryTransformParts: hyde,
+    queries.DecomposeQueryTransformParts: decompose,
+    queries.LLMSelectorParts: selector,
+    queries.LLMQuestionGeneratorParts: question_generator,
+    postprocessors.PostprocessorParts: lambda x: (SimilarityPostprocessor(), {}),
+    postprocessors.LLMRerankParts: reranker,
+    postprocessors.RelevancyEvaluatorParts: judge,
+    postprocessors.SettingsParts: lambda x: (
+        Settings,
+        {"llm": x.llm, "node_parser": Settings._node_parser, "transformations": Settings._transformations},
+    ),
+    hooks.VectorStoreIndexParts: index,
+}

@@ -1,0 +1,175 @@
+"""Every function of `teola_plugin.shims.vllm` on the installed vLLM, without an engine: what it found, as JSON.
+
+In a process of its own (`python -m support.vllm_names FILE`), for vLLM changes what imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from teola_plugin.engines.bundled import llama
+from teola_plugin.engines.vllm import scheduler as ours
+from teola_plugin.errors import TeolaError
+from teola_plugin.shims.vllm import kv_events, llm, processes, scheduler, stats, versions
+
+
+def main() -> None:
+    found = {
+        "lacking": [*versions.missing(*llm.NEEDED), *_lacking()],
+        "platform": llm.platform().device,
+        "needed": _said(lambda: llm.check_needed("llm")),
+        **_config(),
+        **_prompts(),
+        **_events(),
+        **_stats(),
+        **_scheduler(),
+        **_when_missing(),
+    }
+    Path(sys.argv[1]).write_text(json.dumps(found))
+
+
+def _lacking() -> list[str]:
+    return [name for part in (kv_events, stats, processes, scheduler) for name in part.lacking()]
+
+
+def _config() -> dict[str, Any]:
+    structured = {"backend": "xgrammar", "disable_any_whitespace": True}
+    args = {"model": str(llama.make()), "dtype": "float32", "max_model_len": 512, "block_size": 32}
+    args |= {"structured_outputs_config": structured, "kv_events_config": kv_events.publishing("ipc:///x")}
+    config = llm.engine_config(args)
+    found = llm.limits(config)
+    return {
+        "limits": [found.max_model_len, found.block_size, found.blocks, found.dtype, found.max_num_seqs > 0],
+        "whitespace": config.structured_outputs_config.disable_any_whitespace,
+        "publishes": [config.kv_events_config.endpoint, config.kv_events_config.publisher],
+        "limits_of": llm.limits_of(type("Llm", (), {"vllm_config": config})()) == found,
+    }
+
+
+def _prompts() -> dict[str, Any]:
+    from vllm.inputs import tokens_input
+
+    plain, salted = tokens_input([1, 2]), tokens_input([1, 2], cache_salt="a")
+    return {"prompts": [llm.token_prompt([1, 2], "") == plain, llm.token_prompt([1, 2], "a") == salted]}
+
+
+def _events() -> dict[str, Any]:
+    import msgspec
+    from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+
+    def stored(**other: Any) -> BlockStored:
+        same = {"block_hashes": [7], "parent_block_hash": None, "token_ids": [1, 2], "block_size": 2}
+        return BlockStored(**(same | {"lora_id": None, "medium": "GPU", "lora_name": None} | other))
+
+    first, then = stored(extra_keys=[("tenant",)]), stored(block_hashes=[8], parent_block_hash=7)
+    others = [stored(block_size=4), stored(medium="CPU"), stored(lora_name="a"), stored(group_idx=1)]
+    events = [first, then, *others, BlockRemoved(block_hashes=[7, 8], medium="GPU"), AllBlocksCleared()]
+    read = kv_events.reader(2)(msgspec.msgpack.encode(KVEventBatch(ts=0.0, events=events)))
+    return {"events": list(map(str, read))}
+
+
+def _stats() -> dict[str, Any]:
+    from vllm.v1.metrics.stats import SchedulerStats
+
+    told: list[float] = []
+    [logger] = stats.kv_use_loggers(told.append)
+    made = logger(None)
+    made.record(SchedulerStats(kv_cache_usage=0.25), None, engine_idx=0)
+    made.record(None, None)
+    made.log_engine_initialized()
+    return {"kv_use": told}
+
+
+def _request(name: str, query: str, depth: int, priority: int) -> Any:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    params = SamplingParams(max_tokens=1, extra_args={ours.KEY: (query, depth, "latency")})
+    return Request(name, [1, 2], params, None, arrival_time=0.0, priority=priority)
+
+
+def _scheduler() -> dict[str, Any]:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.request_queue import RequestQueue
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    running = [_request("A", "q1", 3, 0)]
+    queue = scheduler.queue_class()(ours.TopologyOrder(), lambda: running)
+    waiting = [_request(*one) for one in (("B", "q1", 1, 2), ("G", "q2", 1, 3), ("H", "q2", 3, 4))]
+    queue.prepend_requests([*waiting, extra := _request("X", "q9", 9, 1)])
+    queue.remove_requests([extra])
+    listed, taken = [one.request_id for one in queue], []
+    while queue:
+        assert queue.peek_request() is queue.peek_request()
+        running.append(queue.pop_request())
+        taken.append(running[-1].request_id)
+    made = ours.TopologyScheduler, ours.TopologyAsyncScheduler
+    return {
+        "queue": [isinstance(queue, RequestQueue), listed, taken, len(queue)],
+        "classes": [f"{one.__module__}.{one.__name__}" for one in made],
+        "bases": [made[0].__mro__[1] is Scheduler, made[1].__mro__[1] is AsyncScheduler],
+        "extra": [scheduler.extra(running[0], ours.KEY), scheduler.extra(running[0], "other")],
+    }
+
+
+def _when_missing() -> dict[str, Any]:
+    """What is said, and what is off, when a name is gone."""
+    from vllm import envs
+    from vllm.distributed import kv_events as events
+    from vllm.v1.core.sched.request_queue import RequestQueue
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.metrics import loggers
+
+    found: dict[str, Any] = {}
+    with _without(AsyncLLM, "from_vllm_config"):
+        found["no engine"] = _said(lambda: llm.check_needed("llm"))
+    with _without(events, "AllBlocksCleared"):
+        found["no events"] = kv_events.lacking()
+    with _without(loggers, "StatLoggerBase"):
+        found["no stats"] = [stats.lacking(), stats.kv_use_loggers(print)]
+    with _without(envs.environment_variables, "VLLM_RPC_BASE_PATH"):
+        found["no variable"] = processes.lacking()
+    with _with(RequestQueue, "__abstractmethods__", RequestQueue.__abstractmethods__ | {"swap"}):
+        found["another queue"] = [scheduler.lacking(), _said(lambda: ours.check_names("topology", "llm"))]
+        found["not asked for"] = _said(lambda: ours.check_names("", "llm"))
+    with _with(Scheduler, "__init__", lambda self: None):
+        found["another scheduler"] = scheduler.lacking()
+    return found
+
+
+@contextmanager
+def _without(owner: Any, name: str) -> Any:
+    kept = owner[name] if isinstance(owner, dict) else vars(owner)[name]
+    take, put = (dict.__delitem__, dict.__setitem__) if isinstance(owner, dict) else (delattr, setattr)
+    take(owner, name)
+    try:
+        yield
+    finally:
+        put(owner, name, kept)
+
+
+@contextmanager
+def _with(owner: type, name: str, value: Any) -> Any:
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
+
+
+def _said(check: Any) -> str:
+    try:
+        check()
+    except TeolaError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

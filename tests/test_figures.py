@@ -1,0 +1,97 @@
+"""Figures in the documents come from `benchmarks/results`: tables are made of it (test_docs.py), sentences are here."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+FOUND: dict[str, Any] = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCUMENTS += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
+
+SENTENCES = {
+    "README.md": [
+        "a primitive of a chain costs {ray_overhead[per_primitive_ms][chain][median]:.1f} ms there "
+        "({ray_overhead[ratio]:.1f} times a bare call of a Ray actor; "
+        "{overhead[per_primitive_ms][chain][median]:.1f} ms in one process), "
+        "with 16 chains at once {ray_overhead[per_primitive_ms][queries][median]:.1f} ms",
+    ],
+    "docs/benchmarks.md": [
+        "at load {single_query[environment][load_1m]:.1f}; the chain with nothing to gain was "
+        "{single_query[nothing_to_gain][behind_ms][median]:.1f} ms behind (single runs "
+        "{single_query[nothing_to_gain][behind_ms][min]:.0f} to "
+        "{single_query[nothing_to_gain][behind_ms][max]:.0f} ms)",
+        "(load {single_query_busy[environment][load_1m]:.1f}; single runs of that chain "
+        "{single_query_busy[nothing_to_gain][behind_ms][min]:.0f} to "
+        "{single_query_busy[nothing_to_gain][behind_ms][max]:.0f} ms)",
+        "but for the naive app with 200 tokens, run once, which came out at {single_query_busy[cases][7][speedup]:.2f}",
+    ],
+    "docs/cluster.md": ["One process needs {overhead[per_primitive_ms][chain][median]:.2f} ms for each"],
+}
+"""Document -> what it says, with the place of each figure in the results."""
+
+GIVEN = {
+    "README.md": {"2.09": "the paper's"},
+    "docs/benchmarks.md": {
+        **dict.fromkeys(("0.35", "28.5", "0.164"), "the profile rtx3090"),
+        "0.01": "test_the_busy_run_gave_the_same_ratios",
+        "1.10": "what tests/benchmarks/test_single_query.py asserts",
+        "0.25": "the default of --scale",
+    },
+    "docs/cluster.md": {"1.5": "cluster/host/outbox.py: GAP"},
+    "docs/placement.md": {"1.5": "scheduling/placement/rebalance.py: HOT"},
+    "docs/compatibility-langchain.md": {"1.0": "the ordinary weight"},
+}
+"""Document -> figures that were not measured, and whose they are."""
+VERSION = (
+    r"(`langchain-core`( before)?|`llama-index-core`|Ray|arXiv|tested with) \(?\d+\.\d+"
+    r"|Python 3\.\d+( to 3\.\d+)?|Apache-2\.0|`[^`]*`"
+)
+"""Numbers with a point that are no figures: versions, papers, names."""
+
+
+def prose(document: str) -> str:
+    """Its sentences in one line: no made tables (test_docs.py makes them again), no code, no links' targets."""
+    text = (ROOT / document).read_text()
+    for unread in (r"<!-- generated: .*?<!-- end -->", r"```.*?```", r"\]\([^)]*\)"):
+        text = re.sub(unread, " ", text, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.parametrize("document", SENTENCES)
+def test_sentences_tell_what_was_measured(document: str) -> None:
+    text = prose(document)
+    for sentence in SENTENCES[document]:
+        assert sentence.format(**FOUND) in text
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_other_figure_is_told(document: str) -> None:
+    text = prose(document)
+    for sentence in SENTENCES.get(document, ()):
+        text = text.replace(sentence.format(**FOUND), " ")
+    left = re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", re.sub(VERSION, " ", text))
+    assert sorted(set(left)) == sorted(GIVEN.get(document, {})), "make it a sentence of the results, or say whose it is"
+
+
+def test_the_busy_run_gave_the_same_ratios() -> None:
+    quiet = {(case["app"], case["answer_tokens"]): case["speedup"] for case in FOUND["single_query"]["cases"]}
+    busy = {(case["app"], case["answer_tokens"]): case["speedup"] for case in FOUND["single_query_busy"]["cases"]}
+    apart = {case for case, ratio in busy.items() if abs(ratio - quiet[case]) > 0.01}
+    assert apart == {("naive", 200)}
+
+
+def test_every_result_has_its_command_and_its_machine() -> None:
+    """The table in docs/benchmarks.md names each file."""
+    table = (ROOT / "docs" / "benchmarks.md").read_text()
+    commands = (ROOT / "Makefile").read_text()
+    for name, result in FOUND.items():
+        assert f"results/{name}.json" in table and {"cores", "load_1m", "python"} <= set(result["environment"])
+        assert f"python -m benchmarks.{result['benchmark']} " in table
+        assert re.search(rf"for b in [^;]*\b{result['benchmark']}\b", commands), f"make bench leaves {name} out"

@@ -1,0 +1,31 @@
+"""Modules that import each other can only be read together: such circles stay small."""
+
+from __future__ import annotations
+
+import grimp
+
+GRAPH = frozenset(f"teola_plugin.graph.{name}" for name in ("fragment", "graph", "primitive", "text"))
+"""A graph holds primitives, some of which hold fragments, which hold graphs."""
+LARGEST_OTHER = 3
+
+
+def circles(graph: grimp.ImportGraph) -> set[frozenset[str]]:
+    """Sets of two and more modules of which each imports each, directly or not."""
+    found = ({m, *(graph.find_upstream_modules(m) & graph.find_downstream_modules(m))} for m in graph.modules)
+    return {frozenset(circle) for circle in found if len(circle) > 1}
+
+
+def test_no_circle_but_the_graphs_own_has_more_than_three_modules() -> None:
+    """Imports for type checking are counted."""
+    large = {
+        circle for circle in circles(grimp.build_graph("teola_plugin", cache_dir=None)) if len(circle) > LARGEST_OTHER
+    }
+    assert large == {GRAPH}, "\n".join(", ".join(sorted(circle)) for circle in large - {GRAPH})
+
+
+def test_circles_are_found() -> None:
+    graph = grimp.ImportGraph()
+    for line in ("a b", "b c", "c a", "a d", "d e", "e d", "f a"):
+        importer, imported = line.split()
+        graph.add_import(importer=importer, imported=imported)
+    assert circles(graph) == {frozenset("abc"), frozenset("de")}

@@ -1,0 +1,51 @@
+"""Facts about primitives: typed, one home, and apart from what users' own passes say."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from teola_plugin.errors import GraphError
+from teola_plugin.graph import Attributes, Component, Graph, Primitive, PrimitiveKind, Ref, Role, build_pgraph, named
+from teola_plugin.graph import WorkflowTemplate as Template
+from teola_plugin.graph.attributes import ATTRIBUTES, NOTHING_SAID
+from teola_plugin.graph.text import format_primitive
+
+K = PrimitiveKind
+
+
+def test_nothing_is_said_by_default() -> None:
+    assert list(NOTHING_SAID.said()) == [] and Attributes() == NOTHING_SAID
+    assert {known.name for known in fields(Attributes)} == ATTRIBUTES
+
+
+def test_a_false_fact_is_said() -> None:
+    assert list(Attributes(lookahead=False, k=0).said()) == [("k", 0), ("lookahead", False)]
+
+
+def test_the_text_shows_attributes_in_their_order_then_options() -> None:
+    said = Attributes(stream_items=("m", "n"), collection="docs", k=3, grow=True)
+    p = Primitive("p", K.SEARCHING, "store", attributes=said, options=(("mine", 1),))
+    shown = "{collection=docs, k=3, stream_items=m, stream_items=n, grow=True, mine=1}"
+    assert format_primitive(p) == f"%p = SEARCHING@store() {shown}"
+
+
+def test_instances_stream_to_the_holders_of_their_own() -> None:
+    p = Primitive("d", K.DECODING, "llm", attributes=Attributes(items="json", stream_items=("m", "other")))
+    assert p.rename({"m": "x/m"}, {}).attributes == Attributes(items="json", stream_items=("x/m", "other"))
+
+
+def test_components_hand_both_on() -> None:
+    said, own = Attributes(collection="docs"), (("mine", True),)
+    one = Component("s", Role.RETRIEVAL, named(query=Ref("$input")), "store", "embedder", attributes=said, options=own)
+    searching = build_pgraph(Template((one,), Ref("s")))["s.searching"]
+    assert searching.attributes == said and searching.option("mine") is True and searching.option("yours", 7) == 7
+
+
+@pytest.mark.parametrize("key", sorted(ATTRIBUTES))
+def test_an_option_with_the_name_of_an_attribute_is_refused(key: str) -> None:
+    p = Primitive("p", K.CALL, options=(("mine", 1), (key, "value")))
+    with pytest.raises(GraphError, match=rf"says '{key}' as an option") as caught:
+        Graph([p], Ref("p"))
+    assert f"attributes=Attributes({key}=...)" in str(caught.value)

@@ -1,0 +1,126 @@
+"""What following a prompt as it grows costs, and how much is remembered of it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from teola_plugin.graph import (
+    Attributes,
+    Graph,
+    Growth,
+    Primitive,
+    PrimitiveKind,
+    PromptPart,
+    Query,
+    Ref,
+    growths,
+    named,
+)
+from teola_plugin.runtime.driver.client_code import ClientCode
+from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
+from teola_plugin.runtime.driver.incremental_prefilling import TRUSTED, IncrementalPrefilling
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.scheduling.live_primitive import LivePrimitive
+from tests.support.steps import growth
+
+K = PrimitiveKind
+JOIN = Primitive("join", K.CALL, inputs=named(found=Ref("m")), call="join")
+ASK = Primitive("p", K.PREFILLING, "llm", named(context=Ref("join")), prompt=(PromptPart.var("context"),))
+GROWTH = Growth("m", ASK, (JOIN,), "context", 1)
+
+
+class Run:
+    """As much of a live query as this needs."""
+
+    def __init__(self, tenant: str = "") -> None:
+        self.id, self.query = "q", Query({}, tenant=tenant)
+        self.growing = [GrowingPrompt(GROWTH)]
+        self.store = QueryStore({})
+
+    def calls_of(self, primitive: str) -> dict[str, Any]:
+        return {}
+
+
+class Followed:
+    """Prompts that are followed while their lists are made; a text costs what it is made of."""
+
+    def __init__(self) -> None:
+        self.holder = LivePrimitive(Primitive("m", K.MAP), set())
+        self.joined = 0
+        self.started: list[str] = []
+        self.prefixes = IncrementalPrefilling(
+            lambda run, name: self.holder,
+            self._compute,
+            lambda run, p: self.started.append(p.id),
+            lambda run, name: None,
+            ClientCode(here=True),
+        )
+
+    def _compute(self, run: Any, p: Primitive, given: dict[str, Any]) -> str:
+        self.joined += len(given["found"])
+        return "\n".join(given["found"])
+
+    def query(self, items: int, tenant: str = "", *, right: bool = True) -> int:
+        """One query from end to end; how many prefixes it prefilled early."""
+        run, before = Run(tenant), len(self.started)
+        self.holder.early = []
+        asked = cast(QueryRun, run)
+        for i in range(items):
+            name = f"m[{i}]/d"
+            self.holder.early.append(Ref(name))
+            run.store.put(name, f"passage {i}, a few words long")
+            self.prefixes.made(asked, name)
+            if run.growing[0].warmup:
+                self.prefixes.made(asked, run.growing[0].warmup)
+        whole = [f"passage {i}, a few words long" for i in range(items)]
+        run.store.put("join", "\n".join(whole if right else reversed(whole)))
+        self.prefixes.dispatched(asked, ASK)
+        return len(self.started) - before
+
+
+def test_a_prompt_that_grows_is_made_anew_a_few_times_however_long_the_list() -> None:
+    one = Followed()
+    one.query(50)
+    few = one.joined
+    one.query(800)
+    assert one.joined - few < 16 * few * 1.5
+    assert growth(Followed().query, 100) < 1.3
+
+
+def test_short_lists_are_followed_item_by_item() -> None:
+    one = Followed()
+    assert one.query(6) == 0
+    assert one.query(6) >= 4
+
+
+def test_what_queries_of_one_tenant_show_is_not_used_for_another() -> None:
+    one = Followed()
+    assert [one.query(6, "a"), one.query(6, "b"), one.query(6, "")] == [0, 0, 0]
+    assert min(one.query(6, "a"), one.query(6, "b"), one.query(6, "")) > 0
+    one.query(6, "a", right=False)
+    assert one.query(6, "a") == 0 and one.query(6, "b") > 0
+
+
+def test_what_is_learned_is_bounded_and_can_be_forgotten() -> None:
+    one = Followed()
+    for i in range(TRUSTED + 50):
+        one.query(3, f"tenant {i}")
+    assert len(one.prefixes._trusted) == TRUSTED
+    assert one.query(6, f"tenant {TRUSTED + 49}") > 0
+    one.prefixes.reset()
+    assert one.query(6, f"tenant {TRUSTED + 49}") == 0
+
+
+def test_nothing_is_learned_for_another_pool() -> None:
+    one, other = Followed(), Followed()
+    one.query(6)
+    assert one.query(6) > 0 and other.query(6) == 0
+
+
+def test_a_graph_that_is_looked_at_keeps_no_sets_of_ancestors() -> None:
+    marked = ASK.with_(attributes=Attributes(grows_with="m"))
+    items = Primitive("m", K.CALL)
+    graph = Graph([items, JOIN, marked], Ref("p"))
+    assert [one.variable for one in growths(graph)] == ["context"]
+    assert not {"bits", "above"} & vars(graph).keys()

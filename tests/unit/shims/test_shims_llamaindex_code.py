@@ -1,0 +1,338 @@
+"""LlamaIndex's own code, as `shims.llamaindex` calls or overrides it: what its public entries give, but silent."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from differential.llamaindex.recording import Recorder, recorded
+from llama_index.core.base.response.schema import Response
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.evaluation import RelevancyEvaluator
+from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.output_parsers import SelectionOutputParser
+from llama_index.core.postprocessor import LLMRerank, SimilarityPostprocessor
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.prompts.default_prompts import DEFAULT_HYDE_PROMPT
+from llama_index.core.query_engine import (
+    CitationQueryEngine,
+    MultiStepQueryEngine,
+    RetryQueryEngine,
+    SubQuestionQueryEngine,
+    TransformQueryEngine,
+)
+from llama_index.core.question_gen import LLMQuestionGenerator
+from llama_index.core.response_synthesizers import Accumulate, CompactAndRefine, SimpleSummarize
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.selectors import LLMMultiSelector
+from llama_index.core.vector_stores.types import VectorStoreQueryResult
+from support.llamaindex_engines import Library, shown
+from support.llamaindex_records import summary_index
+
+import teola_plugin.shims.llamaindex
+from teola_plugin.shims.llamaindex import copies, engines, hooks, models, postprocessors, queries, retrievers
+from teola_plugin.shims.llamaindex import synthesizers as writers
+
+ASKED = "what is there"
+TEXTS = ["oats and ivy", "a boat with a sail"]
+
+
+def nodes(*texts: str) -> list[NodeWithScore]:
+    return [NodeWithScore(node=TextNode(id_=text, text=text), score=0.5) for text in texts]
+
+
+def contents(found: Any) -> list[str]:
+    return [one.node.get_content() for one in found]
+
+
+def quietly(owner: Any, call: Callable[[], Any]) -> Any:
+    """What a call gives; nobody hears of its owner."""
+    recorder = Recorder()
+    with recorded(recorder):
+        value = call()
+    told = [text for part in (recorder.callbacks, recorder.events, recorder.spans) for text in part]
+    assert not [text for text in told if f"{type(owner).__name__}." in text]
+    return value
+
+
+def test_every_function_is_named_here() -> None:
+    source = inspect.getsource(importlib.import_module(__name__))
+    beside = inspect.getsource(importlib.import_module(f"{__package__ or ''}.test_shims_llamaindex_models".lstrip(".")))
+    package = teola_plugin.shims.llamaindex
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(found.name)
+        for name, one in vars(module).items():
+            public = getattr(one, "__module__", "") == found.name and not name.startswith("_")
+            if public and (inspect.isfunction(one) or name.endswith("Hooks")) and not found.name.endswith("records"):
+                assert f".{name}" in source + beside, f"{found.name}.{name} has no test"
+
+
+# ------------------------------------------------------------ engines
+
+
+def test_sources_of_a_citation(stock: Library) -> None:
+    engine = CitationQueryEngine(retriever=stock.index.as_retriever(), llm=stock.llm, citation_chunk_size=64)
+    found = engine.retriever.retrieve(ASKED)
+    made = quietly(engine, lambda: engines.citation_sources(engine, found))
+    assert contents(made) == contents(engine.query(ASKED).source_nodes)
+
+
+def test_a_sub_question_and_its_answer(stock: Library) -> None:
+    engine = SubQuestionQueryEngine.from_defaults(
+        stock.tools(), llm=stock.llm, question_gen=LLMQuestionGenerator.from_defaults(stock.llm), use_async=False
+    )
+    response = engine.query(ASKED)
+    answer = str(stock.tools()[0].query_engine.query("what grows"))
+    made = engines.sub_question_node(engine, "what grows", "farm", answer, [])
+    assert made.node.get_content() == contents(response.source_nodes)[0]
+
+
+def test_queries_below_the_entries(stock: Library) -> None:
+    engine = stock.rag()
+    with engine.callback_manager.as_trace("query"):
+        below = hooks.query_below(engine, QueryBundle(ASKED))
+    assert shown(below) == shown(engine.query(ASKED))
+
+    class Around(hooks.QueryHooks):
+        def __teola_query__(self, query: QueryBundle, plain: Callable[[Any], Any]) -> Any:
+            return Response(f"around {plain(engine)}")
+
+        async def __teola_aquery__(self, query: QueryBundle, plain: Callable[[Any], Any]) -> Any:
+            return Response(f"around {await plain(engine)}")
+
+    own = copies.sharing(type("Own", (Around, type(engine)), {}), engine)
+    assert str(own.query(ASKED)) == str(asyncio.run(own.aquery(ASKED))) == f"around {engine.query(ASKED)}"
+
+
+def test_another_async_way_under_the_same_span(stock: Library) -> None:
+    engine = RetryQueryEngine(stock.rag(), RelevancyEvaluator(stock.llm))
+
+    async def other(node: Any, query: QueryBundle) -> Any:
+        return Response(f"other of {type(node).__name__}: {query.query_str}")
+
+    def spans(node: Any) -> Any:
+        recorder = Recorder()
+        with recorded(recorder):
+            value = asyncio.run(node.aquery(ASKED))
+        return value, recorder.spans
+
+    made = hooks.with_aquery(engine, other)
+    value, told = spans(made)
+    assert str(value) == f"other of RetryQueryEngine: {ASKED}"
+    own = {f"{way} /RetryQueryEngine.aquery/RetryQueryEngine._aquery " for way in ("enter", "exit")}
+    assert own <= told.keys() and own <= spans(engine)[1].keys()
+
+
+def test_steps_in_a_loop(stock: Library) -> None:
+    engine = MultiStepQueryEngine(stock.rag(), HyDEQueryTransform(stock.llm), num_steps=1)
+    with engine.callback_manager.as_trace("query"):
+        below = asyncio.run(hooks.multi_step_aquery(engine, QueryBundle(ASKED)))
+    assert shown(below) == shown(asyncio.run(engine.aquery(ASKED)))
+
+
+def test_an_index_is_added_to_by_hooks(stock: Library) -> None:
+    added: list[list[str]] = []
+
+    class Around(hooks.IndexHooks):
+        def __teola_add__(self, nodes: hooks.Nodes, add: Callable[[hooks.Nodes], None]) -> None:
+            for node in nodes:
+                added.append([node.node_id])
+                add([node])
+
+        async def __teola_aadd__(self, nodes: hooks.Nodes, add: Callable[[hooks.Nodes], Any]) -> None:
+            added.append([node.node_id for node in nodes])
+            await add(nodes)
+
+    own = copies.copied_as(type("Own", (Around, type(stock.index)), {}), stock.index)
+    more = [TextNode(id_="a1", text="a"), TextNode(id_="a2", text="b")]
+    own.insert_nodes(more)
+    asyncio.run(own.ainsert_nodes([TextNode(id_="a3", text="c")]))
+    assert added == [["a1"], ["a2"], ["a3"]]
+    store: Any = stock.index.vector_store
+    assert len(store.get_nodes(["a1", "a2", "a3"])) == 3
+    store.delete_nodes(["a1", "a2", "a3"])
+
+
+# ------------------------------------------------------------ retrievers
+
+
+def test_a_search_in_an_index(stock: Library) -> None:
+    retriever: Any = stock.index.as_retriever(similarity_top_k=3)
+    assert retrievers.searches_by_vector(retriever)
+    asked = retrievers.store_query(retriever)
+    assert asked.similarity_top_k == 3 and asked.query_embedding == [0.0]
+    whole = [one.node for one in retriever.retrieve(ASKED)]
+    result = VectorStoreQueryResult(nodes=whole, similarities=[0.5] * 3, ids=[one.node_id for one in whole])
+    assert [
+        one.node for one in quietly(retriever, lambda: retrievers.nodes_of_result(retriever, ASKED, result))
+    ] == whole
+    twice = [*retriever.retrieve(ASKED), *retriever.retrieve(ASKED)]
+    assert quietly(retriever, lambda: retrievers.distinct(retriever, ASKED, twice)) == twice[:3]
+
+
+def test_all_nodes_of_an_index_in_memory(stock: Library) -> None:
+    retriever: Any = summary_index(stock).as_retriever()
+    assert contents(quietly(retriever, lambda: retrievers.all_nodes(retriever, ASKED))) == contents(
+        retriever.retrieve(ASKED)
+    )
+
+
+@pytest.mark.parametrize("mode", ["simple", "reciprocal_rerank", "relative_score", "dist_based_score"])
+def test_fusion(stock: Library, mode: str) -> None:
+    retriever = stock.fusion(mode)
+    written = quietly(retriever, lambda: retrievers.written_queries(retriever, stock.llm, ASKED))
+    assert written == ["what grows", "what sails"]
+    inner = [stock.index.as_retriever(similarity_top_k=k) for k in (4, 2)]
+    lists = {(query, i): one.retrieve(query) for query in (ASKED, *written) for i, one in enumerate(inner)}
+    made = quietly(retriever, lambda: retrievers.fused(retriever, ASKED, lists))
+    assert [(one.score, one.node_id) for one in made] == [(n.score, n.node_id) for n in retriever.retrieve(ASKED)]
+
+
+# ------------------------------------------------------------ synthesizers
+
+
+def test_responses(stock: Library) -> None:
+    synth = SimpleSummarize(stock.llm, streaming=True)
+    plain = SimpleSummarize(stock.llm).get_response(ASKED, TEXTS)
+    own = copy.copy(stock.llm)
+    found = quietly(synth, lambda: writers.response(writers.SimpleSummarizeParts, synth, ASKED, TEXTS, llm=own))
+    assert found == plain and synth._streaming and synth._llm is stock.llm
+
+
+def test_chunks_are_packed_as_the_plain_object_does(stock: Library) -> None:
+    synth = CompactAndRefine(stock.llm)
+    [packed] = writers.compact_chunks(synth, ASKED, TEXTS)
+    assert packed == "\n\n".join(TEXTS)
+    short = PromptTemplate("{context_str}{query_str}")
+    assert writers.compact_chunks(synth, ASKED, TEXTS, text_qa_template=short) == [packed]
+
+
+def test_accumulated_answers(stock: Library) -> None:
+    template = PromptTemplate("Of {context_str}: {query_str}")
+    own = writers.accumulating(Accumulate(stock.llm), template)
+    answers = [
+        stock.llm.predict(
+            template.partial_format(query_str=ASKED),
+            **{k: v for k, v in writers.chunk_arguments(own, text).items() if k != "template"},
+        )
+        for text in TEXTS
+    ]
+    made = writers.joined_answers(own, answers, writers.separator(own))
+    assert made == Accumulate(stock.llm, text_qa_template=template).get_response(ASKED, TEXTS)
+
+
+# ------------------------------------------------------------ queries, choices, nodes
+
+
+def test_transformed_queries(stock: Library) -> None:
+    hyde = HyDEQueryTransform(stock.llm)
+    prompt: Any = DEFAULT_HYDE_PROMPT
+    document = quietly(hyde, lambda: queries.hypothetical_document(hyde, stock.llm, prompt, ASKED, {}))
+    assert document == hyde.run(ASKED).custom_embedding_strs[0]
+    transform = DecomposeQueryTransform(stock.llm)
+    prompt = transform.get_prompts()["decompose_query_prompt"]
+    query = quietly(transform, lambda: queries.decomposed_query(transform, stock.llm, prompt, ASKED, {}))
+    assert query == transform.run(ASKED).query_str
+
+
+def test_choices(stock: Library) -> None:
+    selector = LLMMultiSelector.from_defaults(stock.llm)
+    choices, prompt = [one.metadata for one in stock.tools()], selector.get_prompts()["prompt"]
+    found = quietly(selector, lambda: queries.selected_indices(selector, stock.llm, prompt, choices, ASKED))
+    assert found == selector.select(choices, ASKED).inds == [0, 1]
+    generator = LLMQuestionGenerator.from_defaults(stock.llm)
+    prompt = generator.get_prompts()["question_gen_prompt"]
+    asked = quietly(generator, lambda: queries.generated_questions(generator, stock.llm, prompt, choices, ASKED))
+    plain = generator.generate(choices, QueryBundle(ASKED))
+    assert asked == [one.model_dump() for one in plain] and len(asked) == 3
+
+
+def test_steps_after_a_search(stock: Library) -> None:
+    found = stock.index.as_retriever(similarity_top_k=4).retrieve(ASKED)
+    step = SimilarityPostprocessor(similarity_cutoff=-1.0)
+    made = quietly(step, lambda: postprocessors.postprocessed(step, found, ASKED))
+    assert made == step.postprocess_nodes(found) == found
+    rerank = LLMRerank(llm=stock.llm, choice_batch_size=3)
+    groups = postprocessors.batches(rerank, found)
+    assert [[one.node_id for one in group] for group in groups] == [[n.node_id for n in found[:3]], [found[3].node_id]]
+    arguments = postprocessors.batch_arguments(rerank, groups[1], ASKED)
+    assert arguments["query_str"] == ASKED and found[3].node.get_content()[:20] in str(arguments)
+
+
+# ------------------------------------------------------------ copies
+
+
+def test_shallow_copies(stock: Library) -> None:
+    engine: Any = TransformQueryEngine(stock.rag(), HyDEQueryTransform(stock.llm))
+    assert set(map(id, vars(engine).values())) == set(map(id, copies.held(engine)))
+    engine.bound = engine.query
+    made = copies.with_attributes(engine, vars(engine))
+    assert made.bound.__self__ is made and made._query_engine is engine._query_engine
+    noisy = stock.fusion()
+    noisy._verbose = True
+    quiet = copies.clone(noisy, num_queries=9)
+    assert (quiet._verbose, quiet.num_queries, noisy._verbose, noisy.num_queries) == (False, 9, True, 3)
+    rerank = LLMRerank(llm=stock.llm)
+    assert rerank._format_node_batch_fn in copies.held(rerank)
+
+
+def test_copies_of_another_class(stock: Library) -> None:
+    rerank = LLMRerank(llm=stock.llm)
+    cls: Any = type("LLMRerank", (LLMRerank,), {})
+    other = copies.of_class(cls, rerank, {"mark": 1}, {"_format_node_batch_fn": str})
+    assert vars(other)["mark"] == 1 and other._format_node_batch_fn is str
+    assert rerank._format_node_batch_fn is not str and "mark" not in vars(rerank)
+    shared = copies.shared_privates(rerank, {})
+    assert shared._format_node_batch_fn is rerank._format_node_batch_fn and vars(shared) is not vars(rerank)
+    both = copies.sharing(cls, rerank)
+    both.top_n = 77
+    assert rerank.top_n == 77
+
+
+def test_silence() -> None:
+    heard = CallbackManager([Recorder()])
+    splitter = SentenceSplitter(chunk_size=16, chunk_overlap=0, callback_manager=heard)
+    text = " ".join(TEXTS * 9)
+    quiet = copies.own_splitter(splitter)
+    assert quietly(splitter, lambda: quiet.split_text(text)) == splitter.split_text(text)
+    assert copies.nobody().handlers == []
+    silent = copies.silent(splitter, "split_text")
+    assert silent.split_text(text) == splitter.split_text(text)
+    assert copies.unspanned(splitter, "split_text")(text) == splitter.split_text(text)
+    template = PromptTemplate("{a}", output_parser=SelectionOutputParser())
+    copied: Any = copies.own_template(template)
+    assert copied.output_parser is not template.output_parser and copied.format(a="x") == template.format(a="x")
+
+
+def test_a_prompt_helper_packs_the_same_and_reads_each_text_once(stock: Library) -> None:
+    counted: list[str] = []
+
+    def tokens(text: str) -> list[str]:
+        counted.append(text)
+        return text.split()
+
+    helper = CompactAndRefine(stock.llm)._prompt_helper
+    helper._token_counter.tokenizer = tokens
+    own, template = copies.own_helper(helper), PromptTemplate("{context_str}")
+    assert own.repack(template, TEXTS * 40, llm=stock.llm) == helper.repack(template, TEXTS * 40, llm=stock.llm)
+    counted.clear()
+    for _ in range(2):
+        own.repack(template, TEXTS, llm=stock.llm)
+    assert len(counted) == len(set(counted))
+
+
+# ------------------------------------------------------------ prompts of any LLM
+
+
+def test_prompts_and_answers_of_an_llm(stock: Library) -> None:
+    template = PromptTemplate("Say {what}")
+    [message] = models.messages_of(stock.llm, template, {"what": "it"})
+    assert message.content == "Say it" == models.text_of(stock.llm, template, {"what": "it"})
+    assert models.parsed(stock.llm, "so") == "so"

@@ -1,0 +1,132 @@
+"""What `bind=` takes of the user's own models: `OpenAI` on a server that answers here, small models of the package."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from llama_index.core.llms import ChatMessage
+from llama_index.core.postprocessor import SentenceTransformerRerank
+from llama_index.embeddings.huggingface import HuggingFaceEmbedding
+from llama_index.llms.openai_like import OpenAILike
+from support.openai_stub import MODEL, Stub, openai_stub
+
+from teola_plugin.adapters.llamaindex.binding.bind import bound
+from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.fake import FakeEmbedder, FakeReranker
+from teola_plugin.engines.openai import OpenAIServer
+from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+from teola_plugin.shims.llamaindex import copies, models
+from teola_plugin.shims.llamaindex.records import Parts
+
+QUESTION = [ChatMessage("why?")]
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[Stub]:
+    with openai_stub() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pool(stub: Stub) -> Iterator[EnginePool]:
+    engines = {"llm": OpenAIServer(base_url=stub.base_url), "embedder": FakeEmbedder(), "reranker": FakeReranker()}
+    with EnginePool.local(engines) as made:
+        yield made
+
+
+@pytest.fixture
+def llm(stub: Stub) -> OpenAILike:
+    return OpenAILike(model=MODEL, api_base=stub.base_url, api_key="mine", is_chat_model=True, max_retries=0)
+
+
+def test_parts_of_an_openai_object(llm: OpenAILike) -> None:
+    parts = models.OpenAIParts.of(llm)
+    assert (parts.client, parts.aclient, parts.http_client, parts.async_http_client) == (None, None, None, None)
+    plain = llm.chat(QUESTION)  # makes the client that is used from then on
+    assert str(models.OpenAIParts.of(llm).client.base_url).rstrip("/") == llm.api_base
+    assert models.credentials(llm)["api_key"] == models.credentials(llm, is_async=True)["api_key"] == "mine"
+    assert models.chatted(llm, QUESTION, {}).message == plain.message
+    assert models.token_counts(llm, plain.raw) == plain.additional_kwargs
+
+
+def test_hooks_of_an_openai_object(llm: OpenAILike) -> None:
+    ways: list[str] = []
+
+    class Around(models.OpenAIHooks):
+        def __teola_chat__(self, chat: Callable[[], Any]) -> Any:
+            ways.append("chat")
+            return chat()
+
+        async def __teola_achat__(self, chat: Callable[[], Any]) -> Any:
+            ways.append("achat")
+            return await chat()
+
+        def __teola_stream_chat__(self, chat: Callable[[], Any]) -> Any:
+            ways.append("stream")
+            return chat()
+
+        async def __teola_astream_chat__(self, chat: Callable[[], Any]) -> Any:
+            ways.append("astream")
+            return await chat()
+
+    async def last() -> Any:
+        return [piece async for piece in await own.astream_chat(QUESTION)][-1]
+
+    own: Any = copies.of_class(type("OpenAILike", (Around, OpenAILike), {}), llm, {}, {})
+    answers = [own.chat(QUESTION), asyncio.run(own.achat(QUESTION)), list(own.stream_chat(QUESTION))[-1]]
+    answers.append(asyncio.run(last()))
+    assert {one.message.content for one in answers} == {llm.chat(QUESTION).message.content}
+    assert ways == ["chat", "achat", "stream", "astream"]
+
+
+@pytest.mark.models
+def test_parts_and_hooks_of_an_embedding_model(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = HuggingFaceEmbedding(packaged_minilm())
+    parts = models.HuggingFaceEmbeddingParts.of(own)
+    assert parts.parallel_process is False
+    assert parts.model.encode(["a"])[0].tolist() == pytest.approx(own.get_text_embedding("a"), abs=1e-5)
+
+    class Around(models.EmbeddingHooks):
+        def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, plain: Callable[..., Any]) -> Any:
+            return plain([text.upper() for text in inputs], prompt_name)
+
+    hooked: Any = copies.of_class(type("Own", (Around, HuggingFaceEmbedding), {}), own, {}, {})
+    assert hooked.get_text_embedding("OATS") == pytest.approx(own.get_text_embedding("OATS"))
+    assert hooked.get_text_embedding("x y") == pytest.approx(own.get_text_embedding("X Y"))
+    not_there(monkeypatch, models.HuggingFaceEmbeddingParts, lambda: bound(own, "embedder", pool))
+
+
+@pytest.mark.models
+def test_parts_of_a_reranker(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = SentenceTransformerRerank(model=str(reranker_folder()), top_n=1)
+    assert hasattr(models.SentenceTransformerRerankParts.of(own).model, "predict")
+    not_there(monkeypatch, models.SentenceTransformerRerankParts, lambda: bound(own, "reranker", pool))
+
+
+def test_an_openai_object_of_another_version(
+    llm: OpenAILike, pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    not_there(monkeypatch, models.OpenAIParts, lambda: bound(llm, "llm", pool))
+
+
+def not_there(monkeypatch: pytest.MonkeyPatch, kind: type[Parts], bind: Callable[[], Any]) -> None:
+    """With any of its names gone the object cannot be bound, and nothing of it has changed."""
+    bind()
+    for one in fields(kind):
+        with monkeypatch.context() as patch:
+            source = replace(one.metadata["source"], name="renamed")
+            patch.setattr(one, "metadata", MappingProxyType({"source": source}))
+            with pytest.raises(RegistrationError, match=r"it has no 'renamed'.*leave it unbound"):
+                bind()
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "METHODS", (*kind.METHODS, "renamed"))
+        with pytest.raises(RegistrationError, match="no method 'renamed'"):
+            bind()
