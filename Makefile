@@ -4,6 +4,9 @@ VENV   ?= .venv
 PYTHON ?= python3
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+# Two workers: all tests that start engines on one of them (tests/conftest.py), files of the others on both.
+WORKERS ?= 2
+PYTEST  = "$(PY)" -m pytest -n $(WORKERS) --dist loadgroup
 LOCK    = $(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --extra dev
 export PYTHONPATH :=
@@ -23,10 +26,10 @@ demo: $(READY) ## set up, then run the main job: a RAG chain, plain and accelera
 	@"$(PY)" -m teola_plugin.cli.main demo $(ARGS)
 
 test: $(READY) check ## set up, then lint, types, import contracts and every test (short versions)
-	@"$(PY)" -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-all: $(READY) check ## the same with the long versions
-	@TEOLA_TEST_LONG=1 "$(PY)" -m pytest --timeout 1800 $(ARGS)
+	@TEOLA_TEST_LONG=1 $(PYTEST) --timeout 1800 $(ARGS)
 
 test-upstream: $(READY) ## langchain-core's own tests, every composite accelerated; fetches them from the package index
 	@"$(PY)" tools/upstream.py $(ARGS)

@@ -8,10 +8,11 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -30,9 +31,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what is made now")
 
 
+ENGINES = {"session_llm", "vllm_api", "ray_address"}
+TOGETHER = ("chaos", "cluster", "engines", "real", "test_cli.py", "test_compare.py", "test_demo", "test_examples.py")
+"""Folders and files of `tests` whose tests start, count or kill processes, as one group of `--dist loadgroup`."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked as long is left to `make test-all`."""
+    """What is marked as long is left to `make test-all`. With several workers (`make test`), one of them runs all tests
+    that start engines, so that there is one engine of a kind; the tests of another file run one after the other."""
     for item in items:
+        where = os.path.relpath(item.path, Path(__file__).parent)
+        starts = where.startswith(TOGETHER) or not ENGINES.isdisjoint(getattr(item, "fixturenames", ()))
+        item.add_marker(pytest.mark.xdist_group("engines" if starts else where))
         if item.get_closest_marker("long") and not os.environ.get("TEOLA_TEST_LONG"):
             item.add_marker(pytest.mark.skip(reason="the long version (make test-all)"))
 
@@ -130,13 +141,33 @@ def ray_address() -> Iterator[str]:
         yield cluster.address
 
 
-@pytest.fixture(scope="session", autouse=True)
-def coming(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Any]]]:
-    """What starts slowly, on a core of its own, starts beside the first tests, if any test needs it.
+class Coming:
+    """What starts slowly, each on a thread of its own."""
 
-    Before the first of them, so that it finds the environment as it is.
+    def __init__(
+        self,
+        makers: dict[str, Callable[[], AbstractContextManager[Any]]],
+        held: ExitStack,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        self._makers, self._held, self._threads = makers, held, threads
+        self._begun: dict[str, Future[Any]] = {}
+
+    def begin(self) -> None:
+        for name, make in self._makers.items():
+            if name not in self._begun:
+                self._begun[name] = self._threads.submit(lambda make=make: self._held.enter_context(make()))
+
+    def __getitem__(self, name: str) -> Any:
+        self.begin()
+        return self._begun[name].result()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def coming(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coming]:
+    """What some test needs starts beside the first tests, so that it finds the environment as it is.
+
+    One of several workers knows what it needs when the first test asks for it.
     """
     from support.api_server import api_server
 
@@ -144,21 +175,22 @@ def coming(
     needed = {name for item in run for name in item.fixturenames}
     folder = tmp_path_factory.mktemp("vllm-api")
     makers = {"session_llm": llm, "vllm_api": lambda: api_server(folder)}
-    with ExitStack() as held, ThreadPoolExecutor(2, "coming") as thread:
-        yield {
-            name: thread.submit(lambda make=make: held.enter_context(make()))
-            for name, make in makers.items()
-            if name in needed
-        }
+    with ExitStack() as held, ThreadPoolExecutor(2, "coming") as threads:
+        made = Coming({name: make for name, make in makers.items() if name in needed}, held, threads)
+        if not hasattr(request.config, "workerinput"):
+            made.begin()
+        yield made
 
 
 @pytest.fixture(scope="session")
-def session_llm(coming: dict[str, Future[SessionLlm]]) -> SessionLlm:
+def session_llm(coming: Coming) -> SessionLlm:
     """The session's engine; about 12 s to start."""
-    return coming["session_llm"].result()
+    found: SessionLlm = coming["session_llm"]
+    return found
 
 
 @pytest.fixture(scope="session")
-def vllm_api(coming: dict[str, Future[ApiServer]]) -> ApiServer:
+def vllm_api(coming: Coming) -> ApiServer:
     """vLLM's API server on the bundled model; about 25 s to start."""
-    return coming["vllm_api"].result()
+    found: ApiServer = coming["vllm_api"]
+    return found
