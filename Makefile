@@ -4,9 +4,9 @@ VENV   ?= .venv
 PYTHON ?= python3
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
-# Two workers: all tests that start engines on one of them (tests/conftest.py), files of the others on both.
+# Two workers: all tests that start engines on one of them (tests/support/workers.py), files of the others on both.
 WORKERS ?= 2
-PYTEST  = "$(PY)" -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST  = "$(PY)" -m pytest -n $(WORKERS)
 LOCK    = $(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --extra dev
 export PYTHONPATH :=

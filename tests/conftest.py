@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -31,19 +30,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what is made now")
 
 
-ENGINES = {"session_llm", "vllm_api", "ray_address"}
-TOGETHER = ("chaos", "cluster", "engines", "real", "test_cli.py", "test_compare.py", "test_demo", "test_examples.py")
-"""Folders and files of `tests` whose tests start, count or kill processes, as one group of `--dist loadgroup`."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from support.workers import EnginesTogether
+
+    return EnginesTogether(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked as long is left to `make test-all`. With several workers (`make test`), one of them runs all tests
-    that start engines, so that there is one engine of a kind; the tests of another file run one after the other."""
+    """What is marked as long is left to `make test-all`."""
     for item in items:
-        where = os.path.relpath(item.path, Path(__file__).parent)
-        starts = where.startswith(TOGETHER) or not ENGINES.isdisjoint(getattr(item, "fixturenames", ()))
-        item.add_marker(pytest.mark.xdist_group("engines" if starts else where))
         if item.get_closest_marker("long") and not os.environ.get("TEOLA_TEST_LONG"):
             item.add_marker(pytest.mark.skip(reason="the long version (make test-all)"))
 
