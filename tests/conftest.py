@@ -9,7 +9,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -153,6 +153,10 @@ class Coming:
         for name, make in self._makers.items():
             if name not in self._begun:
                 self._begun[name] = self._threads.submit(lambda make=make: self._held.enter_context(make()))
+
+    def settle(self) -> None:
+        """Returns when nothing is starting."""
+        wait(self._begun.values())
 
     def __getitem__(self, name: str) -> Any:
         self.begin()

@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,8 @@ def rays() -> set[int]:
 
 
 def shared_memory() -> set[str]:
-    """What lies there, but for what the databases of other tests have."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("PostgreSQL")}
+    """What lies there, but for what the databases of other tests and scikit-learn's workers have."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("PostgreSQL", "sem.loky"))}
 
 
 def open_sockets(pid: int) -> list[tuple[str, int]]:
@@ -104,8 +104,8 @@ def closed_to_others(env: dict[str, str], cache: Path) -> None:
     assert told.returncode == 0, told.stderr
 
 
-def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: dict[str, Future[Any]]) -> None:
-    wait(coming.values())  # servers that start beside this test have something in shared memory, too
+def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: Any) -> None:
+    coming.settle()  # servers that start beside this test have something in shared memory, too
     before, shared = rays(), shared_memory()
     path = tmp_path / "pool.yaml"
     path.write_text(YAML)
