@@ -207,13 +207,13 @@ def _every_plan_runs() -> Any:
 
 def _every_leaf_ahead() -> None:
     """Models and retrievers are called as soon as their input is known, even if the plain object is there as soon."""
-    wrapped = _module("own_models.wrapped")
-    _module("own_models.sites")._STATEFUL = ()
+    permission = _module("own_models.permission")
+    _module("own_models.call_sites")._STATEFUL = ()
     _module("own_models.routed").gained = lambda optimised, alike, *rest: frozenset(
         q.attributes.wrapped
         for p in optimised.graph
-        for q in wrapped.held(p)
-        if q.engine == wrapped.WRAPPED and q.attributes.wrapped
+        for q in permission.held(p)
+        if q.engine == permission.WRAPPED and q.attributes.wrapped
     )
 
 
@@ -224,18 +224,18 @@ def _count_and_fail() -> None:
         raise error
 
     module = _module("runnable")
-    begin = module.AcceleratedRunnable._begin
+    start = module.AcceleratedRunnable._start
 
-    @functools.wraps(begin)
+    @functools.wraps(start)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        begun = begin(self, *args, **kwargs)
+        started = start(self, *args, **kwargs)
         counter = _inside.get()
-        if begun is not None and counter is not None:
-            graph = getattr(begun.run, "graph", None)
-            counter["copy" if begun.place is not None else "ahead" if graph else "watched"] += 1
-        return begun
+        if started is not None and counter is not None:
+            graph = getattr(started.run, "graph", None)
+            counter["copy" if started.table is not None else "ahead" if graph else "watched"] += 1
+        return started
 
-    module.AcceleratedRunnable._begin = counted
+    module.AcceleratedRunnable._start = counted
     module.log_fallback = _module("accelerate").log_fallback = fail
 
 
