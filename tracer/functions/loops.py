@@ -15,6 +15,7 @@ from teola_plugin.tracer.functions.values import (
     Built,
     Coming,
     Computed,
+    Defined,
     Fields,
     Series,
     Spread,
@@ -76,6 +77,9 @@ class Items:
             return Built(symbol.kind, {k: self._captured(v) for k, v in symbol.fields.items()})
         if isinstance(symbol, Prompted):
             return self._ref(self.outer.ref(symbol))
+        if isinstance(symbol, Defined):
+            read = symbol.read
+            return replace(symbol, read=lambda name: self._captured(read(name)))
         return UNKNOWN_VALUE if isinstance(symbol, Coming) else symbol
 
     def _ref(self, ref: Ref) -> Ref:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import CodeType
 from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable
@@ -14,6 +15,7 @@ from teola_plugin.graph import Ref
 from teola_plugin.tracer.draft import Draft, Span
 from teola_plugin.tracer.functions.reading import Surroundings
 from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Computed, Symbol
+from teola_plugin.tracer.leaf import EmbeddingLeaf
 
 
 class Flow(Enum):
@@ -40,12 +42,13 @@ class Frame:
     names: dict[str, Symbol] = field(default_factory=dict)
     returned: Symbol = UNKNOWN_VALUE
     outer: Callable[[str], Symbol] | None = None
-    """Of a body: reads the names of the function around it."""
+    """Of a body, and of a function inside a function: reads the names around it."""
+    code: CodeType | None = None
 
     def read(self, name: str) -> Symbol:
         if name in self.names:
             return self.names[name]
-        if self.outer is not None:
+        if self.outer is not None and name not in self.local:
             return self.outer(name)
         return UNKNOWN_VALUE if name in self.local else self.around.read(name)
 
@@ -85,6 +88,9 @@ class Walker(Protocol):
 
     def run(self, node: Runnable[Any, Any], given: Symbol, kwargs: Mapping[str, Any]) -> Symbol:
         """What the Runnable returns."""
+
+    def embed(self, leaf: EmbeddingLeaf, given: Symbol, *, several: bool) -> Symbol:
+        """The vector of a text, or the vectors of several."""
 
     def emitted(self, span: Span) -> None:
         """Components come after all that was there before."""

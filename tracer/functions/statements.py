@@ -10,6 +10,7 @@ from dataclasses import replace
 from teola_plugin.graph import ITEM, Ref
 from teola_plugin.tracer.functions.calls import CHANGES, may_write
 from teola_plugin.tracer.functions.composing import bind, spread, truth
+from teola_plugin.tracer.functions.defining import defined
 from teola_plugin.tracer.functions.loops import UNROLLED, Items
 from teola_plugin.tracer.functions.machine import Flow, Walker
 from teola_plugin.tracer.functions.reading import attribute
@@ -171,7 +172,7 @@ def _import(walk: Walker, node: ast.stmt) -> Flow:
 
 def _define(walk: Walker, node: ast.stmt) -> Flow:
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    walk.frame.names[node.name] = UNKNOWN_VALUE
+    walk.frame.names[node.name] = UNKNOWN_VALUE if isinstance(node, ast.ClassDef) else defined(walk, node)
     return Flow.NEXT
 
 

@@ -12,8 +12,7 @@ from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Draft, Span, Traced
 from teola_plugin.tracer.functions.live import NO_SPAN, asks, settle
 from teola_plugin.tracer.functions.machine import Flow, Frame
-from teola_plugin.tracer.functions.reading import Surroundings
-from teola_plugin.tracer.functions.source import source_of
+from teola_plugin.tracer.functions.reading import NOWHERE
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Built,
@@ -30,7 +29,7 @@ from teola_plugin.tracer.functions.values import (
     known_object,
     symbol_of,
 )
-from teola_plugin.tracer.functions.walk import Walk, arguments, frame_of, unbound
+from teola_plugin.tracer.functions.walk import Walk, entered, unbound
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Value
 
 log = logging.getLogger("teola_plugin")
@@ -87,12 +86,11 @@ def _walked(func: Any, given: Mapping[str, Value | Symbol], draft: Draft, name: 
         symbols = {key: Known(one) for key, one in func.keywords.items()} | symbols
         func = func.func
     plainly, first = unbound(func, first)
-    definition = None if plainly is None else source_of(plainly.__code__)
-    names = None if plainly is None else arguments(plainly, first, symbols)
-    if plainly is None or definition is None or names is None:
+    found = None if plainly is None else entered(plainly, first, symbols)
+    if plainly is None or found is None:
         return FunctionWalk()
-    scratch = Draft(names=draft.names)
-    walk = Walk(scratch, frame_of(plainly, names), name or plainly.__name__.strip("<>"))
+    definition, frame = found
+    walk = Walk(Draft(names=draft.names), frame, name or plainly.__name__.strip("<>"))
     try:
         flow = walk.function(definition)
     except Exception as why:  # what was found before that holds
@@ -183,7 +181,7 @@ def _names(value: Symbol) -> tuple[str, ...]:
 
 def realised(draft: Draft, symbol: Symbol, name: str) -> Ref | None:
     """The value as a ref, by CALLs named after `name`; None for one that is not known."""
-    walk = Walk(draft, Frame(Surroundings({}, {})), name)
+    walk = Walk(draft, Frame(NOWHERE), name)
     try:
         return walk.ref(symbol)
     except NotUnderstood:

@@ -7,11 +7,13 @@ computed before a component needs it as a value.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from teola_plugin.graph import Ref
+from teola_plugin.tracer.functions.source import Definition
 from teola_plugin.tracer.symbols import Prompted, Record, Value
 
 
@@ -85,7 +87,18 @@ class Coming:
     value: Symbol
 
 
-Symbol = Ref | Prompted | Known | Unknown | Computed | Text | Series | Fields | Built | Coming
+@dataclass(frozen=True, slots=True, eq=False)
+class Defined:
+    """A function that is defined in the function, and reads values of it."""
+
+    definition: Definition
+    code: CodeType
+    defaults: Mapping[str, Symbol]
+    read: Callable[[str], Symbol]
+    """Names of the function around it."""
+
+
+Symbol = Ref | Prompted | Known | Unknown | Computed | Text | Series | Fields | Built | Coming | Defined
 Piece = str | Symbol
 Item = Spread | Symbol
 

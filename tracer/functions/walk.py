@@ -6,8 +6,8 @@ import ast
 import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import FunctionType, MethodType
+from dataclasses import dataclass, field, replace
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
@@ -18,15 +18,16 @@ from teola_plugin.tracer.draft import Draft, Span, may_raise
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.filling import Filling, as_prompt
 from teola_plugin.tracer.functions.live import alive
-from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped
+from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped, Walker
 from teola_plugin.tracer.functions.pure import MADE, constant, field_of, proven
-from teola_plugin.tracer.functions.reading import Surroundings
+from teola_plugin.tracer.functions.reading import NOWHERE, Surroundings, of_framework
 from teola_plugin.tracer.functions.source import Definition, source_of
 from teola_plugin.tracer.functions.statements import statement
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Coming,
     Computed,
+    Defined,
     Fields,
     Known,
     Symbol,
@@ -34,7 +35,9 @@ from teola_plugin.tracer.functions.values import (
     symbol_of,
 )
 from teola_plugin.tracer.langchain.classes import planned
+from teola_plugin.tracer.langchain.leaves import lower_leaf
 from teola_plugin.tracer.langchain.trace import walk_into
+from teola_plugin.tracer.leaf import EmbeddingLeaf
 from teola_plugin.tracer.purity.purity import plain, size
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
 
@@ -99,24 +102,22 @@ class Walk:
         return flow
 
     def call_function(self, func: Any, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> Symbol | None:
-        plainly, given = unbound(func, given)
-        definition = None if plainly is None else source_of(plainly.__code__)
-        if plainly is None or definition is None or self.depth >= DEPTH:
+        found = _entered(func, given, named) if self.depth < DEPTH else None
+        if found is None:
             return None
-        names = arguments(plainly, given, named)
-        if names is None:
-            return None
+        definition, frame = found
         before = self.frame
-        self.frame, self.depth = frame_of(plainly, names), self.depth + 1
+        self.frame, self.depth = frame, self.depth + 1
         try:
             flow = self.function(definition)
-            made = self.frame.returned if flow is Flow.ENDED or flow is Flow.NEXT else UNKNOWN_VALUE
+            made = frame.returned
         finally:
             self.frame, self.depth = before, self.depth - 1
         if flow is Flow.STOPPED:
-            self.left_out = True
+            self.left_out, made = True, UNKNOWN_VALUE
             self.user_code()
-        return Coming(made) if inspect.iscoroutinefunction(plainly) else made
+        assert frame.code is not None
+        return Coming(made) if frame.code.co_flags & inspect.CO_COROUTINE else made
 
     # ------------------------------------------------------------ order
 
@@ -244,8 +245,18 @@ class Walk:
             return Record({key: self._any_ref(inner) for key, inner in given.items.items()}, given.base)
         return self.ref(given)
 
-    def body(self, outer: Callable[[str], Symbol]) -> Walk:
-        frame = Frame(self.frame.around, outer=outer)
+    def embed(self, leaf: EmbeddingLeaf, given: Symbol, *, several: bool) -> Symbol:
+        leaf = replace(leaf, role="document", batchable=True, result=_each_of(leaf.result)) if several else leaf
+        try:
+            before = len(self.draft.components)
+            made = lower_leaf(self.draft, leaf, self.ref(given), lambda word: f"{self.name}.{word}", ())
+        except NotUnderstood:
+            return UNKNOWN_VALUE
+        self.emitted(self.draft.span(tuple(self.draft.components)[before:]))
+        return made
+
+    def body(self, outer: Callable[[str], Symbol]) -> Walker:
+        frame = Frame(self.frame.around, outer=outer, code=self.frame.code)
         return Walk(
             self.draft.body(),
             frame,
@@ -281,19 +292,47 @@ def unbound(func: Any, given: Sequence[Symbol]) -> tuple[FunctionType | None, li
     return (func if type(func) is FunctionType else None), list(given)
 
 
-def arguments(func: FunctionType, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> dict[str, Symbol] | None:
-    """The function's names as it begins; None where the arguments do not fit."""
+def _each_of(result: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda vectors: [result(one) for one in vectors]
+
+
+def _entered(func: Any, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> tuple[Definition, Frame] | None:
+    """The function's source, and the frame that it begins with; None for one that is not understood."""
+    if isinstance(func, Defined):
+        names = arguments(func.code, func.defaults, given, named)
+        return None if names is None else (func.definition, _frame(func.code, names, NOWHERE, func.read))
+    plainly, given = unbound(func, given)
+    return None if plainly is None or of_framework(plainly) else entered(plainly, given, named)
+
+
+def entered(
+    func: FunctionType, given: Sequence[Symbol], named: Mapping[str, Symbol]
+) -> tuple[Definition, Frame] | None:
+    """As a call with these arguments begins."""
     code = func.__code__
-    wanted = code.co_varnames[: code.co_argcount]
-    only_named = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    places = code.co_varnames[: code.co_argcount]
+    defaults: dict[str, Any] = dict(zip(places[::-1], (func.__defaults__ or ())[::-1], strict=False))
+    defaults |= func.__kwdefaults__ or {}
+    names = arguments(code, {name: Known(one) for name, one in defaults.items()}, given, named)
+    definition = None if names is None else source_of(code)
+    if names is None or definition is None:
+        return None
+    return definition, _frame(code, names, Surroundings.of(func), None)
+
+
+def arguments(
+    code: CodeType, defaults: Mapping[str, Symbol], given: Sequence[Symbol], named: Mapping[str, Symbol]
+) -> dict[str, Symbol] | None:
+    """The function's names as it begins; None for one that takes any arguments."""
     if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         return None
-    defaults = dict(zip(wanted[::-1], (func.__defaults__ or ())[::-1], strict=False)) | (func.__kwdefaults__ or {})
-    found = {name: Known(value) for name, value in defaults.items()} | dict(zip(wanted, given, strict=False))
-    found |= {name: one for name, one in named.items() if name in (*wanted, *only_named)}
-    return {name: UNKNOWN_VALUE for name in (*wanted, *only_named)} | found
+    wanted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in wanted} | dict(defaults)
+    found |= dict(zip(wanted[: code.co_argcount], given, strict=False))
+    return found | {name: one for name, one in named.items() if name in wanted}
 
 
-def frame_of(func: FunctionType, names: Mapping[str, Symbol]) -> Frame:
-    code = func.__code__
-    return Frame(Surroundings.of(func), frozenset((*code.co_varnames, *code.co_cellvars)), dict(names))
+def _frame(
+    code: CodeType, names: dict[str, Symbol], around: Surroundings, outer: Callable[[str], Symbol] | None
+) -> Frame:
+    return Frame(around, frozenset((*code.co_varnames, *code.co_cellvars)), names, outer=outer, code=code)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from function_world import World
@@ -14,6 +14,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import RunnablePassthrough
 from pydantic import BaseModel
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ OWN: list[Any] = []
 
 
 def straight(w: World) -> dict[str, Case]:
-    llm, retriever, chain = w.llm, w.retriever, ANSWER | w.llm | StrOutputParser()
+    retriever, chain = w.retriever, ANSWER | w.llm | StrOutputParser()
 
     def generate(state: Any) -> Any:
         print("--- generate ---")
@@ -120,7 +121,7 @@ def straight(w: World) -> dict[str, Case]:
         "retrieve": Case(retrieve, 2, 2),
         "searched_answer": Case(searched_answer, 3, 3),
         "helper_formats": Case(helper_formats, 3, 3),
-        "reranked": Case(reranked, 0, 3),
+        "reranked": Case(reranked, 3, 3),
         "not_asking": Case(not_asking, 0, 0),
         "tool": Case(tool, 2, 2, {"query": "oats"}, arguments=True),
     }
@@ -222,8 +223,25 @@ def made_inside(w: World) -> dict[str, Case]:
         return {"answer": (prompt | llm | Parser()).invoke({"question": state["question"]})}
 
     def mapping_chain(state: Any) -> Any:
-        chain = {"context": w.retriever | formatted, "question": operator.itemgetter("question")} | ANSWER | llm
+        chain = {"context": w.retriever | formatted, "question": RunnablePassthrough()} | ANSWER | llm
         return {"answer": chain.invoke(state["question"]).content}
+
+    def lambdas_inside(state: Any) -> Any:
+        context = w.retriever | (lambda found: "; ".join(d.page_content for d in found))
+        chain = RunnablePassthrough.assign(context=itemgetter("question") | context) | ANSWER | llm
+        return {"answer": chain.invoke({"question": state["question"]}).content}
+
+    def searches_and_vectors(state: Any) -> Any:
+        found = w.store.similarity_search(state["question"], k=3)
+        best = w.reranker.compress_documents(documents=found, query=state["question"])
+        vector = w.store.embeddings.embed_query(state["answer"])
+        vectors = w.store.embeddings.embed_documents(state["queries"])
+        return {"documents": best, "vectors": [vector, *vectors]}
+
+    def formatted_text(state: Any) -> Any:
+        text = ANSWER.format(context=state["documents"][0].page_content, question=state["question"])
+        messages = TALK.format_messages(history=state["messages"], question=state["question"])
+        return {"answer": llm.invoke(text).content, "messages": [llm.invoke(messages)]}
 
     def retriever_inside(state: Any) -> Any:
         return {"documents": w.store.as_retriever(search_kwargs={"k": 3}).invoke(state["question"])}
@@ -233,6 +251,10 @@ def made_inside(w: World) -> dict[str, Case]:
         "structured": Case(structured, 1, 1),
         "field_into_prompt": Case(field_into_prompt, 2, 2),
         "imported_inside": Case(imported_inside, 1, 1),
+        "mapping_chain": Case(mapping_chain, 3, 3),
+        "lambdas_inside": Case(lambdas_inside, 3, 3),
+        "searches_and_vectors": Case(searches_and_vectors, 9, 9),
+        "formatted_text": Case(formatted_text, 2, 2),
         "retriever_inside": Case(retriever_inside, 2, 2),
     }
 
@@ -328,7 +350,9 @@ def loops(w: World) -> dict[str, Case]:
         "batched": Case(batched, 3, 3),
         "gathered": Case(gathered, 4, 4),
         "tasks": Case(tasks, 2, 2),
+        "helper_each": Case(helper_each, 6, 6),
         "fixed_list": Case(fixed_list, 2, 2),
+        "written_queries": Case(written_queries, 7, 7),
         "carried": Case(carried, 0, 3),
     }
 
