@@ -48,6 +48,9 @@ def call(walk: Walker, node: ast.expr) -> Symbol:
         owner = walk.evaluate(node.func.value)
         if not isinstance(owner, (Known, Unknown)) or (isinstance(owner, Known) and _is_data(owner.value)):
             return _method(walk, node, node.func, owner)
+        if isinstance(owner, Unknown) and node.func.attr in (*METHODS, *CHANGES):
+            Arguments.of(walk, node)
+            return UNKNOWN_VALUE
         what = read_attribute(walk, owner, node.func.attr)
     else:
         what = walk.evaluate(node.func)

@@ -10,7 +10,7 @@ from teola_plugin.tracer.functions.composing import bind
 from teola_plugin.tracer.functions.loops import mapped
 from teola_plugin.tracer.functions.machine import Walker
 from teola_plugin.tracer.functions.pure import is_small, proven
-from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Coming, Computed, Series, Spread, Symbol
+from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Computed, Series, Spread, Symbol
 from teola_plugin.tracer.symbols import NotUnderstood
 
 
@@ -53,20 +53,12 @@ def _each(walk: Walker, items: ast.comprehension, found: Symbol, element: ast.ex
             walk.user_code()
             return UNKNOWN_VALUE
         found = chosen
-    comes = []
 
     def each(body: Walker, item: Symbol) -> Symbol:
         bind(body, items.target, item)
-        made = body.evaluate(element)
-        comes.append(isinstance(made, Coming))
-        return made.value if isinstance(made, Coming) else made
+        return body.evaluate(element)
 
-    made = mapped(walk, found, each, beside=not _is_async(element))
-    if not any(comes):
-        return made
-    if isinstance(made, Series):
-        return Series(tuple(one if isinstance(one, Spread) else Coming(one) for one in made.items))
-    return Coming(made)
+    return mapped(walk, found, each)
 
 
 def _flattened(
@@ -88,13 +80,6 @@ def _flattened(
     every = ast.comprehension(one, ast.Name(name, ast.Load()), [], 0)
     each = ast.comprehension(item, ast.Name("one", ast.Load()), [], 0)
     return Computed(ast.ListComp(ast.Name("item", ast.Load()), [every, each]), {name: lists})
-
-
-def _is_async(element: ast.expr) -> bool:
-    """Whether it makes a coroutine, so that nobody waits between two items."""
-    return not any(isinstance(one, ast.Await) for one in ast.walk(element)) and any(
-        isinstance(one, ast.Attribute) and one.attr in ("ainvoke", "abatch") for one in ast.walk(element)
-    )
 
 
 def _chosen(walk: Walker, items: ast.comprehension) -> Symbol | None:

@@ -70,6 +70,8 @@ class Walker(Protocol):
     left_out: bool
     """Whether something was not looked into."""
     runs_user_code: bool
+    is_body: bool
+    """Whether it runs for each item, or for one answer of a condition."""
 
     def evaluate(self, node: ast.expr) -> Symbol:
         """What the expression gives. What it asks engines for becomes components."""
@@ -94,6 +96,12 @@ class Walker(Protocol):
 
     def emitted(self, span: Span) -> None:
         """Components come after all that was there before."""
+
+    def may_try(self) -> bool:
+        """Whether the ways of a condition are to be walked."""
+
+    def trial(self) -> Walker:
+        """The same walk from here on, on a draft of its own: nothing of it counts before it is taken over."""
 
     def finished(self, output: Ref | None) -> tuple[Ref, bool] | None:
         """Of a body: what it gives, and whether that is `output`; None for one that asks engines for nothing."""

@@ -37,8 +37,12 @@ class Computed:
     """Its free names are those of `refs` and `objects`, and builtins."""
     refs: Mapping[str, Ref] = field(default_factory=dict)
     objects: Mapping[str, object] = field(default_factory=dict)
-    ref: Ref | None = None
-    """Of its CALL, once there is one."""
+    made: list[tuple[object, Ref]] = field(default_factory=list)
+    """Drafts that have a CALL of it."""
+
+    def ref_in(self, draft: object) -> Ref | None:
+        """Of its CALL in a draft."""
+        return next((ref for known, ref in self.made if known is draft), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,7 +22,7 @@ from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped, Walker
 from teola_plugin.tracer.functions.pure import MADE, constant, field_of, proven
 from teola_plugin.tracer.functions.reading import NOWHERE, Surroundings, of_framework
 from teola_plugin.tracer.functions.source import Definition, source_of
-from teola_plugin.tracer.functions.statements import statement
+from teola_plugin.tracer.functions.statements import block
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Coming,
@@ -43,6 +43,8 @@ from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
 
 DEPTH = 3
 """Functions of the user's that are walked inside each other."""
+NESTED = 4
+"""Conditions inside each other whose ways are walked."""
 FUEL = 20_000
 """Expressions that are looked at for one function, with all that it calls."""
 
@@ -54,6 +56,8 @@ class _Shared:
     fuel: int = FUEL
     names: dict[Ref, str] = field(default_factory=dict)
     objects: dict[int, tuple[str, object]] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+    """Components that compute values for others, and are of no use by themselves."""
 
 
 @dataclass(slots=True)
@@ -70,6 +74,8 @@ class Walk:
     left_out: bool = False
     runs_user_code: bool = False
     is_body: bool = False
+    nested: int = 0
+    """Conditions and loops that it is inside of."""
     shared: _Shared = field(default_factory=_Shared)
     _code: str = ""
     """The last OPAQUE that stands for user code."""
@@ -85,11 +91,7 @@ class Walk:
         return evaluate(self, node)
 
     def block(self, statements: Sequence[ast.stmt]) -> Flow:
-        for one in statements:
-            flow = statement(self, one)
-            if flow is not Flow.NEXT:
-                return flow
-        return Flow.NEXT
+        return block(self, statements)
 
     def function(self, definition: Definition) -> Flow:
         """Walks through the function whose arguments the frame has."""
@@ -144,7 +146,7 @@ class Walk:
         return held[0]
 
     def code(self, symbol: Symbol) -> Computed | None:
-        if isinstance(symbol, Computed) and symbol.ref is None:
+        if isinstance(symbol, Computed) and symbol.ref_in(self.draft) is None:
             return symbol
         if isinstance(symbol, Known):
             return self._code_of_object(symbol.value)
@@ -177,34 +179,43 @@ class Walk:
         if isinstance(symbol, (Unknown, Coming)):
             raise NotUnderstood("a value that is not known")
         if isinstance(symbol, Computed):
-            if symbol.ref is None:
-                symbol.ref = self._computed(symbol)
-            return symbol.ref
+            found = symbol.ref_in(self.draft)
+            if found is None:
+                found = self._computed(symbol)
+                symbol.made.append((self.draft, found))
+            return found
         if isinstance(symbol, Known) and not plain(symbol.value):
             raise NotUnderstood("an object of the user's own")
         filling = Filling(self.ref)
         fill = filling.of(symbol)
         word = "constant" if isinstance(symbol, Known) else "made"
         call = (lambda **given: fill(given)[0]) if filling.inputs else on_loop(lambda **given: fill(given)[0])
-        name = self.draft.name(f"{self.name}.{word}")
-        return self.draft.call(name, simple(size)(call), (), **filling.inputs)
+        return self._call(word, simple(size)(call), filling.inputs)
 
     def _computed(self, symbol: Computed) -> Ref:
         code = symbol.code
         if isinstance(code, ast.Name) and code.id in symbol.refs:
             return symbol.refs[code.id]
         if isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id in symbol.refs:
-            name, field_name = self.draft.name(f"{self.name}.{code.attr}"), code.attr
-            get = may_raise(on_loop(lambda value: field_of(value, field_name)))
-            self.draft.lists[name] = ""
-            return self.draft.call(name, get, (), value=symbol.refs[code.value.id])
+            name = code.attr
+            get = may_raise(on_loop(lambda value: field_of(value, name)))
+            return self._call(name, get, {"value": symbol.refs[code.value.id]}, may_be_list=True)
         if isinstance(code, ast.GeneratorExp):
             symbol = Computed(ast.ListComp(code.elt, code.generators), symbol.refs, symbol.objects)
         func = proven(symbol)
-        name = self.draft.name(f"{self.name}.value")
-        self.draft.lists[name] = ""
-        call = may_raise(lambda **given: func(**given))
-        return self.draft.call(name, simple(size)(call) if func.reads.degree == 1 else call, (), **func.inputs)
+        keys = {name: f"value{number + 1 if number else ''}" for number, name in enumerate(func.inputs)}
+        call = may_raise(lambda **given: func(**{name: given[key] for name, key in keys.items()}))
+        call = simple(size)(call) if func.reads.degree == 1 else call
+        return self._call("value", call, {keys[name]: ref for name, ref in func.inputs.items()}, may_be_list=True)
+
+    def _call(
+        self, word: str, call: Callable[..., Any], inputs: Mapping[str, Ref], *, may_be_list: bool = False
+    ) -> Ref:
+        name = self.draft.name(f"{self.name}.{word}")
+        self.shared.made.add(name)
+        if may_be_list:
+            self.draft.lists[name] = ""
+        return self.draft.call(name, call, (), **inputs)
 
     def _any_ref(self, symbol: Symbol) -> Ref:
         """A ref also for what is not known: a prompt may begin with what is."""
@@ -263,13 +274,24 @@ class Walk:
             self.name,
             self.depth,
             self.line,
-            changed=self.changed,
+            changed=dict(self.changed),
             is_body=True,
+            nested=self.nested + 1,
             shared=self.shared,
         )
 
+    def may_try(self) -> bool:
+        return self.nested < NESTED
+
+    def trial(self) -> Walker:
+        """The same walk, on a draft of its own: nothing of it counts before it is taken over."""
+        names, draft = dict(self.frame.names), Draft(names=self.draft.names)
+        trial = replace(self, draft=draft, frame=replace(self.frame, names=names), span=Span(), nested=self.nested + 1)
+        trial.changed, trial.left_out, trial.runs_user_code = dict(self.changed), False, False
+        return trial
+
     def finished(self, output: Ref | None) -> tuple[Ref, bool] | None:
-        return alive(self.draft, output)
+        return alive(self.draft, output, self.shared.made)
 
 
 def _first(node: Any) -> Any:
