@@ -75,7 +75,7 @@ def formatted(documents: list[Document]) -> str:
 def own(value: Any) -> Any:
     """User code that nobody can see through."""
     OWN.append(value)
-    return value
+    return f"{value}, for the {len(OWN) and 'n'}th time"
 
 
 OWN: list[Any] = []
