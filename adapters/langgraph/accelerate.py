@@ -30,7 +30,7 @@ def accelerate_graph(
     graph: Any,
     *,
     pool: EnginePool | None,
-    bind: Bindings | None,
+    bind: Bindings | None = None,
     passes: Iterable[Pass | str] | None,
     speculate: str,
     app: str | None,
