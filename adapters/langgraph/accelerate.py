@@ -10,6 +10,7 @@ from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.langchain.accelerate import the_pool_of
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
+from teola_plugin.adapters.langgraph.ahead import Plans
 from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain
 from teola_plugin.adapters.langgraph.nodes import WatchedNode
 from teola_plugin.adapters.terms import NO_APP
@@ -29,7 +30,7 @@ def accelerate_graph(
     graph: Any,
     *,
     pool: EnginePool | None,
-    bind: Bindings | None,
+    bind: Bindings | None = None,
     passes: Iterable[Pass | str] | None,
     speculate: str,
     app: str | None,
@@ -50,7 +51,8 @@ def accelerate_graph(
     chosen, given = None if passes is None else resolve_passes(passes), pairs(bind)
     again = partial(accelerate_graph, pool=pool, bind=given, passes=chosen, speculate=speculate, app=app)
     found = pool or pool_of_nodes(graph)
-    acceleration = Acceleration(graph, found, again, app or NO_APP)
+    plans = None if found is None else Plans(graph, found, chosen, speculate)
+    acceleration = Acceleration(graph, found, again, app or NO_APP, plans)
     return accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given))
 
 
