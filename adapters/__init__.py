@@ -49,6 +49,13 @@ def accelerate(
     if os.environ.get(DISABLE, "") not in ("", "0"):
         return obj
     module = type(obj).__mro__
+    if any(cls.__module__.startswith("langgraph.pregel") for cls in module):
+        from teola_plugin.adapters.langgraph.accelerate import accelerate_graph, is_graph
+
+        if is_graph(obj):
+            return accelerate_graph(
+                obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow
+            )
     if any(cls.__module__.startswith("langchain_core.") for cls in module):
         from teola_plugin.adapters.langchain.accelerate import accelerate_runnable
 

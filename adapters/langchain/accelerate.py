@@ -107,7 +107,7 @@ def untraced(runnable: Runnable[Any, Any], reason: str) -> Traced:
     return Traced(WorkflowTemplate((), Ref(INPUT)), {}, lambda _: {}, {}, report)
 
 
-def the_pool_of(runnable: Runnable[Any, Any]) -> EnginePool | None:
+def the_pool_of(runnable: Any) -> EnginePool | None:
     """The pool that the chain's pool-backed objects share; None without any. Raises `RegistrationError` for two."""
     pools: dict[int, EnginePool] = {id(pool): pool for pool in _pools(runnable)}
     if len(pools) > 1:
