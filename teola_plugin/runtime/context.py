@@ -1,4 +1,4 @@
-"""The query that the running code belongs to, and its place there: pool-backed objects called anywhere below join it."""
+"""The query that running code belongs to, and its place there: pool-backed objects called anywhere below join it."""
 
 from __future__ import annotations
 
