@@ -13,6 +13,7 @@ from teola_plugin.graph import Component, Ref, Role
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, Span
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Symbol, realised, walk_function
+from teola_plugin.tracer.functions.live import NO_SPAN
 from teola_plugin.tracer.functions.values import symbol_of
 from teola_plugin.tracer.langchain.trace import walk_into
 from teola_plugin.tracer.symbols import Prompted, Record, Value
@@ -22,7 +23,7 @@ from teola_plugin.tracer.symbols import Prompted, Record, Value
 class Visited:
     """What became of a node, or of what chooses the way behind it."""
 
-    span: Span = Span()
+    span: Span = NO_SPAN
     updates: Mapping[str, Symbol] | None = None
     """What it writes, by channel; None where that is not known."""
     goto: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ class Branch:
         return tuple(dict.fromkeys(node for _, node in self.ends))
 
     def node(self, said: str) -> str:
-        return dict(self.ends).get(said, said)
+        return next((node for word, node in self.ends if word == said), said)
 
 
 @dataclass(frozen=True, slots=True)
