@@ -143,7 +143,7 @@ class Walk:
         return held[0]
 
     def code(self, symbol: Symbol) -> Computed | None:
-        if isinstance(symbol, Computed) and symbol.ref is None:
+        if isinstance(symbol, Computed) and (symbol.ref is None or symbol.home is not self.draft):
             return symbol
         if isinstance(symbol, Known):
             return self._code_of_object(symbol.value)
@@ -176,8 +176,8 @@ class Walk:
         if isinstance(symbol, (Unknown, Coming)):
             raise NotUnderstood("a value that is not known")
         if isinstance(symbol, Computed):
-            if symbol.ref is None:
-                symbol.ref = self._computed(symbol)
+            if symbol.ref is None or symbol.home is not self.draft:
+                symbol.ref, symbol.home = self._computed(symbol), self.draft
             return symbol.ref
         if isinstance(symbol, Known) and not plain(symbol.value):
             raise NotUnderstood("an object of the user's own")
