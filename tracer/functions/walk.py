@@ -33,7 +33,7 @@ from teola_plugin.tracer.functions.values import (
     Unknown,
     symbol_of,
 )
-from teola_plugin.tracer.langchain.classes import is_accelerated
+from teola_plugin.tracer.langchain.classes import planned
 from teola_plugin.tracer.langchain.trace import walk_into
 from teola_plugin.tracer.purity.purity import plain, size
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
@@ -219,7 +219,7 @@ class Walk:
     # ------------------------------------------------------------ engines
 
     def run(self, node: Runnable[Any, Any], given: Symbol, kwargs: Mapping[str, Any]) -> Symbol:
-        node = node.chain if is_accelerated(node) else node  # type: ignore[attr-defined]
+        node = planned(node)
         before = len(self.draft.components)
         try:
             value = self._input(node, given)
