@@ -22,7 +22,7 @@ from teola_plugin.scheduling.graph_events import (
 )
 from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
 from teola_plugin.scheduling.live_query import LiveQuery
-from teola_plugin.scheduling.objectives import SINK, gathered
+from teola_plugin.scheduling.objectives import gathered, sink_of
 
 _K = PrimitiveKind
 
@@ -56,7 +56,7 @@ class Expansion:
         """The part's e-graph joins the query's."""
         whole = Fragment(event.graph, event.graph.output)
         made, _ = whole.instantiate(event.name, {INPUT: Ref(event.value)})
-        self._spliced += query.splice(made, event.graph, event.name, SINK, event.depth)
+        self._spliced += query.splice(made, event.graph, event.name, sink_of(event.gang), event.depth)
         if not query.read(event.value):
             self._steps.release(query, (event.value,))
         self._begin_spliced(query)

@@ -79,6 +79,8 @@ class PartBegun(QueryEvent):
     """Where its input is stored."""
     depth: int = 0
     """How far its end is from the end of the query: all of it is deeper by that much."""
+    gang: str = ""
+    """What its value is put together with that of other parts for; empty if somebody waits for it alone."""
 
 
 @dataclass(frozen=True, slots=True)

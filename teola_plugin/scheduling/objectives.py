@@ -70,6 +70,11 @@ def deduce(graph: Graph) -> Mapping[str, Wanted]:
     return found
 
 
+def sink_of(gang: str) -> Wanted:
+    """What is wanted of the output of a graph whose value is put together with others in this gang; empty for none."""
+    return Wanted(Objective.THROUGHPUT, gang) if gang else SINK
+
+
 def gathered(holder: str, count: int, wanted: Wanted) -> Wanted:
     """What is wanted of the output of an instance, if `count` of them are put together by a holder of which `wanted`
     is wanted."""

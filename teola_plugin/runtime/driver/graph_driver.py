@@ -106,7 +106,7 @@ class GraphDriver:
             run.parts[part.name] = part, part.asks(run.calls_made)
             run.has_user_code |= runs_user_code(part.graph)
             run.store.put(part.stored, part.value)
-            self.post(PartBegun(self.now(), run.id, part.name, part.graph, part.stored, part.depth))
+            self.post(PartBegun(self.now(), run.id, part.name, part.graph, part.stored, part.depth, part.gang))
 
     def end_part(self, run: QueryRun, name: str) -> None:
         """It has the part's value: nobody will ask for what was made for it."""
