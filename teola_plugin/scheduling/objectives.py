@@ -75,6 +75,12 @@ def sink_of(gang: str) -> Wanted:
     return Wanted(Objective.THROUGHPUT, gang) if gang else SINK
 
 
+def in_gang(name: str, members: str) -> bool:
+    """Whether the primitive of that name is of the component `members`, or of those whose names that one leads; all
+    are where it is empty."""
+    return not members or (name.startswith(members) and name[len(members) : len(members) + 1] in ("", *".#[/"))
+
+
 def gathered(holder: str, count: int, wanted: Wanted) -> Wanted:
     """What is wanted of the output of an instance, if `count` of them are put together by a holder of which `wanted`
     is wanted."""

@@ -23,6 +23,7 @@ from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.scheduling import EngineScheduler
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+from teola_plugin.scheduling.objectives import in_gang
 
 K = PrimitiveKind
 QUESTION = "why is the sky blue? " * 8
@@ -611,3 +612,43 @@ def test_other_queries_are_not_held_up_by_branches() -> None:
 
     alone, all_of_them = in_scene(body, most=4)
     assert alone < all_of_them / 2
+
+
+def test_what_comes_behind_branches_is_adopted_and_their_own_calls_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each branch has a part, which knows what comes behind all of them, too."""
+    seen = standings(monkeypatch)
+    behind = generation("unite", "$input")
+    nodes = graph(*generation("rate.model"), *(p.with_(call="unite") if p.prefills else p for p in behind))
+    calls: Calls = {"ask": ask, "unite": lambda given: ask({"text": "unite"})}
+
+    async def body(scene: Scene) -> None:
+        for _ in range(3):
+            scene.ahead(nodes, calls, gang="step1.rate", members="rate")
+        await asyncio.sleep(0.01)
+        assert scene.count() == 4
+        token = current_place.set(CallPlace(gang="step1.rate"))
+        chains = [scene.ahead(lookahead=False) for _ in range(3)]
+        await asyncio.gather(*(scene.plain() for _ in range(3)))
+        current_place.reset(token)
+        await scene.plain(ask({"text": "unite"}))
+        assert scene.count() == 4 and len(chains) == 3
+
+    in_scene(body)
+    gang = ("throughput", "step1.rate")
+    assert seen == {f"part{n}/rate.model.p": gang for n in (1, 2, 3)} | {"part1/unite.p": ("latency", "")}
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "is_one"),
+    [
+        ("rate", "rate", True),
+        ("rate.model", "rate", True),
+        ("rate#1", "rate", True),
+        ("rate[0]/x", "rate", True),
+        ("rates.model", "rate", False),
+        ("unite", "rate", False),
+        ("unite", "", True),
+    ],
+)
+def test_members_of_a_gang_go_by_the_names_of_their_components(name: str, members: str, is_one: bool) -> None:
+    assert in_gang(name, members) is is_one
