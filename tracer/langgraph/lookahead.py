@@ -1,7 +1,7 @@
 """From a node that begins: what it, and the nodes that come behind it, will ask engines for, as one template.
 
 Nothing runs. Symbolic values flow through the nodes and the state between them, along the edges. What is surely next
-is asked for as soon as its inputs are known, before the barrier that the plain graph waits at. Of what may be next, only
+is asked for as soon as its inputs are known, before the barrier that the plain graph waits at. Of what may be next only
 what costs little is, or what one arm alone asks for (`begun_early`). A node that is not understood leaves the channels
 of the state unknown, and what reads them waits for the plain graph.
 """
