@@ -101,7 +101,7 @@ def test_ends_in_the_same_state(name: str, kit: Kit, runner: asyncio.Runner) -> 
         if graph is fast:
             trace = fast.last_trace()
             assert trace is not None
-            assert sum(span.engine == "llm" for span in trace.spans) >= 2
+            assert "llm" in trace.engines
             assert not [span for span in trace.spans if span.outcome == "failed"]
     assert found[1:] == found[:1] * 3
 
