@@ -103,7 +103,7 @@ class Row:
         gc.freeze()  # what is there already need not be looked through before every run
         expected = timed(runner, self.kit, self.graphs["plain"], self.app, PLAIN[0])[1]
         self.calls = list(self.kit.calls)
-        for i in range(repeats):
+        for i in range(repeats if self.app.gain else 2 * repeats):
             for way in self.ways[:: 1 if i % 2 == 0 else -1]:
                 begun = time.monotonic()
                 took, found = timed(runner, self.kit, self.graphs[way.split()[0]], self.app, way)
