@@ -141,6 +141,16 @@ class _Inner:
     cancel = close
 
 
+def plain(graph: Any) -> Any:
+    """What was accelerated, as it is now; a graph that is not accelerated."""
+    return graph._plain() if isinstance(graph, AcceleratedGraph) else graph
+
+
+def has_terms(graph: Any) -> bool:
+    """Whether it is accelerated, with a pool, already."""
+    return isinstance(graph, AcceleratedGraph) and graph._teola.pool is not None
+
+
 def accelerated_graph(graph: Any, acceleration: Acceleration, nodes: dict[str, Any]) -> Any:
     """A copy of the graph with these nodes, of a subclass of its own class."""
     made = object.__new__(_subclass(type(graph)))  # type: ignore[arg-type]
