@@ -25,7 +25,7 @@ from teola_plugin.adapters.openai.bypass import (
     raising_pool_errors_in,
 )
 from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
-from teola_plugin.adapters.own_class import ServedBy, served_class
+from teola_plugin.adapters.own_class import ServedBy, subclass_of
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable
 from teola_plugin.errors import RegistrationError
@@ -53,7 +53,7 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
     server: Any = pool.engine(engine)
     _check(obj, server)
     base = _ServedAhead if server.prefix_caching else _Served
-    cls = served_class(base, type(obj), ServedBy(pool, engine))
+    cls = subclass_of(type(obj), base, ServedBy(pool, engine))
     return of_class(cls, obj, _carried(obj, ServedBy(pool, engine)), {})
 
 

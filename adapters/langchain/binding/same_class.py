@@ -21,7 +21,7 @@ from teola_plugin.adapters.langchain.current_query import ConfigScopedModel
 from teola_plugin.adapters.langchain.llm import BatchesByQuery
 from teola_plugin.adapters.langchain.structured import structured_output
 from teola_plugin.adapters.langchain.tools import OF_TOOLS, described
-from teola_plugin.adapters.own_class import ServedBy, served_class
+from teola_plugin.adapters.own_class import ServedBy, subclass_of
 from teola_plugin.errors import RegistrationError
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import Leaf
@@ -40,8 +40,8 @@ def in_class_of(obj: Any, worker: Any, served_by: ServedBy) -> Any:
         return worker
     if isinstance(obj, BaseLanguageModel):
         base = _ChatModel if isinstance(obj, BaseChatModel) else _TextModel
-        return of_class(served_class(base, type(obj), served_by), obj, base.settings(obj), {})
-    cls = served_class(_Embeddings if isinstance(obj, Embeddings) else _CrossEncoder, type(obj), served_by)
+        return of_class(subclass_of(type(obj), base, served_by), obj, base.settings(obj), {})
+    cls = subclass_of(type(obj), _Embeddings if isinstance(obj, Embeddings) else _CrossEncoder, served_by)
     if isinstance(obj, BaseModel):
         return of_class(cls, obj, {_WORKER: worker}, {})
     made: Any = object.__new__(cls)
