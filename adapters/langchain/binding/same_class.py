@@ -115,7 +115,8 @@ class _Model(_Served, ConfigScopedModel):
             async for chunk in chunks:
                 yield chunk
 
-    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> Leaf | None:
+    # Each class says `__teola_leaf__` itself: one that overrides anything of who says it is not trusted.
+    def _leaf(self, kwargs: Mapping[str, Any]) -> Leaf | None:
         """None where its class does more in a call than LangChain does: what the engine is asked for is not known."""
         known = self.__teola_known__
         own = next(cls for cls in type(self).__mro__ if issubclass(cls, known) and not issubclass(cls, _Served))
@@ -128,6 +129,9 @@ class _ChatModel(_Model):
     __teola_known__ = BaseChatModel
     _stream_chat_model_events = _astream_chat_model_events = None
     """A provider's own way to stream; LangChain takes `_stream` instead."""
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> Leaf | None:
+        return self._leaf(kwargs)
 
     @staticmethod
     def settings(model: Any) -> dict[str, Any]:
@@ -149,6 +153,9 @@ class _ChatModel(_Model):
 class _TextModel(BatchesByQuery, _Model):
     __teola_known__ = BaseLLM
 
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> Leaf | None:
+        return self._leaf(kwargs)
+
 
 # ------------------------------------------------------------ embeddings, cross encoders
 
@@ -159,9 +166,6 @@ class _Worked(_Served):
     @property
     def _worker(self) -> Any:
         return vars(self)[_WORKER]
-
-    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> Leaf | None:
-        return self._worker.__teola_leaf__(kwargs)  # type: ignore[no-any-return]
 
 
 class _Embeddings(_Worked):
@@ -179,8 +183,14 @@ class _Embeddings(_Worked):
     async def aembed_documents(self, texts: list[str], *_: Any, **__: Any) -> list[list[float]]:
         return await self._worker.aembed_documents(texts)  # type: ignore[no-any-return]
 
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> Leaf | None:
+        return self._worker.__teola_leaf__(kwargs)  # type: ignore[no-any-return]
+
 
 class _CrossEncoder(_Worked):
     def score(self, text_pairs: Sequence[tuple[str, str]]) -> Any:
         """float32, [pairs]."""
         return self._worker.score(text_pairs)
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> Leaf | None:
+        return self._worker.__teola_leaf__(kwargs)  # type: ignore[no-any-return]
