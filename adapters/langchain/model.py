@@ -18,8 +18,12 @@ from teola_plugin.tracer.langchain.classes import is_pool_backed, leaf_of
 from teola_plugin.tracer.leaf import Leaf
 
 _CALLS = "_teola_calls"
-_OURS = ("bound", "chain", "report", "plan", "gains", "explain", "last_trace", "shadow")
-"""What an `AcceleratedRunnable` has beside its entry points."""
+_OURS = frozenset(
+    {"chain", "report", "plan", "gains", "explain", "last_trace", "shadow"}
+    | AcceleratedRunnable.model_fields.keys()
+    | AcceleratedRunnable.__private_attributes__.keys()
+)
+"""What an `AcceleratedRunnable` has beside its entry points, and a model has not."""
 
 
 class ModelCalls(AcceleratedRunnable):
@@ -45,6 +49,7 @@ class AcceleratedModel:
     what is set on one is set on both."""
 
     __teola_accelerated__: ClassVar[bool] = True
+    __teola_accelerated_runnable__: ClassVar[bool] = True
 
     if TYPE_CHECKING:
         _teola_calls: ModelCalls
@@ -55,10 +60,13 @@ class AcceleratedModel:
         return super() if calls is None else calls
 
     def __getattr__(self, name: str) -> Any:
-        """A model's own attributes come first."""
-        if name in _OURS and (calls := getattr(self, _CALLS, None)) is not None:
-            return getattr(calls, name)
-        return super().__getattr__(name)  # type: ignore[misc]
+        """What the model has no attribute for."""
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            if name not in _OURS or (calls := getattr(self, _CALLS, None)) is None:
+                raise
+        return getattr(calls, name)
 
     # ------------------------------------------------------------ entry points
 

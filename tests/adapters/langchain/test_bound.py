@@ -253,7 +253,8 @@ def test_embeddings(fakes: EnginePool) -> None:
     assert isinstance(made, Words) and isinstance(copy.copy(made), Words)
     store = InMemoryVectorStore(made)
     store.add_texts(["an engine", "a pool of engines"])
-    assert made.embed_query("x") == mine.embed_query("x") and made.embed_documents(["x"], 5) == mine.embed_documents(["x"])
+    assert made.embed_query("x") == mine.embed_query("x")
+    assert made.embed_documents(["x"], 5) == mine.embed_documents(["x"])
     assert asyncio.run(made.aembed_query("x")) == mine.embed_query("x")
     mine.asked.clear()
     assert [one.page_content for one in store.similarity_search("a pool", k=1)] == ["a pool of engines"]
@@ -285,6 +286,8 @@ def test_what_cannot_be_copied_or_pickled(fakes: EnginePool) -> None:
 
 
 def test_the_pool_knows_no_framework() -> None:
-    code = "import sys, teola_plugin.pool; print(sorted(m for m in sys.modules if m.startswith(('langchain', 'llama'))))"
+    code = (
+        "import sys, teola_plugin.pool; print(sorted(m for m in sys.modules if m.startswith(('langchain', 'llama'))))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
