@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,8 @@ from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.report import TraceNode, TraceReport
 
 Node = Runnable[Any, Any]
+Graphs = Callable[..., Any]
+"""(graph, pool=, passes=, speculate=, app=) -> the graph, accelerated; the very object for what is no graph."""
 _KINDS: tuple[tuple[type, type[AcceleratedRunnable]], ...] = (
     (RunnableGenerator, AcceleratedGenerator),
     (BaseLanguageModel, ModelCalls),
@@ -43,8 +45,12 @@ def accelerate_runnable(
     speculate: str,
     app: str | None,
     shadow: float = 0.0,
+    graphs: Graphs | None = None,
 ) -> Any:
-    """See `teola_plugin.accelerate`. An `AcceleratedRunnable`, or an object of the class of an accelerated model."""
+    """See `teola_plugin.accelerate`. An `AcceleratedRunnable`, or an object of the class of an accelerated model.
+
+    `graphs`: what becomes of graphs in the chain; they are left alone without it.
+    """
     if not isinstance(runnable, Runnable):
         raise TraceError(
             f"a {type(runnable).__qualname__} is a LangChain object but no Runnable.",
@@ -56,11 +62,10 @@ def accelerate_runnable(
     if isinstance(runnable, AcceleratedModel):
         runnable = runnable.chain
     bind = pairs(bind)
-    again = partial(
-        accelerate_runnable, pool=pool, bind=bind, passes=chosen, speculate=speculate, app=app, shadow=shadow
-    )
+    terms: Any = {"pool": pool, "bind": bind, "passes": chosen, "speculate": speculate, "app": app, "shadow": shadow}
+    again = partial(accelerate_runnable, **terms, graphs=graphs)
     pool = pool or the_pool_of(runnable)
-    fast = _Planner(pool, chosen, speculate, app).planned(runnable, _served(runnable, bind, pool))
+    fast = Planner(pool, chosen, speculate, app, graphs).planned(runnable, _served(runnable, bind, pool))
     fast.copied_by(again)
     if shadow:
         fast.shadowed(shadow)
@@ -78,13 +83,14 @@ def _served(runnable: Node, bind: Sequence[tuple[Any, str]], pool: EnginePool | 
 
 
 @dataclass(frozen=True, slots=True)
-class _Planner:
+class Planner:
     """Accelerates an object, and the parts of it that are planned when they begin."""
 
     pool: EnginePool | None
     passes: tuple[Pass, ...] | None
     speculate: str
     app: str | None
+    graphs: Graphs | None = None
     own_maps: bool = False
     """Whether `.map()` may ask models and retrievers of the user's own, for what an item is predicted to be."""
 
@@ -114,6 +120,13 @@ class _Planner:
     def __call__(self, node: Node, /) -> Node:
         fast = replace(self, own_maps=False).planned(node, node)
         return fast if fast.gains else fast.chain
+
+    def graph(self, node: Node, /) -> Node:
+        if self.graphs is None:
+            return node
+        terms = {"pool": self.pool, "passes": self.passes, "speculate": self.speculate, "app": self.app}
+        made: Node = self.graphs(node, **terms)
+        return made
 
     def maps(self, node: RunnableEach[Any, Any], /) -> bool:
         return lowered(node, mapped=self.own_maps)

@@ -1,27 +1,26 @@
 """Tools bound to a `ChatTeola`: told to the model by its own chat template, its calls read from what it writes.
 
-Where a call is demanded (`tool_choice`), the engine can write nothing else. Otherwise the model decides; a call is JSON
-with `name` and `arguments` (or `parameters`), alone or between `<tool_call>` tags, as most open models write it.
+Where a call is demanded (`tool_choice`), the engine can write nothing else. Otherwise the model decides; how it writes
+a call is in `tool_calls`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import AIMessage, ToolCall
+from langchain_core.messages import AIMessage
 from langchain_core.messages.tool import tool_call
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+from teola_plugin.adapters.langchain.tool_calls import read
 from teola_plugin.errors import unknown_name
 
 ANY = ("any", "required")
-_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 OF_TOOLS = ("tools", "tool_choice", "strict", "parallel_tool_calls")
 """Arguments of a call that are about tools; the engine has no use for the last two."""
 
@@ -39,9 +38,12 @@ class Tools:
     """JSON text of what must be written; empty where the model decides."""
 
     def message(self, plain: AIMessage) -> AIMessage:
-        """The answer, with the calls that it holds."""
-        rest, calls = _read(plain.text, self.names)
-        return plain.model_copy(update={"content": rest, "tool_calls": calls}) if calls else plain
+        """The answer, with the calls that it holds, each with an id of its own."""
+        rest, calls = read(plain.text, self.names)
+        if not calls:
+            return plain
+        made = [tool_call(name=call.name, args=call.args, id=f"call_{uuid.uuid4().hex[:24]}") for call in calls]
+        return plain.model_copy(update={"content": rest, "tool_calls": made})
 
 
 def described(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
@@ -91,22 +93,3 @@ def _schema(functions: Sequence[Mapping[str, Any]]) -> str:
         schemas += [{"type": "object", "properties": properties, "required": required, "additionalProperties": False}]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return json.dumps({**schema, **({"$defs": definitions} if definitions else {})})
-
-
-def _read(text: str, names: Sequence[str]) -> tuple[str, list[ToolCall]]:
-    """What is not a call, and the calls."""
-    tagged = _TAGGED.findall(text)
-    calls = [call for part in tagged or [text] for call in _calls(part, names)]
-    rest = _TAGGED.sub("", text).strip() if tagged else ""
-    return (rest, calls) if calls else (text, [])
-
-
-def _calls(text: str, names: Sequence[str]) -> Iterator[ToolCall]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return
-    for one in found if isinstance(found, list) else [found]:
-        arguments = one.get("arguments", one.get("parameters")) if isinstance(one, dict) else None
-        if isinstance(arguments, dict) and one.get("name") in names:
-            yield tool_call(name=one["name"], args=arguments, id=f"call_{uuid.uuid4().hex[:24]}")

@@ -53,7 +53,7 @@ from teola_plugin.tracer.purity.purity import Purity, on_plain, size
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
 
-__all__ = ["Traced", "trace"]
+__all__ = ["Traced", "trace", "walk_into"]
 
 Node = Runnable[Any, Any]
 
@@ -73,6 +73,18 @@ def trace(runnable: object, leaves: Leaves | None = None) -> Traced:
     draft = Draft()
     value, _ = _Walk(draft, leaves).visit(runnable, Ref(INPUT), _Place())
     return draft.finished(draft.real(value, "output", ()), "chain")
+
+
+def walk_into(
+    draft: Draft, node: Node, value: Value, prefix: str, path: str, kwargs: Mapping[str, Any]
+) -> tuple[Value, Span]:
+    """What `node` returns when user code calls it with `value`; its components go into `draft`. Nothing is watched.
+
+    `prefix` leads their names, `path` says in the report where the call stands. Raises `TraceError` for an object that
+    is no Runnable.
+    """
+    place = _Place(path, prefix=prefix, alone=False, watched=False, kwargs=kwargs)
+    return _Walk(draft).visit(node, value, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +191,8 @@ class _Walk:
         whole = Span()
         for i, step in enumerate(node.steps):
             value, span = self.visit(step, value, place.step(i, alone=alone))
-            whole = self._then(whole, span)
+            whole = self._draft.then(whole, span)
         return value, whole
-
-    def _then(self, first: Span, second: Span) -> Span:
-        if not first.heads or not second.heads:
-            return second if second.heads else first
-        self._draft.order += [(tail, head) for tail in first.tails for head in second.heads]
-        return Span(first.heads, second.tails)
 
     def _parallel(self, node: RunnableParallel[Any], value: Value, place: _Place) -> Lowered:
         items: dict[str, Value] = {}

@@ -1,0 +1,135 @@
+"""From a node that begins: what it, and the nodes that come behind it, will ask engines for, as one template.
+
+Nothing runs. Symbolic values flow through the nodes and the state between them, along the edges. What is surely next
+is asked for as soon as its inputs are known, before the barrier that the plain graph waits at. Of what may be next only
+what costs little is, or what one arm alone asks for (`begun_early`). A node that is not understood leaves the channels
+of the state unknown, and what reads them waits for the plain graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from teola_plugin.graph import INPUT, Ref
+from teola_plugin.tracer.draft import Draft, Span, Traced
+from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Series, Spread, Symbol
+from teola_plugin.tracer.langchain.lookahead import begun_early
+from teola_plugin.tracer.langgraph.node import Visited, visit
+from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update
+
+STATE, ARGUMENT = "state", "argument"
+"""Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
+FURTHEST = 6
+"""Nodes, one behind the other, that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Symbols of the channels' values."""
+
+    values: Mapping[str, Symbol]
+
+    def read(self, names: Iterable[str] | None) -> Symbol:
+        """The input of a node that reads these."""
+        if names is None:
+            return self.values.get(ROOT, UNKNOWN_VALUE)
+        return Fields({name: self.values.get(name, UNKNOWN_VALUE) for name in names}, attributes=True)
+
+
+@dataclass(slots=True)
+class _Lookahead:
+    shape: GraphShape
+    names: set[str] = field(default_factory=set)
+
+    def template(self, start: NodeShape, pushed: bool) -> Traced:
+        draft = Draft(names=self.names)
+        state = _State({name: Ref(INPUT).at(STATE).at(name) for name in self.shape.updates})
+        given = Ref(INPUT).at(ARGUMENT) if pushed else state.read(start.reads)
+        self._visit(draft, start, given, state, (), pushed=pushed)
+        return draft.finished(Ref(INPUT), start.name)
+
+    def _visit(
+        self,
+        draft: Draft,
+        node: NodeShape,
+        given: Symbol,
+        state: _State,
+        before: tuple[str, ...],
+        *,
+        pushed: bool = False,
+    ) -> Span:
+        """Components of a node and of those behind it; `before` are the nodes on the way to it."""
+        made = visit(draft, node.bound, given, node.name)
+        if node.pauses:
+            return made.span
+        after, way = self._updated(state, made, alone=not pushed), (*before, node.name)
+        for name in (*node.then, *made.goto):
+            self._certain(draft, made.span, name, after, way)
+        for branch in node.branches:
+            self._branch(draft, made.span, node, branch, after, way)
+        return made.span
+
+    def _certain(self, draft: Draft, span: Span, name: str, state: _State, before: tuple[str, ...]) -> None:
+        follower = self._follower(name, before)
+        if follower is not None:
+            _then(draft, span, self._visit(draft, follower, state.read(follower.reads), state, before))
+
+    def _branch(
+        self, draft: Draft, span: Span, node: NodeShape, branch: Branch, state: _State, before: tuple[str, ...]
+    ) -> None:
+        if branch.path is not None:
+            chosen = visit(draft, branch.path, state.read(self.shape.updates), f"{node.name}.next")
+            _then(draft, span, chosen.span)
+            if chosen.goto:
+                for name in chosen.goto:
+                    self._certain(draft, chosen.span, branch.node(name), state, before)
+                return
+        self._arms(draft, branch.nodes, state, before)
+
+    def _follower(self, name: str, before: tuple[str, ...]) -> NodeShape | None:
+        node = self.shape.nodes.get(name)
+        return None if node is None or node.skippable or name in before or len(before) >= FURTHEST else node
+
+    def _arms(self, draft: Draft, names: Iterable[str], state: _State, before: tuple[str, ...]) -> None:
+        """Of the nodes that may be chosen, what may begin before one is."""
+        arms = [node for name in names if (node := self._follower(name, before)) is not None]
+        drafts = [Draft(names=self.names) for _ in arms]
+        for arm, own in zip(arms, drafts, strict=True):
+            self._visit(own, arm, state.read(arm.reads), state, before)
+        for component in begun_early(drafts, certain=False):
+            draft.add(component)
+        for own in drafts:
+            draft.calls |= own.calls
+            draft.lists |= {name: how for name, how in own.lists.items() if name in draft.components}
+
+    def _updated(self, state: _State, made: Visited, *, alone: bool) -> _State:
+        """The state behind a node. Of one of several that run side by side, what it adds is not all that is added."""
+        if made.updates is None:
+            return _State({})
+        values = dict(state.values)
+        for name, new in made.updates.items():
+            how = self.shape.updates.get(name)
+            if how is not None:
+                values[name] = _channel(how, values.get(name, UNKNOWN_VALUE), new) if alone else UNKNOWN_VALUE
+        return _State(values)
+
+
+def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
+    """What a channel holds after an update. Messages have ids in the plain graph, which no prompt shows."""
+    if how == "replace":
+        return new
+    if how == "unknown" or old is UNKNOWN_VALUE:
+        return UNKNOWN_VALUE
+    if isinstance(new, Series):
+        return Series((Spread(old), *new.items))
+    return Series((Spread(old), new if isinstance(new, Built) else Spread(new)))
+
+
+def _then(draft: Draft, first: Span, second: Span) -> None:
+    draft.order += [(tail, head) for tail in first.tails for head in second.heads]
+
+
+def lookahead(shape: GraphShape, node: str, *, pushed: bool) -> Traced:
+    """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`."""
+    return _Lookahead(shape).template(shape.nodes[node], pushed)
