@@ -41,7 +41,7 @@ def call_enqueue_event(
     """
     query, key = run.query, (fresh[0].engine, kind)
     before, known = run.last_calls.get(key, (None, False))
-    streamed = any(entry.logs for entry in fresh)
+    streamed = any(entry.read for entry in fresh)
     beside = before is not None and not streamed and not (before.ended or before.prefilled)
     member = beside or (len(fresh) > 1 and not streamed)
     wanted = (Objective.THROUGHPUT, f"{run.id}/{key[0]}.calls") if member else (Objective.LATENCY, "")
