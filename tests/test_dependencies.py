@@ -27,6 +27,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "adapters/langgraph": ("langgraph",),
     "adapters/llamaindex": ("llamaindex",),
     "tracer/langchain": ("langchain",),
+    "tracer/langgraph": ("langgraph",),
     "tracer/purity": ("langchain",),
     "tracer/llamaindex": ("llamaindex",),
     "teola_plugin/cli/compare": ("langchain",),

@@ -10,7 +10,8 @@ from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.langchain.accelerate import the_pool_of
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
-from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph
+from teola_plugin.adapters.langgraph.ahead import Plans
+from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain
 from teola_plugin.adapters.langgraph.nodes import WatchedNode
 from teola_plugin.adapters.terms import NO_APP
 from teola_plugin.errors import RegistrationError, unknown_name
@@ -29,13 +30,17 @@ def accelerate_graph(
     graph: Any,
     *,
     pool: EnginePool | None,
-    bind: Bindings | None,
+    bind: Bindings | None = None,
     passes: Iterable[Pass | str] | None,
     speculate: str,
     app: str | None,
     shadow: float = 0.0,
 ) -> Any:
-    """See `teola_plugin.accelerate`. An object of a subclass of the graph's own class; the graph is left as it is."""
+    """See `teola_plugin.accelerate`. An object of a subclass of the graph's own class; the graph is left as it is.
+
+    One that is accelerated already is accelerated anew, on these terms.
+    """
+    graph = plain(graph)
     if speculate not in SPECULATE:
         raise unknown_name("value of speculate", speculate, list(SPECULATE))
     if shadow:
@@ -46,18 +51,20 @@ def accelerate_graph(
     chosen, given = None if passes is None else resolve_passes(passes), pairs(bind)
     again = partial(accelerate_graph, pool=pool, bind=given, passes=chosen, speculate=speculate, app=app)
     found = pool or pool_of_nodes(graph)
-    acceleration = Acceleration(graph, found, again, app or NO_APP)
+    plans = None if found is None else Plans(graph, found, chosen, speculate)
+    acceleration = Acceleration(graph, found, again, app or NO_APP, plans)
     return accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given))
 
 
 def _nodes(graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str]]) -> dict[str, Any]:
-    """Copies of the nodes, which tell when they begin; graphs that are nodes are accelerated on the same terms."""
+    """Copies of the nodes, which tell when they begin; graphs that are nodes are accelerated on the same terms, but for
+    those that have terms of their own."""
     served = bound([node.bound for node in graph.nodes.values()], bind, acceleration.pool)
     made: dict[str, Any] = {}
     for (name, node), runs in zip(graph.nodes.items(), served, strict=True):
         changes: dict[str, Any] = {} if runs is node.bound else {"bound": runs}
         if is_graph(runs):
-            inner = acceleration.again(runs)
+            inner = runs if has_terms(runs) else acceleration.again(runs)
             changes = {"bound": inner, "subgraphs": [inner if one is runs else one for one in node.subgraphs]}
         made[name] = watched_node(node, partial(WatchedNode, acceleration, name), **changes)
     return made

@@ -17,6 +17,7 @@ from langgraph.pregel import Pregel
 from teola_plugin.adapters.early_work import joinable, log_fallback
 from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
+from teola_plugin.adapters.langgraph.ahead import Parts, Plans
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, astepped, stepped
 from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
 from teola_plugin.graph import Query
@@ -36,6 +37,7 @@ class Acceleration:
     again: Callable[[Any], Any]
     """`accelerate` on the same terms, for a copy of the original."""
     app: str = NO_APP
+    plans: Plans | None = None
     last: list[QueryRun] = field(default_factory=list)
 
 
@@ -72,7 +74,10 @@ class AcceleratedGraph:
 
     def _call(self, started: StartedCall) -> GraphCall | None:
         run = started.run.whole if started.run is not None else None
-        return None if run is None else GraphCall(self._teola, run)
+        if run is None:
+            return None
+        plans = self._teola.plans
+        return GraphCall(self._teola, run, None if plans is None else Parts(plans, run))
 
     def _started(self, config: RunnableConfig | None) -> StartedCall:
         """A query of its own, or none where there is no pool. Raises `RegistrationError` for terms without sense."""
@@ -134,6 +139,16 @@ class _Inner:
         pass
 
     cancel = close
+
+
+def plain(graph: Any) -> Any:
+    """What was accelerated, as it is now; a graph that is not accelerated."""
+    return graph._plain() if isinstance(graph, AcceleratedGraph) else graph
+
+
+def has_terms(graph: Any) -> bool:
+    """Whether it is accelerated, with a pool, already."""
+    return isinstance(graph, AcceleratedGraph) and graph._teola.pool is not None
 
 
 def accelerated_graph(graph: Any, acceleration: Acceleration, nodes: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.runtime.query_run import QueryRun
 
 T = TypeVar("T")
@@ -21,6 +22,8 @@ class GraphCall:
     graph: object
     """Stands for the accelerated graph whose nodes these are."""
     run: QueryRun
+    parts: Parts | None = None
+    """What runs ahead of its nodes."""
 
 
 current_call: ContextVar[GraphCall | None] = ContextVar("teola_graph_call", default=None)
@@ -36,9 +39,18 @@ def _inside(call: GraphCall) -> Iterator[None]:
         current_call.reset(token)
 
 
+@contextmanager
+def _ending(call: GraphCall) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if call.parts is not None:
+            call.parts.close()
+
+
 def stepped(call: GraphCall, items: Iterator[T]) -> Iterator[T]:
     """The items, each made inside the call, which never leaks to the reader between two of them."""
-    with closing(items):  # type: ignore[type-var]
+    with _ending(call), closing(items):  # type: ignore[type-var]
         while True:
             with _inside(call):
                 item = next(items, _END)
@@ -49,10 +61,11 @@ def stepped(call: GraphCall, items: Iterator[T]) -> Iterator[T]:
 
 async def astepped(call: GraphCall, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """`stepped` in a loop."""
-    async with aclosing(items):  # type: ignore[type-var]
-        while True:
-            with _inside(call):
-                item = await anext(items, _END)
-            if item is _END:
-                return
-            yield item
+    with _ending(call):
+        async with aclosing(items):  # type: ignore[type-var]
+            while True:
+                with _inside(call):
+                    item = await anext(items, _END)
+                if item is _END:
+                    return
+                yield item
