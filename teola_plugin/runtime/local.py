@@ -20,16 +20,18 @@ from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import Version
 from teola_plugin.runtime.calls import Call, PlainCalls
-from teola_plugin.runtime.context import current_terms
+from teola_plugin.runtime.context import current_place, current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
+from teola_plugin.runtime.part import Part
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.timeouts import at_most
+from teola_plugin.runtime.works.work import placed
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.graph_events import CancelQuery, Close
 
@@ -177,8 +179,8 @@ class LocalRuntime:
         """Works of a live query that are under way, or that its graph asked for."""
         return sum(1 for _ in self._driver.engines.works.of(query))
 
-    def begin_part(self, run: QueryRun, name: str, graph: Graph, calls: Calls, value: Any) -> None:
-        self.loop.tell(self._driver.begin_part, run, name, graph, calls, value)
+    def begin_part(self, run: QueryRun, part: Part) -> None:
+        self.loop.tell(self._driver.begin_part, run, part)
 
     def end_part(self, run: QueryRun, name: str) -> None:
         self.loop.tell(self._driver.end_part, run, name)
@@ -274,10 +276,15 @@ class LocalRuntime:
 
 
 def _terms_of(run: QueryRun | None, terms: Terms | None) -> Terms:
-    """Of a call that may find its query over, or belongs to none: what goes on after a query keeps its tenant."""
-    if terms is not None or run is None:
-        return terms or current_terms.get() or Terms()
-    return replace(run.query.terms, deadline=None) if run.closed else run.query.terms
+    """Of a call, at its place; what goes on after a query keeps its tenant."""
+    if terms is not None:
+        return terms
+    if run is None:
+        found = current_terms.get() or Terms()
+    else:
+        found = replace(run.query.terms, deadline=None) if run.closed else run.query.terms
+    place = current_place.get()
+    return placed(found, place.depth, place.gang)
 
 
 @functools.lru_cache(maxsize=64)

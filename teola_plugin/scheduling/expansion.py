@@ -56,7 +56,7 @@ class Expansion:
         """The part's e-graph joins the query's."""
         whole = Fragment(event.graph, event.graph.output)
         made, _ = whole.instantiate(event.name, {INPUT: Ref(event.value)})
-        self._spliced += query.splice(made, event.graph, event.name, SINK)
+        self._spliced += query.splice(made, event.graph, event.name, SINK, event.depth)
         if not query.read(event.value):
             self._steps.release(query, (event.value,))
         self._begin_spliced(query)
@@ -168,7 +168,7 @@ class Expansion:
         if tentative:  # not yet its holder's turn: what the holder waits for by order, its effects wait for too
             made = [p.with_(after=p.after + live.primitive.after) if p.effects else p for p in made]
         sink = gathered(live.id, together, live.wanted)
-        self._spliced += query.splice(made, body.graph, name, sink)
+        self._spliced += query.splice(made, body.graph, name, sink, live.least)
         return output
 
     def _begin_spliced(self, query: LiveQuery) -> None:

@@ -77,6 +77,8 @@ class PartBegun(QueryEvent):
     graph: Graph
     value: str
     """Where its input is stored."""
+    depth: int = 0
+    """How far its end is from the end of the query: all of it is deeper by that much."""
 
 
 @dataclass(frozen=True, slots=True)
