@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
     from teola_plugin.adapters.langchain.indexing import TeolaIndexer
     from teola_plugin.adapters.langchain.llm import TeolaLLM
+    from teola_plugin.adapters.langchain.read_only import read_only
     from teola_plugin.adapters.langchain.rerank import TeolaRerank
     from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 
@@ -21,9 +22,10 @@ _HOMES = {
     "TeolaLLM": "llm",
     "TeolaRerank": "rerank",
     "TeolaVectorStore": "vectorstore",
+    "read_only": "read_only",
 }
 
-__all__ = ["ChatTeola", "TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"]
+__all__ = ["ChatTeola", "TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore", "read_only"]
 __getattr__, __dir__ = lazy(
     __name__, {name: f"teola_plugin.adapters.langchain.{home}" for name, home in _HOMES.items()}
 )

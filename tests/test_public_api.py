@@ -59,6 +59,7 @@ PUBLIC = {
     "teola_plugin.engines.vector_pgvector": ["PgVectorEngine"],
     "teola_plugin.langchain": [
         *("ChatTeola", "TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"),
+        "read_only",
     ],
     "teola_plugin.llamaindex": ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"],
     "teola_plugin.runtime.virtual_time": ["run_virtual"],
