@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GRAPHS = '''
+GRAPHS = """
 from typing_extensions import TypedDict
 
 import pytest
@@ -63,13 +63,13 @@ def test_plain():
 @pytest.mark.xfail
 def test_expected():
     raise ValueError
-'''
-CHAINS = '''
+"""
+CHAINS = """
 from langchain_core.runnables import RunnableLambda
 
 def test_called():
     assert (RunnableLambda(lambda x: x + 1) | RunnableLambda(str)).invoke(1) == "2"
-'''
+"""
 
 
 @pytest.fixture

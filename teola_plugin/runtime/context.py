@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,3 +32,14 @@ class CallPlace:
 NOWHERE = CallPlace()
 
 current_place: ContextVar[CallPlace] = ContextVar("teola_current_place", default=NOWHERE)
+
+
+@contextmanager
+def placed(place: CallPlace) -> Iterator[None]:
+    """Code in the body is there."""
+    token = current_place.set(place)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a generator may be closed in another context than it began in
+            current_place.reset(token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,9 +23,17 @@ class Branch:
     """A conditional edge."""
 
     path: Any
-    """The Runnable that chooses."""
-    ends: tuple[str, ...] | None
-    """The nodes that it may choose; None where it may name any."""
+    """The Runnable that chooses; None where the node itself does, by a `Command`."""
+    ends: tuple[tuple[Any, str], ...] = ()
+    """What it may say, and the node that it stands for; empty where it may name any."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Those that it may choose, as far as that is known."""
+        return tuple(dict.fromkeys(node for _, node in self.ends))
+
+    def node(self, said: str) -> str:
+        return next((node for word, node in self.ends if word == said), said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ def shape_of(graph: Any) -> GraphShape | None:
             None if channels == ROOT else tuple([channels] if isinstance(channels, str) else channels),
             then,
             joins,
-            tuple(_branch(spec) for spec in builder.branches.get(name, {}).values()),
+            tuple(_branches(builder, name)),
             bool(node.cache_policy or graph.cache_policy) or _named(graph.interrupt_before_nodes, name),
             _named(graph.interrupt_after_nodes, name),
         )
@@ -89,9 +97,11 @@ def _named(names: str | Sequence[str], name: str) -> bool:
     return names == "*" or name in names
 
 
-def _branch(spec: Any) -> Branch:
-    ends = None if spec.ends is None else tuple(dict.fromkeys(end for end in spec.ends.values() if end != END))
-    return Branch(spec.path, ends)
+def _branches(builder: Any, name: str) -> Iterator[Branch]:
+    for spec in builder.branches.get(name, {}).values():
+        yield Branch(spec.path, tuple((spec.ends or {}).items()))
+    if told := builder.nodes[name].ends:
+        yield Branch(None, tuple((end, end) for end in told))
 
 
 def _update(channel: Any) -> Update:
@@ -123,5 +133,5 @@ def distances(shape: GraphShape) -> dict[str, int]:
 
 
 def _all_next(node: NodeShape, shape: GraphShape) -> frozenset[str]:
-    chosen = [end for branch in node.branches for end in branch.ends or ()]
+    chosen = [end for branch in node.branches for end in branch.nodes]
     return frozenset(name for name in (*node.then, *node.joins, *chosen) if name in shape.nodes)
