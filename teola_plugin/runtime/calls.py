@@ -188,8 +188,13 @@ class PlainCalls:
 
         None where that cannot be: the query is over, or pieces were passed on.
         """
-        if lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up or (call.log and lost.pieces):
+        if lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up:
             return None
+        if call.log is not None and lost.pieces:
+            if not call.log.tentative:
+                return None
+            call.log.close()
+            call.log = None
         lost.unsubscribe(Party.PLAIN)  # so it counts as wasted
         number = next(i for i, work in enumerate(call.works) if work is lost)
         work = call.works[number] = self._claimed(run, call, number, name)

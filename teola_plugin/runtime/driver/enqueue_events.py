@@ -47,7 +47,7 @@ def call_enqueue_event(
     """
     query, engine = run.query, fresh[0].engine
     before, known = (None, True) if gang else run.last_calls.get((engine, kind), (None, False))
-    streamed = any(entry.logs for entry in fresh)
+    streamed = any(entry.read for entry in fresh)
     beside = before is not None and not streamed and not (before.ended or before.prefilled)
     member = not streamed and (bool(gang) or beside or len(fresh) > 1)
     wanted = (Objective.THROUGHPUT, f"{run.id}/{gang or engine + '.calls'}") if member else (Objective.LATENCY, "")
