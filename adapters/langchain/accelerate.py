@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,8 @@ from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.report import TraceNode, TraceReport
 
 Node = Runnable[Any, Any]
+Graphs = Callable[..., Any]
+"""(graph, pool=, passes=, speculate=, app=) -> the graph, accelerated; the very object for what is no graph."""
 
 
 def accelerate_runnable(
@@ -37,8 +39,9 @@ def accelerate_runnable(
     speculate: str,
     app: str | None,
     shadow: float = 0.0,
+    graphs: Graphs | None = None,
 ) -> AcceleratedRunnable:
-    """See `teola_plugin.accelerate`."""
+    """See `teola_plugin.accelerate`. `graphs`: what becomes of graphs in the chain; they are left alone without it."""
     if not isinstance(runnable, Runnable):
         raise TraceError(
             f"a {type(runnable).__qualname__} is a LangChain object but no Runnable.",
@@ -48,11 +51,10 @@ def accelerate_runnable(
         raise unknown_name("value of speculate", speculate, list(SPECULATE))
     chosen = None if passes is None else resolve_passes(passes)
     bind = pairs(bind)
-    again = partial(
-        accelerate_runnable, pool=pool, bind=bind, passes=chosen, speculate=speculate, app=app, shadow=shadow
-    )
+    terms: Any = {"pool": pool, "bind": bind, "passes": chosen, "speculate": speculate, "app": app, "shadow": shadow}
+    again = partial(accelerate_runnable, **terms, graphs=graphs)
     pool = pool or the_pool_of(runnable)
-    fast = _Planner(pool, chosen, speculate, app).planned(runnable, bound(runnable, bind, pool))
+    fast = Planner(pool, chosen, speculate, app, graphs).planned(runnable, bound(runnable, bind, pool))
     fast.copied_by(again)
     if shadow:
         fast.shadowed(shadow)
@@ -60,13 +62,14 @@ def accelerate_runnable(
 
 
 @dataclass(frozen=True, slots=True)
-class _Planner:
+class Planner:
     """Accelerates an object, and the parts of it that are planned when they begin."""
 
     pool: EnginePool | None
     passes: tuple[Pass, ...] | None
     speculate: str
     app: str | None
+    graphs: Graphs | None = None
     own_maps: bool = False
     """Whether `.map()` may ask models and retrievers of the user's own, for what an item is predicted to be."""
 
@@ -97,6 +100,13 @@ class _Planner:
         fast = replace(self, own_maps=False).planned(node, node)
         return fast if fast.gains else fast.chain
 
+    def graph(self, node: Node, /) -> Node:
+        if self.graphs is None:
+            return node
+        terms = {"pool": self.pool, "passes": self.passes, "speculate": self.speculate, "app": self.app}
+        made: Node = self.graphs(node, **terms)
+        return made
+
     def maps(self, node: RunnableEach[Any, Any], /) -> bool:
         return lowered(node, mapped=self.own_maps)
 
@@ -107,7 +117,7 @@ def untraced(runnable: Runnable[Any, Any], reason: str) -> Traced:
     return Traced(WorkflowTemplate((), Ref(INPUT)), {}, lambda _: {}, {}, report)
 
 
-def the_pool_of(runnable: Runnable[Any, Any]) -> EnginePool | None:
+def the_pool_of(runnable: Any) -> EnginePool | None:
     """The pool that the chain's pool-backed objects share; None without any. Raises `RegistrationError` for two."""
     pools: dict[int, EnginePool] = {id(pool): pool for pool in _pools(runnable)}
     if len(pools) > 1:

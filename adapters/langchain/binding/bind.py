@@ -49,8 +49,8 @@ def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:
     return tuple(bind.items() if isinstance(bind, Mapping) else bind or ())
 
 
-def bound(chain: Node, bind: Sequence[tuple[Any, str]], pool: EnginePool | None) -> Node:
-    """The chain with the named objects replaced by ones on the pool; the very chain when nothing is bound.
+def bound(chain: Any, bind: Sequence[tuple[Any, str]], pool: EnginePool | None) -> Any:
+    """The chain (or a list of them) with the named objects replaced by ones on the pool; the very object if none is.
 
     A `ChatOpenAI` on an `OpenAIServer` engine keeps its own code and is carried by the engine. Another chat model
     becomes a `ChatTeola`, a text model a `TeolaLLM`, with the same name, tags and sampling parameters (those the model

@@ -1,0 +1,1 @@
+"""Graphs and agents of LangGraph: a graph stays a graph, and its engines run ahead."""

@@ -1,0 +1,75 @@
+"""`accelerate` for LangGraph's graphs and agents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from langgraph.pregel import Pregel
+
+from teola_plugin.adapters.langchain.accelerate import the_pool_of
+from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
+from teola_plugin.adapters.langgraph.ahead import Plans
+from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain
+from teola_plugin.adapters.langgraph.nodes import WatchedNode
+from teola_plugin.adapters.terms import NO_APP
+from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.passes import Pass, resolve_passes
+from teola_plugin.passes.base import SPECULATE
+from teola_plugin.pool import EnginePool
+from teola_plugin.shims.langgraph import watched_node
+
+
+def is_graph(obj: object) -> bool:
+    """Whether it is a compiled graph of this process; a remote one runs elsewhere."""
+    return isinstance(obj, Pregel)
+
+
+def accelerate_graph(
+    graph: Any,
+    *,
+    pool: EnginePool | None,
+    bind: Bindings | None = None,
+    passes: Iterable[Pass | str] | None,
+    speculate: str,
+    app: str | None,
+    shadow: float = 0.0,
+) -> Any:
+    """See `teola_plugin.accelerate`. An object of a subclass of the graph's own class; the graph is left as it is.
+
+    One that is accelerated already is accelerated anew, on these terms.
+    """
+    graph = plain(graph)
+    if speculate not in SPECULATE:
+        raise unknown_name("value of speculate", speculate, list(SPECULATE))
+    if shadow:
+        raise RegistrationError(
+            "shadow= runs an object twice, which a graph's checkpoints do not bear.",
+            hint="compare plain and accelerated graphs by `teola compare`",
+        )
+    chosen, given = None if passes is None else resolve_passes(passes), pairs(bind)
+    again = partial(accelerate_graph, pool=pool, bind=given, passes=chosen, speculate=speculate, app=app)
+    found = pool or pool_of_nodes(graph)
+    plans = None if found is None else Plans(graph, found, chosen, speculate)
+    acceleration = Acceleration(graph, found, again, app or NO_APP, plans)
+    return accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given))
+
+
+def _nodes(graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str]]) -> dict[str, Any]:
+    """Copies of the nodes, which tell when they begin; graphs that are nodes are accelerated on the same terms, but for
+    those that have terms of their own."""
+    served = bound([node.bound for node in graph.nodes.values()], bind, acceleration.pool)
+    made: dict[str, Any] = {}
+    for (name, node), runs in zip(graph.nodes.items(), served, strict=True):
+        changes: dict[str, Any] = {} if runs is node.bound else {"bound": runs}
+        if is_graph(runs):
+            inner = runs if has_terms(runs) else acceleration.again(runs)
+            changes = {"bound": inner, "subgraphs": [inner if one is runs else one for one in node.subgraphs]}
+        made[name] = watched_node(node, partial(WatchedNode, acceleration, name), **changes)
+    return made
+
+
+def pool_of_nodes(graph: Any) -> EnginePool | None:
+    """The pool that pool-backed objects in nodes share. Raises `RegistrationError` for two."""
+    return the_pool_of([node.bound for node in graph.nodes.values()])

@@ -1,0 +1,167 @@
+"""What users hold: a graph of the original's own class, whose pool-backed parts run as one query."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import merge_configs
+from langchain_core.utils.aiter import aclosing
+from langgraph.pregel import Pregel
+
+from teola_plugin.adapters.early_work import joinable, log_fallback
+from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
+from teola_plugin.adapters.langchain.live.started_calls import StartedCall
+from teola_plugin.adapters.langgraph.ahead import Parts, Plans
+from teola_plugin.adapters.langgraph.graph_call import GraphCall, astepped, stepped
+from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
+from teola_plugin.graph import Query
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.query_run import QueryRun
+
+_OURS = "_teola"
+
+
+@dataclass(slots=True, eq=False)
+class Acceleration:
+    """On which terms a graph is accelerated."""
+
+    original: Pregel[Any, Any, Any, Any]
+    pool: EnginePool | None
+    again: Callable[[Any], Any]
+    """`accelerate` on the same terms, for a copy of the original."""
+    app: str = NO_APP
+    plans: Plans | None = None
+    last: list[QueryRun] = field(default_factory=list)
+
+
+class AcceleratedGraph:
+    """Stands before the graph's own class in the order of methods. All of LangGraph's entry points go through
+    `stream` and `astream`, and what they do is LangGraph's own."""
+
+    __teola_accelerated__: ClassVar[bool] = True
+    _teola: Acceleration
+
+    @functools.wraps(Pregel.stream)
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        started = self._started(config)
+        yield from started.items(lambda: self._items(started, input, config, kwargs))
+
+    def _items(self, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
+        items = super().stream(input, config, **kwargs)  # type: ignore[misc]
+        call = self._call(started)
+        return items if call is None else stepped(call, items)
+
+    @functools.wraps(Pregel.astream)
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        started = self._started(config)
+        async with aclosing(started.aitems(lambda: self._aitems(started, input, config, kwargs))) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _aitems(self, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
+        items = super().astream(input, config, **kwargs)  # type: ignore[misc]
+        call = self._call(started)
+        return items if call is None else astepped(call, items)
+
+    # ------------------------------------------------------------ one call
+
+    def _call(self, started: StartedCall) -> GraphCall | None:
+        run = started.run.whole if started.run is not None else None
+        if run is None:
+            return None
+        plans = self._teola.plans
+        return GraphCall(self._teola, run, None if plans is None else Parts(plans, run))
+
+    def _started(self, config: RunnableConfig | None) -> StartedCall:
+        """A query of its own, or none where there is no pool. Raises `RegistrationError` for terms without sense."""
+        merged = merge_configs(self.config, config)  # type: ignore[attr-defined]
+        asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
+        if self._teola.pool is not None:
+            try:
+                return self._query(asked, runs, self._teola.pool)
+            except Exception as error:  # nothing of the original has run yet
+                log_fallback(error)
+        clock = time.monotonic if self._teola.pool is None else self._teola.pool.runtime.time
+        terms, deadline = unplanned(asked, runs, self._teola.app, clock)
+        return StartedCall(None, config, self, terms=terms, deadline=deadline)  # type: ignore[arg-type]
+
+    def _query(self, asked: Asked, runs: list[Any], pool: EnginePool) -> StartedCall:
+        around = joinable(context_of(asked, runs, pool).run)
+        if around is not None:
+            return StartedCall(_Inner(around), None, self)  # type: ignore[arg-type]
+        terms = named(asked.terms(outer_terms(runs), pool.runtime.time()), self._teola.app)
+        query = Query({"input": None}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
+        run = pool.runtime.watch(query, joins=True)
+        self._teola.last[:] = [run]
+        return StartedCall(run, None, self, deadline=Deadline.of(run))  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------ seeing it
+
+    def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
+        """The trace of the last call that was started on this object; None before the first one."""
+        return self._teola.last[0].trace.result(timeout) if self._teola.last else None
+
+    # ------------------------------------------------------------ copies
+
+    def _plain(self) -> Any:
+        """The original, with what was changed on this object since."""
+        made = copy.copy(self._teola.original)
+        kept = {name: value for name, value in vars(self).items() if name not in (_OURS, "nodes")}
+        vars(made).update(kept)
+        return made
+
+    def copy(self, update: dict[str, Any] | None = None) -> Any:
+        """As the original is copied; accelerated on the same terms."""
+        return self._teola.again(self._plain().copy(update))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._teola.again(copy.deepcopy(self._plain(), memo))
+
+    def __reduce__(self) -> Any:
+        """As the original is pickled. Raises `RegistrationError` for one with a pool, which stays where it is."""
+        return self._teola.again, (self._plain(),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """A graph inside a live query: the query around it goes on when the graph ends."""
+
+    whole: QueryRun
+
+    def close(self) -> None:
+        pass
+
+    cancel = close
+
+
+def plain(graph: Any) -> Any:
+    """What was accelerated, as it is now; a graph that is not accelerated."""
+    return graph._plain() if isinstance(graph, AcceleratedGraph) else graph
+
+
+def has_terms(graph: Any) -> bool:
+    """Whether it is accelerated, with a pool, already."""
+    return isinstance(graph, AcceleratedGraph) and graph._teola.pool is not None
+
+
+def accelerated_graph(graph: Any, acceleration: Acceleration, nodes: dict[str, Any]) -> Any:
+    """A copy of the graph with these nodes, of a subclass of its own class."""
+    made = object.__new__(_subclass(type(graph)))  # type: ignore[arg-type]
+    vars(made).update(vars(graph))
+    made.nodes = nodes
+    vars(made)[_OURS] = acceleration
+    return made
+
+
+@functools.lru_cache(maxsize=64)
+def _subclass(cls: type[Any]) -> type[Any]:
+    """Of the same name, which traces and reprs show."""
+    said = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (AcceleratedGraph, cls), said)

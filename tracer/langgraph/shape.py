@@ -1,0 +1,127 @@
+"""What is fixed about a compiled graph before it runs: its nodes, the edges between them, how its state is updated."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from langgraph.channels import BinaryOperatorAggregate, LastValue
+from langgraph.constants import END, START
+from langgraph.graph.message import add_messages
+from langgraph.graph.state import CompiledStateGraph
+
+Update = Literal["replace", "append", "messages", "unknown"]
+"""What a channel makes of an update: the new value; the list and the new items; the same with messages; anything."""
+ROOT = "__root__"
+"""The one channel of a state that has no keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A conditional edge."""
+
+    path: Any
+    """The Runnable that chooses."""
+    ends: tuple[str, ...] | None
+    """The nodes that it may choose; None where it may name any."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShape:
+    """A node, and where the graph goes from it."""
+
+    name: str
+    bound: Any
+    """What it does: a Runnable."""
+    reads: tuple[str, ...] | None
+    """Channels that make its input; None where that is the state itself."""
+    then: tuple[str, ...]
+    """Nodes that static edges lead to."""
+    joins: tuple[str, ...]
+    """Nodes that wait for it and for others."""
+    branches: tuple[Branch, ...]
+    skippable: bool
+    """Whether it may not run though its turn has come: its result is in a cache, or a person is asked before."""
+    pauses: bool
+    """Whether the graph is interrupted behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphShape:
+    """A compiled graph."""
+
+    nodes: Mapping[str, NodeShape]
+    updates: Mapping[str, Update]
+    """What each channel of the state makes of an update."""
+    parallel: bool
+    """Whether nodes may run side by side."""
+
+
+def shape_of(graph: Any) -> GraphShape | None:
+    """None for a graph without edges to look at: of the functional API, or of bare channels."""
+    if not isinstance(graph, CompiledStateGraph):
+        return None
+    builder, nodes = graph.builder, {}
+    for name, node in graph.nodes.items():
+        if name == START:
+            continue
+        channels = node.channels
+        then = tuple(sorted(end for start, end in builder.edges if start == name and end != END))
+        joins = tuple(sorted({end for starts, end in builder.waiting_edges if name in starts and end != END}))
+        nodes[name] = NodeShape(
+            name,
+            node.bound,
+            None if channels == ROOT else tuple([channels] if isinstance(channels, str) else channels),
+            then,
+            joins,
+            tuple(_branch(spec) for spec in builder.branches.get(name, {}).values()),
+            bool(node.cache_policy or graph.cache_policy) or _named(graph.interrupt_before_nodes, name),
+            _named(graph.interrupt_after_nodes, name),
+        )
+    starts = [end for start, end in builder.edges if start == START]
+    parallel = len(starts) > 1 or any(len(n.then) + len(n.joins) > 1 or n.joins for n in nodes.values())
+    return GraphShape(nodes, {name: _update(channel) for name, channel in builder.channels.items()}, parallel)
+
+
+def _named(names: str | Sequence[str], name: str) -> bool:
+    return names == "*" or name in names
+
+
+def _branch(spec: Any) -> Branch:
+    ends = None if spec.ends is None else tuple(dict.fromkeys(end for end in spec.ends.values() if end != END))
+    return Branch(spec.path, ends)
+
+
+def _update(channel: Any) -> Update:
+    if type(channel) is LastValue:
+        return "replace"
+    if type(channel) is BinaryOperatorAggregate:
+        if channel.operator is operator.add and isinstance(channel.value, list):
+            return "append"
+        if channel.operator is add_messages:
+            return "messages"
+    return "unknown"
+
+
+def distances(shape: GraphShape) -> dict[str, int]:
+    """How many nodes may come after each, on the longest way that passes no node twice in a circle."""
+    follows = {name: _all_next(node, shape) for name, node in shape.nodes.items()}
+    found: dict[str, int] = {}
+
+    def measure(name: str, above: frozenset[str]) -> int:
+        if name in found:
+            return found[name]
+        after = [measure(one, above | {name}) + 1 for one in follows[name] if one not in above and one != name]
+        longest = max(after, default=0)
+        if not above & follows[name]:  # part of no circle that is being walked: the same from everywhere
+            found[name] = longest
+        return longest
+
+    return {name: measure(name, frozenset()) for name in shape.nodes}
+
+
+def _all_next(node: NodeShape, shape: GraphShape) -> frozenset[str]:
+    chosen = [end for branch in node.branches for end in branch.ends or ()]
+    return frozenset(name for name in (*node.then, *node.joins, *chosen) if name in shape.nodes)
