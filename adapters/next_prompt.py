@@ -7,9 +7,8 @@ guess at how the next prompt begins. It costs the engine's pauses, is never clai
 from __future__ import annotations
 
 import os.path
-from typing import Any
 
-from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Ref, on_loop
+from teola_plugin.graph import Attributes, EngineProfile, Graph, Primitive, PrimitiveKind, Ref, on_loop
 from teola_plugin.passes import Pass
 from teola_plugin.passes.prefilling_split import PrefillingSplit
 from teola_plugin.pool import EnginePool
@@ -33,21 +32,24 @@ def prefills(pool: EnginePool, engine: str, passes: tuple[Pass, ...] | None) -> 
 class NextPrompt:
     """Of one model in a live query. To be used from one thread at a time; never raises, never waits."""
 
-    def __init__(self, run: QueryRun, engine: str, profile: Any, have: str = "") -> None:
+    def __init__(self, run: QueryRun, engine: str, profile: EngineProfile) -> None:
         self._run = run
         self._graph = _graph(engine)
         self._least = profile.min_split_tokens * CHARACTERS
-        self._have = have
-        """What the engine has prefilled already, as `Prompt.flat()` shows it."""
+        self._sent = ""
         self._part: PartRun | None = None
 
-    def begins(self, prompt: Prompt) -> None:
-        """It begins as `prompt` does, up to the first `UNKNOWN` in it. What is new is sent if it is worth a request."""
+    def begins(self, prompt: Prompt, *, have: str = "") -> None:
+        """It begins as `prompt` does, up to the first `UNKNOWN` in it. What is new is sent if it is worth a request.
+
+        `have`: what the engine has prefilled for the query already, as `Prompt.flat()` shows it.
+        """
         known = prompt.known()
-        if self._run.closed or len(known) - len(os.path.commonprefix([known, self._have])) < self._least:
+        old = max(len(os.path.commonprefix([known, one])) for one in (have, self._sent))
+        if self._run.closed or len(known) - old < self._least:
             return
         self.over()
-        self._have = known
+        self._sent = known
         asked = Generate(prompt)
         self._part = self._run.part(self._graph, {_CALL: on_loop(lambda _: asked)}, None)
 

@@ -1,4 +1,4 @@
-"""`accelerate` for LlamaIndex: query engines, retrievers, synthesizers, chat engines, ingestion, indexes."""
+"""`accelerate` for LlamaIndex: query engines, retrievers, synthesizers, chat engines, ingestion, indexes, workflows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
 from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
@@ -45,7 +46,16 @@ def accelerate_llamaindex(
         return accelerated_ingestion(served)
     if isinstance(served, VectorStoreIndex):
         return accelerated_index(served)
-    return accelerated(Session(obj, served, found, terms, _Parts(found, terms)))
+    return accelerated(_session(obj, served, found, terms))
+
+
+def _session(obj: Any, served: Any, pool: EnginePool | None, terms: Settings) -> Session:
+    parts = _Parts(pool, terms)
+    if not isinstance(served, Workflow):
+        return Session(obj, served, pool, terms, parts)
+    from teola_plugin.adapters.llamaindex.workflows.session import WorkflowSession  # agents take a while to import
+
+    return WorkflowSession(obj, served, pool, terms, parts)
 
 
 KEPT = 64

@@ -38,7 +38,7 @@ CALLS = st.builds(
     ARGS,
     st.sampled_from([None, 2]),
 )
-PROSE = st.text("ab {}[]\"<>,\n", max_size=8).filter(lambda text: not text.strip().startswith(("{", "[")))
+PROSE = st.text('ab {}[]"<>,\n', max_size=8).filter(lambda text: not text.strip().startswith(("{", "[")))
 SPACE = st.text(" \n", max_size=2)
 
 
