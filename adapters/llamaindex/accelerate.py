@@ -14,10 +14,11 @@ from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accele
 from teola_plugin.adapters.llamaindex.session import Session, Settings
 from teola_plugin.adapters.llamaindex.substitution import replaced
 from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.shims.llamaindex.workflows import used_by_steps
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.llamaindex.classes import inside
+from teola_plugin.tracer.llamaindex.classes import inside, is_composite, is_leaf
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 
@@ -109,7 +110,9 @@ def bound_in(obj: Any, bind: Bindings | None, pool: EnginePool | None) -> Any:
 
 def the_pool_of(obj: Any) -> EnginePool | None:
     """The pool that its pool-backed objects share; None without any. Raises `RegistrationError` for two."""
-    found = (getattr(node, "pool", None) for node in inside(obj))
+    named = used_by_steps(obj) if isinstance(obj, Workflow) else ()
+    roots = [obj, *(one for one in named if is_leaf(one) or is_composite(one))]
+    found = (getattr(node, "pool", None) for root in roots for node in inside(root))
     pools = {id(pool): pool for pool in found if isinstance(pool, EnginePool)}
     if len(pools) > 1:
         raise RegistrationError(

@@ -6,8 +6,9 @@ Written for `llama-index-workflows` 2.26. Each function says what it touches, an
 from __future__ import annotations
 
 import asyncio
+import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -99,6 +100,18 @@ def step_names(workflow: Any) -> list[str]:
     """
     steps = getattr(workflow, "_get_steps", None)
     return sorted(steps()) if steps is not None else []
+
+
+def used_by_steps(workflow: Any) -> Iterator[object]:
+    """What its steps name that is neither theirs nor an attribute of the workflow: globals, and variables of functions
+    around them. Touches `_get_steps`. Without it: nothing.
+    """
+    steps = getattr(workflow, "_get_steps", None)
+    for step in steps().values() if steps is not None else ():
+        function = inspect.unwrap(getattr(step, "__func__", step))
+        if inspect.isfunction(function):
+            named = inspect.getclosurevars(function)
+            yield from (*named.nonlocals.values(), *named.globals.values())
 
 
 # ------------------------------------------------------------ tools
