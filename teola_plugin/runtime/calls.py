@@ -42,6 +42,8 @@ class Call:
     """Where its pieces go, if it is streamed."""
     keep_remote: bool = False
     """Whether its values may stay where they are made."""
+    step: int = 0
+    """Of the plain object: the one that calls; 0 where that is not known."""
     works: list[Work] = field(default_factory=list)
     """One for each payload, once they are made or claimed."""
     given_up: bool = False
@@ -139,6 +141,8 @@ class PlainCalls:
             known = known or engines.identity_of(call.port, run.query.tenant, payload)
         work = engines.join(run, Party.PLAIN, call.port, call.kind, payload, known, call.terms, name)
         work.taken = run.calls_made
+        if work.made and call.step:
+            self._driver.trace.at_step(run, work, call.step)
         if not work.made and not run.claims:  # nobody can come to read its pieces
             work.request = replace(work.request, stream=call.log is not None)
         if call.log is not None:
@@ -170,7 +174,7 @@ class PlainCalls:
         if query is not None:
             # The plain object waits for this very call: nothing of its query is more urgent.
             depth = max(depth, query.deepest())
-            driver.trace.called(run, name, fresh, depth)
+            driver.trace.called(run, name, fresh, depth, call.step)
         for work in fresh:
             work.terms = placed(work.terms, depth, work.terms.gang)
             work.queued_depth = depth
