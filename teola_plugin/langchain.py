@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
     from teola_plugin.adapters.langchain.indexing import TeolaIndexer
     from teola_plugin.adapters.langchain.llm import TeolaLLM
+    from teola_plugin.adapters.langchain.read_only import read_only
     from teola_plugin.adapters.langchain.rerank import TeolaRerank
     from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
     from teola_plugin.adapters.langgraph.middleware import EngineMiddleware
@@ -23,6 +24,7 @@ _HOMES = {
     "TeolaLLM": "langchain.llm",
     "TeolaRerank": "langchain.rerank",
     "TeolaVectorStore": "langchain.vectorstore",
+    "read_only": "langchain.read_only",
 }
 
 __all__ = [
@@ -33,5 +35,6 @@ __all__ = [
     "TeolaLLM",
     "TeolaRerank",
     "TeolaVectorStore",
+    "read_only",
 ]
 __getattr__, __dir__ = lazy(__name__, {name: f"teola_plugin.adapters.{home}" for name, home in _HOMES.items()})

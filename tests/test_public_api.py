@@ -60,6 +60,7 @@ PUBLIC = {
     "teola_plugin.langchain": [
         *("ChatTeola", "EngineMiddleware"),
         *("TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"),
+        "read_only",
     ],
     "teola_plugin.llamaindex": ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"],
     "teola_plugin.runtime.virtual_time": ["run_virtual"],

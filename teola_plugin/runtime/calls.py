@@ -174,7 +174,7 @@ class PlainCalls:
         for work in fresh:
             work.terms = placed(work.terms, depth, work.terms.gang)
             work.queued_depth = depth
-        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, fresh)
+        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, call.terms.gang, fresh)
         if known is not None:
             call.port.depths(known)
         call.port.enqueue(fresh, event)
@@ -188,8 +188,13 @@ class PlainCalls:
 
         None where that cannot be: the query is over, or pieces were passed on.
         """
-        if lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up or (call.log and lost.pieces):
+        if lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up:
             return None
+        if call.log is not None and lost.pieces:
+            if not call.log.tentative:
+                return None
+            call.log.close()
+            call.log = None
         lost.unsubscribe(Party.PLAIN)  # so it counts as wasted
         number = next(i for i, work in enumerate(call.works) if work is lost)
         work = call.works[number] = self._claimed(run, call, number, name)

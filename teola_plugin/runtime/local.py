@@ -216,11 +216,15 @@ class LocalRuntime:
         payloads: Sequence[Any],
         *,
         stream: bool = False,
+        tentative: bool = False,
         keep_remote: bool = False,
         run: QueryRun | None = None,
         terms: Terms | None = None,
     ) -> CallHandle:
         """One request per payload; inside a live query, what was asked for already is claimed.
+
+        With `stream`, pieces can be read as they come: as a part of the result, or, `tentative`, as a guess at it,
+        which changes nothing of how the request is scheduled or done again.
 
         A call of no live query goes by `terms`, or those of the context. With `keep_remote`, large values may stay
         where they are made: what is got are `RemoteValue`s, for other requests.
@@ -228,7 +232,7 @@ class LocalRuntime:
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
-        given, log = list(payloads), PieceLog() if stream else None
+        given, log = list(payloads), PieceLog(tentative=tentative) if stream else None
         call = Call(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]

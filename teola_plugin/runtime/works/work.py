@@ -72,6 +72,7 @@ class Work:
     rounds: frozenset[str] = _NOBODY
     """The rounds of graphs that have ever claimed it."""
     queued_depth: int = 0
+    queued_gang: str = ""
     """As its engine was told."""
     taken: int = 0
     """Which call of the plain object claimed it last, counted from 1."""
@@ -135,6 +136,9 @@ class Work:
                 engine=self.engine,
                 hint="ask again; for equal texts, sample greedily or with a seed, on instances of one kind",
             )
+        for log in self.logs:
+            log.close()
+        self.logs = []
         self.text, self.repeated = self.text[:at], 0
         self.pieces = [Piece(self.request.id, self.text)] if self.text else []
 
@@ -181,7 +185,12 @@ class Work:
     @property
     def seen(self) -> bool:
         """Whether somebody may have acted on what was said so far."""
-        return self.passed_on or bool(self.logs)
+        return self.passed_on or self.read
+
+    @property
+    def read(self) -> bool:
+        """Whether somebody takes its pieces for the result as they come."""
+        return any(not log.tentative for log in self.logs)
 
     # ------------------------------------------------------------ subscribers
 
