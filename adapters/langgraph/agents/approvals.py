@@ -25,7 +25,9 @@ def directly_before(builder: Any, tools: Names) -> Names:
     """The nodes of a graph's builder that may lead to one of these directly."""
     spread = {start for start, end in builder.edges if end in tools}
     joined = {start for starts, end in builder.waiting_edges if end in tools for start in starts}
-    chosen = {name for name, branches in builder.branches.items() if any(_leads(one, tools) for one in branches.values())}
+    chosen = {
+        name for name, branches in builder.branches.items() if any(_leads(one, tools) for one in branches.values())
+    }
     told = {name for name, spec in builder.nodes.items() if not tools.isdisjoint(spec.ends or ())}
     return frozenset(spread | joined | chosen | told) & frozenset(builder.nodes)
 
@@ -111,5 +113,3 @@ def _cells(function: FunctionType) -> Iterator[Any]:
 def paused(asked: Collection[str] | str | None, nodes: Names) -> bool:
     """Whether a graph that is to stop at these nodes (`interrupt_before`, `interrupt_after`) stops at one of ours."""
     return asked == "*" or (not isinstance(asked, str) and not nodes.isdisjoint(asked or ()))
-
-

@@ -77,7 +77,9 @@ def eager_tools_of(
     return None if wrapped or stops or not models else made
 
 
-def _tools(parts: Iterable[ToolNodeParts], passes: tuple[Pass | str, ...] | None, speculate: str) -> dict[str, EagerTool]:
+def _tools(
+    parts: Iterable[ToolNodeParts], passes: tuple[Pass | str, ...] | None, speculate: str
+) -> dict[str, EagerTool]:
     """Two tools of one name in different nodes are none: nobody knows which will be called."""
     found: dict[str, EagerTool] = {}
     twice: set[str] = set()

@@ -48,7 +48,8 @@ class NextPrompt:
     def continued_by(self, prompt: Prompt) -> bool:
         """Whether a prompt goes on from this answer."""
         said = self._call.prompt.messages
-        return len(prompt.messages) > len(said) and prompt.messages[: len(said)] == said
+        goes_on: bool = len(prompt.messages) > len(said) and prompt.messages[: len(said)] == said
+        return goes_on
 
     def close(self) -> None:
         """Nobody needs it any more."""

@@ -21,6 +21,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.prebuilt import ToolNode
 
 from teola_plugin import EnginePool, RegistrationError, accelerate
+from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langgraph.pools import MOST, pools_by_node, pools_in, the_pool_of_graph
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.langchain import ChatTeola, EngineMiddleware, TeolaEmbeddings, TeolaVectorStore
@@ -298,3 +299,10 @@ def test_the_search_is_bounded(pool: EnginePool) -> None:
     before = time.perf_counter()
     assert the_pool_of_graph(made) is pool
     assert time.perf_counter() - before < 5 and MOST < 200 * 2000
+
+
+def test_a_retriever_alone_names_its_pool(pool: EnginePool) -> None:
+    """Also in a chain, and behind a tool."""
+    retriever = store(pool).as_retriever()
+    assert the_pool_of(retriever) is pool and the_pool_of(retriever | RunnableLambda(len)) is pool
+    assert accelerate(retriever | RunnableLambda(len)).plan("x") is not None
