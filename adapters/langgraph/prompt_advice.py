@@ -146,11 +146,11 @@ class _Reader:
         while any(list(map(self._assign, nodes))):
             pass
         returned = {key: found for key, value in self._given(nodes) if (found := self.varies(value)) is not None}
-        found = [*self._sinks(nodes), *self._inner]
+        breakers = [*self._sinks(nodes), *self._inner]
         name = self._func.__name__.lower()
         if "" in returned and any(word in name for word in _NAMED_SO):
-            found.append(returned[""])
-        return Found(tuple(dict.fromkeys(found)), returned)
+            breakers.append(returned[""])
+        return Found(tuple(dict.fromkeys(breakers)), returned)
 
     def _bind(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
@@ -202,7 +202,7 @@ class _Reader:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             given = [*node.args, *(one.value for one in node.keywords)]
             fills = name.endswith(_TEMPLATES) or (isinstance(node.func, ast.Attribute) and name in _FILLING)
-            if not fills and name not in _TOOLS or self._is_no_prompt(node.func):
+            if (not fills and name not in _TOOLS) or self._is_no_prompt(node.func):
                 continue
             found = [one for value in given if (one := self.varies(value)) is not None]
             yield from (one for one in found if fills or one.kind is Kind.ORDER)
