@@ -8,13 +8,13 @@ from typing import Any
 
 from langgraph.pregel import Pregel
 
-from teola_plugin.adapters.langchain.accelerate import the_pool_of
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
 from teola_plugin.adapters.langgraph.agents.agent_call import around, in_loop
 from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
 from teola_plugin.adapters.langgraph.ahead import Plans
 from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain
 from teola_plugin.adapters.langgraph.nodes import WatchedNode
+from teola_plugin.adapters.langgraph.pools import the_pool_of_graph
 from teola_plugin.adapters.terms import NO_APP
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
@@ -52,7 +52,7 @@ def accelerate_graph(
         )
     chosen, given = None if passes is None else resolve_passes(passes), pairs(bind)
     again = partial(accelerate_graph, pool=pool, bind=given, passes=chosen, speculate=speculate, app=app)
-    found = pool or pool_of_nodes(graph)
+    found = pool or the_pool_of_graph(graph)
     acceleration = Acceleration(graph, found, again, app or NO_APP)
     if found is not None:
         acceleration.plans = Plans(graph, found, chosen, speculate)
@@ -74,8 +74,3 @@ def _nodes(graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str
             changes = {"bound": with_eager_tools(runs, acceleration.eager, around, in_loop)}
         made[name] = watched_node(node, partial(WatchedNode, acceleration, name), **changes)
     return made
-
-
-def pool_of_nodes(graph: Any) -> EnginePool | None:
-    """The pool that pool-backed objects in nodes share. Raises `RegistrationError` for two."""
-    return the_pool_of([node.bound for node in graph.nodes.values()])

@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableParallel
 from langchain_core.tools import BaseTool
 
 from teola_plugin.adapters.early_work import shape
-from teola_plugin.adapters.langchain.accelerate import the_pool_of
+from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.graph import IMPURE_KINDS
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
