@@ -14,10 +14,10 @@ from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accele
 from teola_plugin.adapters.llamaindex.session import Session, Settings
 from teola_plugin.adapters.llamaindex.substitution import replaced
 from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.shims.llamaindex.workflows import used_by_steps
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool
+from teola_plugin.shims.llamaindex.workflows import used_by_steps
 from teola_plugin.tracer.llamaindex.classes import inside, is_composite, is_leaf
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
