@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, closing, contextmanager
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
 from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.runtime.query_run import QueryRun
 
@@ -24,6 +25,12 @@ class GraphCall:
     run: QueryRun
     parts: Parts | None = None
     """What runs ahead of its nodes."""
+    agent: AgentCall | None = None
+    """What begins early of its tools."""
+
+    def in_node(self, name: str) -> AbstractContextManager[None]:
+        """A node's task runs in the body."""
+        return nullcontext() if self.agent is None else self.agent.in_node(name)
 
 
 current_call: ContextVar[GraphCall | None] = ContextVar("teola_graph_call", default=None)
@@ -46,6 +53,8 @@ def _ending(call: GraphCall) -> Iterator[None]:
     finally:
         if call.parts is not None:
             call.parts.close()
+        if call.agent is not None:
+            call.agent.close()
 
 
 def stepped(call: GraphCall, items: Iterator[T]) -> Iterator[T]:

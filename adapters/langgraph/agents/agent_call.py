@@ -161,13 +161,15 @@ class HeardAnswer:
         eager = self._agent.eager.tools.get(call.name)
         if eager is None:
             self._others = True
-        elif not any(_same(one.call, call) for one in self._begun):  # the second of two equal calls is the plain one's
+            return
+        self._others = self._others or not eager.reads
+        if not any(_same(one.call, call) for one in self._begun):  # the second of two equal calls is the plain one's
             self._begin(eager, call)
 
     def _begin(self, eager: EagerTool, call: Call) -> None:
         early = self._started(eager, call) if eager.runs and not self._others else None
         part = None
-        if early is None and eager.work is not None and eager.work.pool.runtime is self._agent.run.runtime:
+        if early is None and eager.work is not None:
             with contextlib.suppress(Exception):  # arguments that the tool does not take
                 part = eager.work.begin(self._agent.run, own_copy(call.args))
         if early is not None or part is not None:

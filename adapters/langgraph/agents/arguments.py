@@ -73,7 +73,9 @@ def _is_constraint(metadata: Any) -> bool:
     if isinstance(metadata, str):
         return True
     known = type(metadata).__module__.split(".", 1)[0] in ("annotated_types", "pydantic")
-    return known and not hasattr(metadata, "func") and not any(map(callable, getattr(metadata, "__dict__", {}).values()))
+    return (
+        known and not hasattr(metadata, "func") and not any(map(callable, getattr(metadata, "__dict__", {}).values()))
+    )
 
 
 def _is_plain_type(kind: Any) -> bool:

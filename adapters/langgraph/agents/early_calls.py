@@ -26,6 +26,7 @@ from teola_plugin.adapters.langchain.own_models import replay
 from teola_plugin.adapters.langchain.own_models.leaf_calls import Outcome, aoutcome_of, outcome_of
 from teola_plugin.adapters.langgraph.agents.arguments import Given
 from teola_plugin.adapters.snapshots import exactly, snapshot
+from teola_plugin.runtime.context import current_place
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_agents import graph_keys
 
@@ -145,6 +146,7 @@ class EarlyCall:
         context = base.copy()
         for variable in (current_agent, claimable):  # of a graph around this one
             context.run(variable.set, None)
+        context.run(current_place.set, current_place.get())
         replay.prepare(context, replay.early_config(own, {}, self.log, sync=sync), run)
         return context
 
