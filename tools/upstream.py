@@ -120,7 +120,8 @@ class Tests:
         command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "upstream_plugin", "--tb=short"]
         command += [*self.suite.options, f"--timeout={TIMEOUT}", f"--teola-report={report}"]
         command += [f"--teola-route={self.suite.kind}:{mode}"] if mode else []
-        env = {**os.environ, **self.suite.environ, "PYTHONPATH": str(ROOT / "tools"), "PYTHONDONTWRITEBYTECODE": "1"}
+        path = os.pathsep.join(filter(None, (str(ROOT / "tools"), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, **self.suite.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         started = time.monotonic()
         with (self.suite.home / f"{name}.log").open("w") as log:
             subprocess.run([*command, *tests], cwd=self.folder, env=env, stdout=log, stderr=subprocess.STDOUT)

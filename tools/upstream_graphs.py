@@ -1,7 +1,7 @@
 """Routes graphs of LangGraph: whatever a test compiles or constructs is the accelerated graph, and stays in its hands.
 
-`StateGraph.compile` and calls of `Pregel(...)`, those of `@entrypoint` among them, give `accelerate(graph)`. So subgraphs
-are accelerated too, and not only calls are: state, updates, copies, drawings.
+`StateGraph.compile` and `Pregel(...)`, with which `@entrypoint` makes its graphs, give `accelerate(graph)`. So subgraphs
+are accelerated, too, and not only calls are tested: state, updates, copies, drawings.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from teola_plugin.adapters.langchain.tool_calls import read
 from teola_plugin.errors import unknown_name
 
 ANY = ("any", "required")
-_OF_TOOLS = ("tools", "tool_choice", "strict", "parallel_tool_calls")
+OF_TOOLS = ("tools", "tool_choice", "strict", "parallel_tool_calls")
+"""Arguments of a call that are about tools; the engine has no use for the last two."""
 
 Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
@@ -67,7 +68,7 @@ def _choice(choice: Any, names: list[str]) -> str:
 
 def taken(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tools | None]:
     """The arguments of a call without those of tools; the tools, if there are any that may be called."""
-    rest = {key: value for key, value in kwargs.items() if key not in _OF_TOOLS}
+    rest = {key: value for key, value in kwargs.items() if key not in OF_TOOLS}
     given = kwargs.get("tools")
     if not given:
         return rest, None

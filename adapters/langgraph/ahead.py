@@ -14,7 +14,7 @@ from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langgraph import branch_of, sent, state_of
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE, lookahead
-from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of
+from teola_plugin.tracer.langgraph.shape import GraphShape, begun_with, distances, shape_of
 
 DEPTH = 4
 """Primitives that a node stands for, as far as depth goes: a prompt, its prefilling and decoding, a parser."""
@@ -56,7 +56,10 @@ class Plans:
         traced = self.traced(node, pushed=pushed)
         if traced is None or self.shape is None:
             return None
-        value = {STATE: state_of(config, tuple(self.shape.updates)), ARGUMENT: given if pushed else None}
+        state = state_of(config, tuple(self.shape.updates))
+        if self.shape.nodes[node].bound is None:
+            state = begun_with(self.shape, state, given)
+        value = {STATE: state, ARGUMENT: given if pushed else None}
         return run.part(self._plan(traced).graph, traced.calls, value, lookahead=True)
 
     def place(self, node: str, config: Mapping[str, Any]) -> CallPlace:

@@ -15,7 +15,7 @@ from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.runtime.part import Part
+from teola_plugin.runtime.part import AskingPart, Part
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.identities import OWN_GRAPH, EarlyGraph
 from teola_plugin.runtime.works.work import Work
@@ -108,7 +108,7 @@ class QueryRun:
     """Primitives that were sent along with the one before them, and the names of their requests."""
     growing: list[GrowingPrompt] = field(default_factory=list)
     """Its prompts that may be prefilled as they grow."""
-    parts: dict[str, tuple[Part, EarlyGraph]] = field(default_factory=dict)
+    parts: dict[str, AskingPart] = field(default_factory=dict)
     """Those that began later, by the name that leads the ids of their primitives."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -129,12 +129,12 @@ class QueryRun:
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
         """The callables that the primitive's names are of."""
         found = self.parts.get(InstancePath(primitive).outermost)
-        return self.calls if found is None else found[0].calls
+        return self.calls if found is None else found.part.calls
 
     def graph_of(self, primitive: str) -> EarlyGraph:
         """The graph of the query that the primitive is of."""
         found = self.parts.get(InstancePath(primitive).outermost)
-        return OWN_GRAPH if found is None else found[1]
+        return OWN_GRAPH if found is None else found.graph_of(primitive)
 
     def part(
         self,
@@ -144,19 +144,21 @@ class QueryRun:
         *,
         depth: int | None = None,
         gang: str | None = None,
+        members: str = "",
         lookahead: bool = False,
     ) -> PartRun:
         """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query.
 
         `depth` is how far its end is from the end of the query, in primitives; `gang` is what it is done with, if
-        others run beside it. Not given, both are those of the code that calls (`current_place`). `lookahead`: it runs
-        ahead of code that later parts may be begun for, too; they adopt what it has asked for. Begin the later one
-        before closing the earlier one, so that what is under way goes on.
+        others run beside it. Not given, both are those of the code that calls (`current_place`). `members` leads the
+        names of those components that are in the gang, where others come behind them. `lookahead`: it runs ahead of
+        code that later parts may be begun for, too; they adopt what it has asked for, but for what their own gang has.
+        Begin the later one before closing the earlier one, so that what is under way goes on.
         """
         self.claims = True
         place, name = current_place.get(), f"part{next(self._numbers)}"
         depth, gang = place.depth if depth is None else depth, place.gang if gang is None else gang
-        self.runtime.begin_part(self, Part(name, graph, calls, value, depth, gang, lookahead))
+        self.runtime.begin_part(self, Part(name, graph, calls, value, depth, gang, members, lookahead))
         return PartRun(self, name)
 
     def over(self) -> None:

@@ -137,8 +137,7 @@ def _without(symbol: Symbol, lost: set[str]) -> Symbol:
     if isinstance(symbol, Ref):
         return UNKNOWN_VALUE if symbol.producer in lost else symbol
     if isinstance(symbol, Computed):
-        read = [*symbol.refs.values(), *([symbol.ref] if symbol.ref else [])]
-        return UNKNOWN_VALUE if any(ref.producer in lost for ref in read) else symbol
+        return UNKNOWN_VALUE if any(ref.producer in lost for ref in symbol.refs.values()) else symbol
     if isinstance(symbol, Text):
         return Text(tuple(piece if isinstance(piece, str) else inner(piece) for piece in symbol.pieces))
     if isinstance(symbol, Series):

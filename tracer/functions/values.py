@@ -37,6 +37,8 @@ class Computed:
     objects: Mapping[str, object] = field(default_factory=dict)
     ref: Ref | None = None
     """Of its CALL, once there is one."""
+    home: object = None
+    """The draft that has the CALL; another one needs a CALL of its own, for this one's may be dropped."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

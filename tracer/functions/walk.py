@@ -33,7 +33,7 @@ from teola_plugin.tracer.functions.values import (
     Unknown,
     symbol_of,
 )
-from teola_plugin.tracer.langchain.classes import is_accelerated
+from teola_plugin.tracer.langchain.classes import planned
 from teola_plugin.tracer.langchain.trace import walk_into
 from teola_plugin.tracer.purity.purity import plain, size
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
@@ -143,7 +143,7 @@ class Walk:
         return held[0]
 
     def code(self, symbol: Symbol) -> Computed | None:
-        if isinstance(symbol, Computed) and symbol.ref is None:
+        if isinstance(symbol, Computed) and (symbol.ref is None or symbol.home is not self.draft):
             return symbol
         if isinstance(symbol, Known):
             return self._code_of_object(symbol.value)
@@ -176,8 +176,8 @@ class Walk:
         if isinstance(symbol, (Unknown, Coming)):
             raise NotUnderstood("a value that is not known")
         if isinstance(symbol, Computed):
-            if symbol.ref is None:
-                symbol.ref = self._computed(symbol)
+            if symbol.ref is None or symbol.home is not self.draft:
+                symbol.ref, symbol.home = self._computed(symbol), self.draft
             return symbol.ref
         if isinstance(symbol, Known) and not plain(symbol.value):
             raise NotUnderstood("an object of the user's own")
@@ -219,7 +219,7 @@ class Walk:
     # ------------------------------------------------------------ engines
 
     def run(self, node: Runnable[Any, Any], given: Symbol, kwargs: Mapping[str, Any]) -> Symbol:
-        node = node.chain if is_accelerated(node) else node  # type: ignore[attr-defined]
+        node = planned(node)
         before = len(self.draft.components)
         try:
             value = self._input(node, given)

@@ -15,8 +15,8 @@ from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Draft, Span, Traced
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Series, Spread, Symbol
 from teola_plugin.tracer.langchain.lookahead import begun_early
-from teola_plugin.tracer.langgraph.node import Visited, visit
-from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update
+from teola_plugin.tracer.langgraph.node import NOTHING, Visited, visit
+from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, reachable
 
 STATE, ARGUMENT = "state", "argument"
 """Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
@@ -40,6 +40,8 @@ class _State:
 @dataclass(slots=True)
 class _Lookahead:
     shape: GraphShape
+    behind: Mapping[str, frozenset[str]]
+    """What may come behind each node: an arm that leads back goes round once more, on a guess about the last round."""
     names: set[str] = field(default_factory=set)
 
     def template(self, start: NodeShape, pushed: bool) -> Traced:
@@ -60,10 +62,14 @@ class _Lookahead:
         pushed: bool = False,
     ) -> Span:
         """Components of a node and of those behind it; `before` are the nodes on the way to it."""
-        made = visit(draft, node.bound, given, node.name)
+        if node.bound is None:
+            made, after = NOTHING, state
+        else:
+            made = visit(draft, node.bound, given, node.name)
+            after = self._updated(state, made, alone=not pushed)
         if node.pauses:
             return made.span
-        after, way = self._updated(state, made, alone=not pushed), (*before, node.name)
+        way = (*before, node.name)
         for name in (*node.then, *made.goto):
             self._certain(draft, made.span, name, after, way)
         for branch in node.branches:
@@ -85,7 +91,8 @@ class _Lookahead:
                 for name in chosen.goto:
                     self._certain(draft, chosen.span, branch.node(name), state, before)
                 return
-        self._arms(draft, branch.nodes, state, before)
+        arms = [name for name in branch.nodes if node.name not in self.behind.get(name, ())]
+        self._arms(draft, arms, state, before)
 
     def _follower(self, name: str, before: tuple[str, ...]) -> NodeShape | None:
         node = self.shape.nodes.get(name)
@@ -132,4 +139,4 @@ def _then(draft: Draft, first: Span, second: Span) -> None:
 
 def lookahead(shape: GraphShape, node: str, *, pushed: bool) -> Traced:
     """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`."""
-    return _Lookahead(shape).template(shape.nodes[node], pushed)
+    return _Lookahead(shape, reachable(shape)).template(shape.nodes[node], pushed)

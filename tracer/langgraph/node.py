@@ -30,6 +30,9 @@ class Visited:
     """Where it goes, as far as it says so itself."""
 
 
+NOTHING = Visited()
+
+
 def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str) -> Visited:
     """Adds to the draft what it will ask engines for. Never raises for what it does not understand."""
     functions = functions_of(bound)
@@ -40,7 +43,7 @@ def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str) -> 
     func = functions.func or functions.afunc
     first = _first_argument(func)
     walked = walk_function(func, {first: given}, draft, name, state=first) if first else None
-    return Visited() if walked is None else Visited(walked.span, walked.updates, walked.goto)
+    return NOTHING if walked is None else Visited(walked.span, walked.updates, walked.goto)
 
 
 def unknown(draft: Draft) -> Ref:

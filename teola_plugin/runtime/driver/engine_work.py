@@ -95,6 +95,8 @@ class EngineWork:
         self._catch_up(run, live, fresh)
         if fresh:
             self._send(run, live, fresh)
+        else:
+            self.ahead.unneeded(run, p, len(live.works))
 
     def _joined(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> list[Work]:
         """Works for a primitive of the graph; those that have yet to be sent."""
@@ -187,6 +189,8 @@ class EngineWork:
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
         p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)
+        for work in fresh:
+            work.queued_gang = event.gang
         port, query = self._driver.ports[p.engine], self._driver.query(run)
         if query is not None:
             self.ahead.leave(query, p, fresh)

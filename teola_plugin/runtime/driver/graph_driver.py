@@ -103,10 +103,11 @@ class GraphDriver:
     def begin_part(self, run: QueryRun, part: Part) -> None:
         """The plain object has come to a part that has an e-graph of its own."""
         if run.id in self.runs:
-            run.parts[part.name] = part, part.asks(run.calls_made)
+            run.parts[part.name] = part.asks(run.calls_made)
             run.has_user_code |= runs_user_code(part.graph)
             run.store.put(part.stored, part.value)
-            self.post(PartBegun(self.now(), run.id, part.name, part.graph, part.stored, part.depth))
+            place = part.depth, part.gang, part.members
+            self.post(PartBegun(self.now(), run.id, part.name, part.graph, part.stored, *place))
 
     def end_part(self, run: QueryRun, name: str) -> None:
         """It has the part's value: nobody will ask for what was made for it."""

@@ -29,6 +29,7 @@ def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
     for key in [key for key in run.errors if InstancePath(key).inside(name) is not None]:
         del run.errors[key]
     over = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
+    engines.ahead.withdraw(run, name)
     for key in over:
         engines.part_over(run, run.primitives[key])
     works = {id(work): work for key in over for work in run.primitives[key].works}

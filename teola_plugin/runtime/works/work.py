@@ -72,6 +72,7 @@ class Work:
     rounds: frozenset[str] = _NOBODY
     """The rounds of graphs that have ever claimed it."""
     queued_depth: int = 0
+    queued_gang: str = ""
     """As its engine was told."""
     taken: int = 0
     """Which call of the plain object claimed it last, counted from 1."""
