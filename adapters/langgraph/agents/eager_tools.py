@@ -13,7 +13,14 @@ from teola_plugin.adapters.langgraph.agents import approvals
 from teola_plugin.adapters.langgraph.agents.arguments import takes_its_place
 from teola_plugin.adapters.langgraph.agents.early_calls import Found, aclaiming, claiming
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner, ToolWork, work_of
-from teola_plugin.shims.langchain_agents import ToolNodeParts, retriever_of, tool_node_parts, tool_node_with
+from teola_plugin.shims.langchain_agents import (
+    ToolNodeParts,
+    agent_model,
+    react_model,
+    retriever_of,
+    tool_node_parts,
+    tool_node_with,
+)
 from teola_plugin.tracer.langgraph.shape import shape_of
 
 Names = frozenset[str]
@@ -69,6 +76,8 @@ def eager_tools_of(graph: Any, planner: Planner) -> EagerTools | None:
     parts = {name: found for name, node in shape.nodes.items() if (found := tool_node_parts(node.bound))}
     nodes = frozenset(parts)
     models = approvals.models_before(shape, nodes)
+    known = agent_model(graph) or react_model(graph)
+    models = models if known is None else models & {known.node}  # hooks behind it are no models
     if not models or any(found.wrapped for found in parts.values()):
         return None
     made = EagerTools(_tools(parts.values(), planner), models, nodes)

@@ -27,6 +27,7 @@ from teola_plugin.adapters.langchain.own_models.leaf_calls import Outcome, aoutc
 from teola_plugin.adapters.langgraph.agents.arguments import Given
 from teola_plugin.adapters.snapshots import exactly, snapshot
 from teola_plugin.runtime.context import current_place
+from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_agents import graph_keys
 
@@ -110,6 +111,26 @@ def _is_streamed(config: RunnableConfig) -> bool:
     return shims.streams(callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ()))
 
 
+@dataclass(frozen=True, slots=True)
+class ToolSpan:
+    """An early call of a tool, in the trace of its query. Its times are its own; what became of it is known later."""
+
+    run: QueryRun
+    name: str
+
+    def queued(self) -> None:
+        self.run.runtime.record(lambda into, at: into.queued(self.run.id, self.name, at, kind="TOOL"))
+
+    def started(self) -> None:
+        self.run.runtime.record(lambda into, at: into.started(self.run.id, self.name, at))
+
+    def ended(self, outcome: str) -> None:
+        self.run.runtime.record(lambda into, at: into.done(self.run.id, self.name, at, outcome=outcome))
+
+    def settled(self, outcome: str) -> None:
+        self.run.runtime.record(lambda into, _: into.settle(self.run.id, self.name, outcome))
+
+
 claimable: ContextVar[EarlyCall | None] = ContextVar("teola_early_tool", default=None)
 """What was begun early for the tool call that is running here."""
 
@@ -126,6 +147,8 @@ class EarlyCall:
     state: _State = _State.WAITING
     stopped: bool = False
     """It has to be called in its place."""
+    span: ToolSpan | None = None
+    """In the trace of its query."""
     log: replay.EventLog = field(default_factory=replay.EventLog)
     outcome: Future[Outcome | None] = field(default_factory=Future)
     """None where it has to be called in its place."""
@@ -178,17 +201,25 @@ class EarlyCall:
 
     def _take_up(self) -> bool:
         with self._lock:
-            if self.state is _State.WAITING:
+            begins = self.state is _State.WAITING
+            if begins:
                 self.state = _State.RUNNING
-                return True
-        self._resolve(None)
-        return False
+        if begins:
+            self._tell(lambda span: span.started())
+        else:
+            self._resolve(None)
+        return begins
 
     def _end(self, outcome: Outcome, given: Given) -> None:
         if not exactly(given, self.asked):  # what the plain call is made with has to change
             self.stopped = True
             self.found.misplaced.set()
         fits = not self.stopped and (outcome.error is None or isinstance(outcome.error, Exception))
+        with self._lock:
+            became = {_State.CLAIMED: "claimed", _State.RUNNING: "done"}.get(self.state, "wasted")
+            if not fits and self.state is _State.RUNNING:
+                self.state = _State.DROPPED
+            self._tell(lambda span: span.ended(became if fits else "wasted"))
         self._resolve(outcome if fits else None)
 
     def _resolve(self, outcome: Outcome | None) -> None:
@@ -201,8 +232,13 @@ class EarlyCall:
             if self.state is _State.CLAIMED:
                 return
             self.state = _State.DROPPED
+            self._tell(lambda span: span.settled("wasted"))
         self.stop()
         self._resolve(None)
+
+    def _tell(self, tell: Callable[[ToolSpan], None]) -> None:
+        if self.span is not None:
+            tell(self.span)
 
     # ------------------------------------------------------------ in its place
 
@@ -213,6 +249,7 @@ class EarlyCall:
                 return False
             begun, same = self.state is _State.RUNNING, exactly(given, self.asked)
             self.state = _State.CLAIMED if same else _State.DROPPED
+            self._tell(lambda span: span.settled("claimed" if begun and same else "wasted"))
         if not same:
             self.stop()
         return begun and same
