@@ -1,4 +1,4 @@
-"""Routes graphs of LangGraph: whatever a test compiles or constructs is the accelerated graph, and stays in its hands.
+"""Routes graphs of LangGraph: what a test compiles or constructs is an accelerated graph, and stays in its hands.
 
 `StateGraph.compile` and `Pregel(...)`, with which `@entrypoint` makes its graphs, give `accelerate(graph)`. So subgraphs
 are accelerated, too, and not only calls are tested: state, updates, copies, drawings.
