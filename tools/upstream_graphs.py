@@ -1,7 +1,7 @@
 """Routes graphs of LangGraph: what a test compiles or constructs is an accelerated graph, and stays in its hands.
 
-`StateGraph.compile` and `Pregel(...)`, with which `@entrypoint` makes its graphs, give `accelerate(graph)`. So subgraphs
-are accelerated, too, and not only calls are tested: state, updates, copies, drawings.
+`StateGraph.compile` and `Pregel(...)`, with which `@entrypoint` makes its graphs, give `accelerate(graph)`. So
+subgraphs are accelerated, too, and not only calls are tested: state, updates, copies, drawings.
 """
 
 from __future__ import annotations
