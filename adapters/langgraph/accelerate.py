@@ -10,6 +10,8 @@ from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.langchain.accelerate import the_pool_of
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
+from teola_plugin.adapters.langgraph.agents.agent_call import around, in_loop
+from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
 from teola_plugin.adapters.langgraph.ahead import Plans
 from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain
 from teola_plugin.adapters.langgraph.nodes import WatchedNode
@@ -51,8 +53,10 @@ def accelerate_graph(
     chosen, given = None if passes is None else resolve_passes(passes), pairs(bind)
     again = partial(accelerate_graph, pool=pool, bind=given, passes=chosen, speculate=speculate, app=app)
     found = pool or pool_of_nodes(graph)
-    plans = None if found is None else Plans(graph, found, chosen, speculate)
-    acceleration = Acceleration(graph, found, again, app or NO_APP, plans)
+    acceleration = Acceleration(graph, found, again, app or NO_APP)
+    if found is not None:
+        acceleration.plans = Plans(graph, found, chosen, speculate)
+        acceleration.eager = eager_tools_of(graph, passes=chosen, speculate=speculate)
     return accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given))
 
 
@@ -66,6 +70,8 @@ def _nodes(graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str
         if is_graph(runs):
             inner = runs if has_terms(runs) else acceleration.again(runs)
             changes = {"bound": inner, "subgraphs": [inner if one is runs else one for one in node.subgraphs]}
+        elif acceleration.eager is not None and name in acceleration.eager.nodes:
+            changes = {"bound": with_eager_tools(runs, acceleration.eager, around, in_loop)}
         made[name] = watched_node(node, partial(WatchedNode, acceleration, name), **changes)
     return made
 

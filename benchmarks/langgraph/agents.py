@@ -29,10 +29,10 @@ def search_reports(kit: Kit) -> Any:
     return create_retriever_tool(kit.retriever(), "search_reports", "Search the company's reports.")
 
 
-def react(kit: Kit) -> Any:
+def react(kit: Kit, *middleware: Any) -> Any:
     """Two collections, one after the other."""
     notes = create_retriever_tool(kit.retriever(kit.notes), "search_notes", "Search the notes of the staff.")
-    return create_agent(kit.llm, [search_reports(kit), notes], system_prompt=SYSTEM)
+    return create_agent(kit.llm, [search_reports(kit), notes], system_prompt=SYSTEM, middleware=middleware)
 
 
 def react_parallel(kit: Kit) -> Any:

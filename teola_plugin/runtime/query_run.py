@@ -11,19 +11,20 @@ from typing import Any, Protocol
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.part import AskingPart, Part
 from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.runtime.works.identities import OWN_GRAPH, EarlyGraph
 from teola_plugin.runtime.works.work import Work
 
 
 class Runtime(Protocol):
     """What a query's handle needs of the runtime that the query lives in. To be called from any thread."""
 
-    def begin_part(
-        self, run: QueryRun, name: str, graph: Graph, calls: Mapping[str, Callable[..., Any]], value: Any
-    ) -> None: ...
+    def begin_part(self, run: QueryRun, part: Part) -> None: ...
 
     def end_part(self, run: QueryRun, name: str) -> None: ...
 
@@ -107,8 +108,8 @@ class QueryRun:
     """Primitives that were sent along with the one before them, and the names of their requests."""
     growing: list[GrowingPrompt] = field(default_factory=list)
     """Its prompts that may be prefilled as they grow."""
-    parts: dict[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
-    """Callables of the parts that began later, by the name that leads the ids of their primitives."""
+    parts: dict[str, AskingPart] = field(default_factory=dict)
+    """Those that began later, by the name that leads the ids of their primitives."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -127,13 +128,37 @@ class QueryRun:
 
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
         """The callables that the primitive's names are of."""
-        return self.parts.get(InstancePath(primitive).outermost, self.calls)
+        found = self.parts.get(InstancePath(primitive).outermost)
+        return self.calls if found is None else found.part.calls
 
-    def part(self, graph: Graph, calls: Mapping[str, Callable[..., Any]], value: Any) -> PartRun:
-        """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query."""
+    def graph_of(self, primitive: str) -> EarlyGraph:
+        """The graph of the query that the primitive is of."""
+        found = self.parts.get(InstancePath(primitive).outermost)
+        return OWN_GRAPH if found is None else found.graph_of(primitive)
+
+    def part(
+        self,
+        graph: Graph,
+        calls: Mapping[str, Callable[..., Any]],
+        value: Any,
+        *,
+        depth: int | None = None,
+        gang: str | None = None,
+        members: str = "",
+        lookahead: bool = False,
+    ) -> PartRun:
+        """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query.
+
+        `depth` is how far its end is from the end of the query, in primitives; `gang` is what it is done with, if
+        others run beside it. Not given, both are those of the code that calls (`current_place`). `members` leads the
+        names of those components that are in the gang, where others come behind them. `lookahead`: it runs ahead of
+        code that later parts may be begun for, too; they adopt what it has asked for, but for what their own gang has.
+        Begin the later one before closing the earlier one, so that what is under way goes on.
+        """
         self.claims = True
-        name = f"part{next(self._numbers)}"
-        self.runtime.begin_part(self, name, graph, calls, value)
+        place, name = current_place.get(), f"part{next(self._numbers)}"
+        depth, gang = place.depth if depth is None else depth, place.gang if gang is None else gang
+        self.runtime.begin_part(self, Part(name, graph, calls, value, depth, gang, members, lookahead))
         return PartRun(self, name)
 
     def over(self) -> None:
@@ -184,7 +209,8 @@ class PartRun:
         self.whole.observe(InstancePath(self.name).child(primitive), value)
 
     def close(self) -> None:
-        """The plain object has the part's value, or gave it up: what nobody claimed is dropped."""
+        """The plain object has the part's value, or gave it up: what nobody claimed, nor another part adopted, is
+        dropped."""
         self.whole.runtime.end_part(self.whole, self.name)
 
     cancel = close

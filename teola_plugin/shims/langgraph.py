@@ -53,6 +53,18 @@ def sent(config: Mapping[str, Any]) -> bool:
     return bool(path[0] == "__pregel_push")
 
 
+def branch_of(config: Mapping[str, Any]) -> str:
+    """The fan-out that a task was sent by (`Send`), the same for all of its branches; empty for any other task.
+
+    Private: as in `sent`, and the namespace of the checkpoint, in the config's metadata.
+    """
+    if not sent(config):
+        return ""
+    known = config["metadata"]
+    outer = str(known.get("langgraph_checkpoint_ns", "")).rpartition("|")[0]
+    return f"{outer}/{known.get('langgraph_step')}/{known.get('langgraph_node')}"
+
+
 class Functions(NamedTuple):
     """What a node or a conditional edge was made of."""
 

@@ -6,11 +6,11 @@ scheduler's; here they meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled
-from teola_plugin.graph import Primitive, PrimitiveKind
+from teola_plugin.graph import Primitive, PrimitiveKind, Terms
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
@@ -22,11 +22,21 @@ from teola_plugin.runtime.driver.stream_news import tell
 from teola_plugin.runtime.failures import located
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
-from teola_plugin.runtime.works.identities import Fingerprint, Identity, Party, Rule, fingerprint, identity, rule_of
+from teola_plugin.runtime.works.identities import (
+    OWN_GRAPH,
+    EarlyGraph,
+    Fingerprint,
+    Identity,
+    Party,
+    Rule,
+    fingerprint,
+    identity,
+    rule_of,
+)
 from teola_plugin.runtime.works.table import WorkTable
-from teola_plugin.runtime.works.work import Work, request_id
+from teola_plugin.runtime.works.work import Work, placed, request_id
 from teola_plugin.runtime.works.writes import Writes
-from teola_plugin.scheduling.engine_events import Enqueue
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.graph_events import Dispatch, Started
 from teola_plugin.scheduling.live_primitive import LivePrimitive
 
@@ -85,20 +95,24 @@ class EngineWork:
         self._catch_up(run, live, fresh)
         if fresh:
             self._send(run, live, fresh)
+        else:
+            self.ahead.unneeded(run, p, len(live.works))
 
     def _joined(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> list[Work]:
         """Works for a primitive of the graph; those that have yet to be sent."""
         p, fresh = live.primitive, []
         port, name = self._driver.ports[p.engine], run.sent_ahead.get(p.id)
+        graph, terms = run.graph_of(p.id), placed(run.query.terms, live.depth, "")
+        lookahead = graph.lookahead or p.attributes.lookahead is not None
         for number, payload in enumerate(payloads):
             known = self.identity_of(port, run.query.tenant, payload)
             request = follower_request(name, number) if name else ""
-            work = self.join(run, Party.EARLY, port, p.kind, payload, known, p.id, request)
-            work.lookahead = not work.made and p.attributes.lookahead is not None
+            work = self.join(run, Party.EARLY, port, p.kind, payload, known, terms, p.id, request, graph)
+            work.adopt(graph, lookahead=lookahead)
             live.wait_for(work)
             run.waiters.setdefault(work.request.id, []).append(p.id)
             if not work.made and not (run.ahead and work.rule is Rule.WRITE):
-                work.made = True
+                work.made, work.queued_depth = True, live.depth
                 fresh.append(work)
         return fresh
 
@@ -110,10 +124,13 @@ class EngineWork:
         kind: PrimitiveKind,
         payload: Any,
         known: Identity | None,
+        terms: Terms,
         primitive: str,
         request: str = "",
+        graph: EarlyGraph = OWN_GRAPH,
     ) -> Work:
-        """The work of a party of a live query; one that is not `made` has to be sent. `request`: its id, if any."""
+        """The work of a party of a live query; one that is not `made` has to be sent. `request`: its id, if any;
+        `graph`: the one that asks, if it is early."""
 
         def make() -> Work:
             made = Request(
@@ -137,8 +154,31 @@ class EngineWork:
                 writes_seen=self.writes.version(port.name, payload),
             )
 
-        rule, terms = rule_of(payload), run.query.terms
-        return self.works.join(run.id, known, party, terms, rule, make)
+        rule = rule_of(payload)
+        work = self.works.join(run.id, known, party, terms, rule, make, graph)
+        if work.made:
+            self._found(run, port, work)
+        return work
+
+    def _found(self, run: QueryRun, port: Port, work: Work) -> None:
+        """Somebody else had asked for it: who comes now may be further from the end of the query."""
+        if work.by is Party.EARLY and not work.held_by:
+            self._driver.trace.used(run, work.primitive)
+        if work.terms.depth > work.queued_depth and not (work.began or work.ended):
+            work.queued_depth = work.terms.depth
+            port.depths(DepthChanged(self._driver.now(), run.id, {work.primitive: work.queued_depth}))
+
+    def deeper(self, run: QueryRun, depths: Mapping[str, int]) -> dict[str, int]:
+        """Depths of dispatched primitives have changed: what engines have to be told, who know works by the primitive
+        that asked first, and go by the deepest that waits."""
+        told = dict(depths)
+        for name, depth in depths.items():
+            live = run.primitives.get(name)
+            for work in live.works if live is not None else ():
+                work.terms = placed(work.terms, max(depth, work.terms.depth), work.terms.gang)
+                work.queued_depth = work.terms.depth
+                told[work.primitive] = max(work.queued_depth, told.get(work.primitive, 0))
+        return told
 
     def identity_of(self, port: Port, tenant: str, payload: Any) -> Identity | None:
         """May be asked from any thread."""
@@ -149,6 +189,8 @@ class EngineWork:
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
         p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)
+        for work in fresh:
+            work.queued_gang = event.gang
         port, query = self._driver.ports[p.engine], self._driver.query(run)
         if query is not None:
             self.ahead.leave(query, p, fresh)
@@ -172,20 +214,20 @@ class EngineWork:
         return None if query is None else query.get(name)
 
     def _catch_up(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
-        """Works that the plain object had started before may be under way or done already."""
+        """Works that the plain object or another graph had started before may be under way or done already."""
         if 0 < len(fresh) == len(live.works):
             return
         new = set(map(id, fresh))
         claimed = [work for work in live.works if work.made and id(work) not in new]
-        running = [work for work in claimed if not work.ended]
-        for work in running:
+        for work in claimed:
             work.passed_on |= bool(work.pieces) and live.reads_items
             for piece in list(work.pieces):
                 self._piece_of(run, live, piece)
+        running = [work for work in claimed if not work.ended]
         known = gang_changed(self._driver.now(), run, self._live(run, live.primitive.id), running)
         if known is not None:
             self._driver.ports[live.primitive.engine].depths(known)
-        if claimed:
+        if any(work.began or work.ended for work in claimed):
             self._began(run, live)
         if live.left == 0:
             self._all_ended(run, live)
@@ -194,16 +236,39 @@ class EngineWork:
         """The graph does not want a primitive any more."""
         run.preparing.discard(name)
         live = run.primitives.get(name)
-        for work in live.works if live is not None else ():
-            waiters = run.waiters.get(work.request.id)
-            if waiters is not None and name in waiters:
-                waiters.remove(name)
+        works = self._left(run, live) if live is not None else []
+        if not works or not all(work.wanted for work in works):
+            self._driver.trace.done(run, name, "cancelled")
+        elif name not in (work.primitive for work in works):
+            self._driver.trace.done(run, name)  # others go on with it
+
+    def _left(self, run: QueryRun, live: LivePrimitiveRun) -> list[Work]:
+        """A primitive waits no more for the works that it waited for. Returns those."""
+        name = live.primitive.id
+        works = [work for work in live.works if name in run.waiters.get(work.request.id, ())]
+        for work in works:
+            run.waiters[work.request.id].remove(name)
             self.give_up(work, Party.EARLY)
-        self._driver.trace.done(run, name, "cancelled")
+        return works
+
+    def part_over(self, run: QueryRun, live: LivePrimitiveRun) -> None:
+        """Of a primitive of a part that is over: a prefilling may be done whose decodings were cancelled just now."""
+        works = self._left(run, live)
+        if works and live.group is not None and all(work.wanted for work in works):
+            for member in live.group.members:
+                self._driver.trace.used(run, member.id)
 
     def settled(self, run: QueryRun, work: Work) -> None:
         """It is known now what came of work that the plain object did not claim."""
         self._driver.trace.settled(run, work)
+
+    def let_go(self, run: QueryRun, works: Iterable[Work]) -> None:
+        """Parts that had them are over: what has ended is forgotten, the rest will be when it ends."""
+        for work in works:
+            live = run.primitives.get(work.primitive)
+            if live is not None and all(one.ended and not one.held_by for one in live.works):
+                del run.primitives[work.primitive]
+        self.works.discard(run.id, works)
 
     def give_up(self, work: Work, party: Party) -> None:
         """A party does not want it any more: it is stopped with the last that does."""
@@ -214,6 +279,7 @@ class EngineWork:
     # ------------------------------------------------------------ what ports report
 
     def request_started(self, work: Work, instance: str, batch: int) -> None:
+        work.began = True
         run = self._driver.runs.get(work.request.query)
         if run is None:
             return
@@ -256,7 +322,7 @@ class EngineWork:
         self.works.ended(work, value, named)
         if run is None:
             return
-        if work.primitive not in run.primitives:
+        if work.primitive not in run.primitives or not (work.primitive in names or work.cancelled):
             self._driver.trace.ended(run, work.primitive, [value], failed=named is not None)
         for name in names:
             live = run.primitives.get(name)
@@ -267,6 +333,8 @@ class EngineWork:
                 self._driver.fail(run, name, named)
             elif live.left == 0:
                 self._all_ended(run, live)
+        if work.by is Party.EARLY and not work.held_by:
+            self.let_go(run, [work])
 
     def _all_ended(self, run: QueryRun, live: LivePrimitiveRun) -> None:
         p, results = live.primitive, live.results

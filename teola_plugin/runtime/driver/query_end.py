@@ -25,13 +25,19 @@ def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: En
 
 
 def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
-    """A part has its value: what was made for it, and has ended, is let go."""
+    """A part is over: what was made for it, no other part has, and has ended, is let go."""
+    for key in [key for key in run.errors if InstancePath(key).inside(name) is not None]:
+        del run.errors[key]
     over = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
-    works = [work for key in over for work in run.primitives[key].works]
-    for work in works:
+    engines.ahead.withdraw(run, name)
+    for key in over:
+        engines.part_over(run, run.primitives[key])
+    works = {id(work): work for key in over for work in run.primitives[key].works}
+    left = [work for work in works.values() if work.left_by(name)]
+    for work in left:
         if not work.plain:
             engines.settled(run, work)
-    for key in over:
-        if run.primitives[key].left == 0:
+    for key in over:  # what was adopted is run, and traced, as the primitive that asked first
+        if all(work.primitive != key for work in run.primitives[key].works):
             del run.primitives[key]
-    engines.works.discard(run.id, works)
+    engines.let_go(run, left)

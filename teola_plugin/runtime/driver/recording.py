@@ -76,6 +76,10 @@ class RunTrace:
         """What came of work that nobody claimed: other primitives, or the plain object, may have gone on from it."""
         self.recorder.settle(run.id, work.primitive, _fate(run, work))
 
+    def used(self, run: QueryRun, name: str) -> None:
+        """A part is over, and what was made for it is of use to others."""
+        self.recorder.settle(run.id, name, "done")
+
 
 def _fate(run: QueryRun, work: Work) -> str:
     live = run.primitives.get(work.primitive)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teola_plugin.adapters.langchain.tool_calls import Call, CallReader, read
+from teola_plugin.adapters.tool_calls import Call, CallReader, read
 
 NAMES = ("add", "find")
 
@@ -38,7 +38,7 @@ CALLS = st.builds(
     ARGS,
     st.sampled_from([None, 2]),
 )
-PROSE = st.text("ab {}[]\"<>,\n", max_size=8).filter(lambda text: not text.strip().startswith(("{", "[")))
+PROSE = st.text('ab {}[]"<>,\n', max_size=8).filter(lambda text: not text.strip().startswith(("{", "[")))
 SPACE = st.text(" \n", max_size=2)
 
 

@@ -1,0 +1,273 @@
+"""Calls in a function's source: of Runnables, of the framework, of what is pure, of the user's own functions."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+from teola_plugin.graph import Ref
+from teola_plugin.tracer.functions import texts
+from teola_plugin.tracer.functions.building import built, is_runnable, of_framework
+from teola_plugin.tracer.functions.composing import composed, read_attribute, read_key, series, spread
+from teola_plugin.tracer.functions.loops import mapped
+from teola_plugin.tracer.functions.machine import Walker
+from teola_plugin.tracer.functions.pure import proven
+from teola_plugin.tracer.functions.values import (
+    RUNS,
+    UNKNOWN_VALUE,
+    Coming,
+    Computed,
+    Fields,
+    Known,
+    Series,
+    Spread,
+    Symbol,
+    Unknown,
+    is_constant,
+    known_object,
+    words,
+)
+from teola_plugin.tracer.purity.calls import CALLABLES, METHODS
+from teola_plugin.tracer.symbols import NotUnderstood
+
+_HARMLESS = words(
+    "base64 builtins collections copy datetime hashlib html itertools json logging math operator pprint random re",
+    "statistics string textwrap time uuid",
+)
+"""Modules of the standard library whose functions write nothing that an engine reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a call is given."""
+
+    given: tuple[Symbol | Spread, ...]
+    named: Mapping[str, Symbol]
+    whole: bool = True
+    """False where there may be others."""
+
+    @property
+    def alone(self) -> Symbol | None:
+        """The only one."""
+        one = self.given[0] if len(self.given) == 1 and not self.named and self.whole else None
+        return None if isinstance(one, Spread) else one
+
+    def all(self) -> list[Symbol]:
+        return [one.of if isinstance(one, Spread) else one for one in (*self.given, *self.named.values())]
+
+
+def call(walk: Walker, node: ast.expr) -> Symbol:
+    """What a call gives."""
+    assert isinstance(node, ast.Call)
+    if isinstance(node.func, ast.Attribute):
+        owner = walk.evaluate(node.func.value)
+        if not isinstance(owner, (Known, Unknown)) or (isinstance(owner, Known) and is_constant(owner.value)):
+            return _method(walk, node, node.func, owner)
+        what = read_attribute(walk, owner, node.func.attr)
+    else:
+        what = walk.evaluate(node.func)
+    arguments = _arguments(walk, node)
+    if isinstance(what, Known):
+        return _called(walk, node, what, arguments)
+    walk.user_code()
+    return UNKNOWN_VALUE
+
+
+def _arguments(walk: Walker, node: ast.Call) -> Arguments:
+    given: list[Symbol | Spread] = []
+    for one in node.args:
+        given += spread(walk.evaluate(one.value)) if isinstance(one, ast.Starred) else [walk.evaluate(one)]
+    named: dict[str, Symbol] = {}
+    whole = True
+    for keyword in node.keywords:
+        value = walk.evaluate(keyword.value)
+        if keyword.arg is not None:
+            named[keyword.arg] = value
+            continue
+        known, found = known_object(value)
+        if isinstance(value, Fields) and value.base is None:
+            named |= value.items
+        elif known and type(found) is dict:
+            named |= {key: Known(one) for key, one in found.items()}
+        else:
+            whole = False
+    return Arguments(tuple(given), named, whole)
+
+
+def _called(walk: Walker, node: ast.Call, what: Known, arguments: Arguments) -> Symbol:
+    func = what.value
+    if type(func) is MethodType and is_runnable(func.__self__) and func.__name__ in RUNS:
+        return _run(walk, func.__self__, func.__name__, arguments)
+    if any(func is one for one in CALLABLES):
+        return _pure(walk, what, arguments)
+    if (made := _of_asyncio(walk, node, func, arguments)) is not None:
+        return made
+    if arguments.whole and (made := built(func, arguments.given, arguments.named)) is not None:
+        return made
+    if _is_harmless(func):
+        return UNKNOWN_VALUE
+    return _users_own(walk, what, arguments)
+
+
+def may_write(walk: Walker, nodes: Sequence[ast.AST]) -> bool:
+    """Whether code that was not looked into may write what an engine reads."""
+    calls = (one for node in nodes for one in ast.walk(node) if isinstance(one, (ast.Call, ast.Await)))
+    return not all(isinstance(one, ast.Call) and _only_reads(walk, one.func) for one in calls)
+
+
+def _only_reads(walk: Walker, func: ast.expr) -> bool:
+    if isinstance(func, ast.Attribute) and func.attr in (*METHODS, *CHANGES):
+        return True
+    inner = func
+    while isinstance(inner, ast.Attribute):
+        inner = inner.value
+    what = walk.evaluate(func) if isinstance(inner, ast.Name) else UNKNOWN_VALUE
+    return isinstance(what, Known) and (_is_harmless(what.value) or any(what.value is one for one in CALLABLES))
+
+
+CHANGES = words("add append clear extend insert pop popitem remove reverse setdefault sort update")
+"""Methods that change a list, a dictionary or a set."""
+
+
+def _is_harmless(func: Any) -> bool:
+    if type(func) is MethodType:
+        func = func.__func__ if isinstance(func.__self__, logging.Logger) else None
+    if type(func) not in (FunctionType, BuiltinFunctionType):
+        return False
+    of = getattr(func, "__self__", None)
+    module = func.__module__ or (of.__module__ if isinstance(of, type) else "")
+    return module in _HARMLESS
+
+
+# ------------------------------------------------------------ Runnables
+
+
+def _run(walk: Walker, node: Any, how: str, arguments: Arguments) -> Symbol:
+    """`node.invoke(input, config, **bound)` and the like."""
+    named = dict(arguments.named)
+    first = arguments.given[0] if arguments.given else named.pop("input", named.pop("inputs", None))
+    named.pop("config", None)
+    named.pop("return_exceptions", None)
+    bound = {key: known_object(one) for key, one in named.items()}
+    if first is None or isinstance(first, Spread) or not arguments.whole or not all(k for k, _ in bound.values()):
+        walk.user_code()
+        return UNKNOWN_VALUE
+    kwargs = {key: value for key, (_, value) in bound.items()}
+    if how in ("batch", "abatch"):
+        made = mapped(walk, first, lambda each, item: each.run(node, item, kwargs), beside=False)
+    else:
+        made = walk.run(node, first, kwargs)
+    if how in ("stream", "astream"):
+        return UNKNOWN_VALUE
+    return Coming(made) if how.startswith("a") else made
+
+
+def _of_asyncio(walk: Walker, node: ast.Call, func: Any, arguments: Arguments) -> Symbol | None:
+    if func is asyncio.gather:
+        arguments = Arguments(arguments.given, {}, arguments.whole)
+        if any(isinstance(one, Unknown) for one in arguments.given):
+            walk.user_code()
+        return Coming(series([_awaited(one) for one in arguments.given]))
+    first = arguments.given[0] if arguments.given else None
+    if func in (asyncio.create_task, asyncio.ensure_future, asyncio.wait_for):
+        return first if isinstance(first, Coming) else UNKNOWN_VALUE
+    if func is asyncio.to_thread and isinstance(first, Known):
+        rest = Arguments(arguments.given[1:], arguments.named, arguments.whole)
+        return Coming(_called(walk, node, first, rest))
+    return Coming(Known(None)) if func is asyncio.sleep else None
+
+
+def _awaited(item: Symbol | Spread) -> Symbol | Spread:
+    if isinstance(item, Spread):
+        return Spread(item.of.value if isinstance(item.of, Coming) else item.of)
+    return item.value if isinstance(item, Coming) else UNKNOWN_VALUE
+
+
+# ------------------------------------------------------------ pure functions, methods of values
+
+
+def _pure(walk: Walker, what: Symbol, arguments: Arguments) -> Symbol:
+    """A call of a pure function, to be computed when it is needed."""
+    if not arguments.whole or any(isinstance(one, Spread) for one in arguments.given):
+        return UNKNOWN_VALUE
+    given = [one for one in arguments.given if not isinstance(one, Spread)]
+    shape = ast.Call(ast.Constant(0), [], [ast.keyword(name, ast.Constant(0)) for name in arguments.named])
+    made = composed(walk, shape, {"func": what, "args": given})
+    if not isinstance(made, Computed):
+        return made
+    assert isinstance(made.code, ast.Call)
+    refs, objects = dict(made.refs), dict(made.objects)
+    keywords = []
+    for name, one in arguments.named.items():
+        code = walk.code(one)
+        if code is None:
+            return UNKNOWN_VALUE
+        keywords.append(ast.keyword(name, code.code))
+        refs |= code.refs
+        objects |= code.objects
+    return Computed(ast.Call(made.code.func, made.code.args, keywords), refs, objects)
+
+
+def _method(walk: Walker, node: ast.Call, func: ast.Attribute, owner: Symbol) -> Symbol:
+    """A method of a text, a list, a dictionary, or of something that is made at run time."""
+    arguments = _arguments(walk, node)
+    name = func.attr
+    given = [one for one in arguments.given if not isinstance(one, Spread)]
+    if (
+        made := texts.method(owner, name, given if len(given) == len(arguments.given) else [], arguments.named)
+    ) is not None:
+        return made
+    if name in ("append", "extend") and len(given) == 1 and isinstance(func.value, ast.Name):
+        _extended(walk, func.value.id, owner, [*given] if name == "append" else spread(given[0]))
+        return Known(None)
+    if name == "get" and given and isinstance(owner, Fields):
+        found = read_key(walk, owner, given[0])
+        return _default(given) if found is None or (isinstance(found, Unknown) and owner.base is None) else found
+    if name in METHODS:
+        code = walk.code(owner)
+        if code is not None:
+            attributed = Computed(ast.Attribute(code.code, name, ast.Load()), code.refs, code.objects)
+            return _pure(walk, attributed, arguments)
+        return UNKNOWN_VALUE
+    if isinstance(func.value, ast.Name):
+        walk.frame.names[func.value.id] = UNKNOWN_VALUE  # it may have been changed
+    walk.user_code()
+    return UNKNOWN_VALUE
+
+
+def _default(given: Sequence[Symbol]) -> Symbol:
+    return given[1] if len(given) > 1 else Known(None)
+
+
+def _extended(walk: Walker, name: str, owner: Symbol, items: Sequence[Symbol | Spread]) -> None:
+    """A list grows; what is not known of it stays so."""
+    if isinstance(owner, (Series, Ref)) and not (isinstance(owner, Series) and owner.kind is tuple):
+        walk.frame.names[name] = Series((*spread(owner), *items))
+    else:
+        walk.frame.names[name] = UNKNOWN_VALUE
+
+
+# ------------------------------------------------------------ the user's own functions
+
+
+def _users_own(walk: Walker, what: Known, arguments: Arguments) -> Symbol:
+    func = what.value
+    if type(func) is FunctionType:
+        made = _pure(walk, what, arguments)
+        if isinstance(made, Computed):
+            try:
+                proven(made)
+                return made
+            except NotUnderstood:
+                pass
+    given = [one for one in arguments.given if not isinstance(one, Spread)]
+    fits = arguments.whole and len(given) == len(arguments.given) and not of_framework(func)
+    if fits and (returned := walk.call_function(func, given, arguments.named)) is not None:
+        return returned
+    walk.user_code()
+    return UNKNOWN_VALUE
