@@ -48,8 +48,7 @@ class NextPrompt:
     def continued_by(self, prompt: Prompt) -> bool:
         """Whether a prompt goes on from this answer."""
         said = self._call.prompt.messages
-        goes_on: bool = len(prompt.messages) > len(said) and prompt.messages[: len(said)] == said
-        return goes_on
+        return len(prompt.messages) > len(said) and bool(prompt.messages[: len(said)] == said)
 
     def close(self) -> None:
         """Nobody needs it any more."""
@@ -79,7 +78,7 @@ class NextPrompt:
         length = len(prompt.known())
         most = profile.max_request_size
         fits = most is None or PromptPart.literal(prompt.known()).tokens < most
-        return fits and (length - self._length) // 4 >= profile.min_split_tokens
+        return bool(fits and (length - self._length) // 4 >= profile.min_split_tokens)
 
     def _warm(self, prompt: Prompt) -> None:
         self._end()
