@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,7 +107,9 @@ class PlainCalls:
         loop = asyncio.get_running_loop()
         if loop.time() >= deadline:
             return False
-        timer = loop.call_at(deadline, self._ring, call, name)
+        timer = loop.call_at(
+            deadline, self._ring, call, name, context=Context()
+        )  # once cancelled, it stays for a while
         call.future.add_done_callback(lambda _: timer.cancel())
         return True
 
