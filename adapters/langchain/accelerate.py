@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.live.parts import with_parts
 from teola_plugin.adapters.langchain.model import AcceleratedModel, ModelCalls, as_model
 from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
+from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.errors import RegistrationError, TraceError, unknown_name
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
@@ -136,33 +137,3 @@ def untraced(runnable: Runnable[Any, Any], reason: str) -> Traced:
     """What is known of an object that could not be traced: it runs as it always did."""
     report = TraceReport((TraceNode("chain", type(runnable).__name__, "original", (), reason),))
     return Traced(WorkflowTemplate((), Ref(INPUT)), {}, lambda _: {}, {}, report)
-
-
-def the_pool_of(runnable: Any) -> EnginePool | None:
-    """The pool that the chain's pool-backed objects share; None without any. Raises `RegistrationError` for two."""
-    pools: dict[int, EnginePool] = {id(pool): pool for pool in _pools(runnable)}
-    if len(pools) > 1:
-        raise RegistrationError(
-            f"the chain uses {len(pools)} different engine pools.",
-            hint="say which one plans it: accelerate(..., pool=...)",
-        )
-    return next(iter(pools.values()), None)
-
-
-def _pools(root: Any) -> Iterator[EnginePool]:
-    """Pools of all objects below `root`, through fields and containers; user code is not looked into."""
-    todo, seen = [root], set[int]()
-    while todo:
-        node = todo.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        pool = getattr(node, "pool", None) if hasattr(type(node), "__teola_leaf__") else None
-        if isinstance(pool, EnginePool):
-            yield pool
-        if isinstance(node, Mapping):
-            todo += node.values()
-        elif isinstance(node, list | tuple):
-            todo += node
-        elif isinstance(node, Runnable):
-            todo += vars(node).values()

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from langchain_core.messages import AIMessage, BaseMessage
 
 from teola_plugin.adapters.calls import giving_up
-from teola_plugin.adapters.langchain.tool_calls import Call, CallReader
+from teola_plugin.adapters.tool_calls import Call, CallReader
 from teola_plugin.requests.payloads import Prompt
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.query_run import QueryRun

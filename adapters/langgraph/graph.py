@@ -76,10 +76,9 @@ class AcceleratedGraph:
     # ------------------------------------------------------------ one call
 
     def _call(self, started: StartedCall, kwargs: Mapping[str, Any]) -> GraphCall | None:
-        run = started.run.whole if started.run is not None else None
-        if run is None:
+        if started.run is None:
             return None
-        plans, tools = self._teola.plans, self._teola.tools
+        run, plans, tools = started.run.whole, self._teola.plans, self._teola.tools
         stops = tools is None or tools.paused(kwargs.get("interrupt_before"), kwargs.get("interrupt_after"))
         agent = None if tools is None or stops else AgentCall(tools, run)
         return GraphCall(self._teola, run, None if plans is None else Parts(plans, run), agent)

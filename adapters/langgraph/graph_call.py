@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, aclosing, closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
 from teola_plugin.adapters.langgraph.ahead import Parts
+from teola_plugin.runtime.context import placed
 from teola_plugin.runtime.query_run import QueryRun
 
 T = TypeVar("T")
@@ -28,9 +29,21 @@ class GraphCall:
     agent: AgentCall | None = None
     """What begins early of its tools."""
 
-    def in_node(self, name: str) -> AbstractContextManager[None]:
-        """A node's task runs in the body."""
-        return nullcontext() if self.agent is None else self.agent.in_node(name)
+    @contextmanager
+    def in_node(self, name: str, given: Any, config: Mapping[str, Any]) -> Iterator[None]:
+        """A task of a node runs in the body."""
+        with ExitStack() as around:
+            if self.parts is not None:
+                around.enter_context(placed(self.parts.node_began(name, given, config)))
+            if self.agent is not None:
+                around.enter_context(self.agent.in_node(name))
+            yield
+
+    def close(self) -> None:
+        """It is over: what nobody has claimed is given up."""
+        for one in (self.agent, self.parts):
+            if one is not None:
+                one.close()
 
 
 current_call: ContextVar[GraphCall | None] = ContextVar("teola_graph_call", default=None)
@@ -51,10 +64,7 @@ def _ending(call: GraphCall) -> Iterator[None]:
     try:
         yield
     finally:
-        if call.parts is not None:
-            call.parts.close()
-        if call.agent is not None:
-            call.agent.close()
+        call.close()
 
 
 def stepped(call: GraphCall, items: Iterator[T]) -> Iterator[T]:

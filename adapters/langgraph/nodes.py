@@ -10,7 +10,6 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.utils.aiter import aclosing
 
 from teola_plugin.adapters.langgraph.graph_call import current_call
-from teola_plugin.runtime.context import current_place, placed
 
 
 class WatchedNode(Runnable[Any, Any]):
@@ -25,8 +24,7 @@ class WatchedNode(Runnable[Any, Any]):
         if call is None or call.graph is not self._graph:
             yield
             return
-        began = None if call.parts is None else call.parts.node_began(self._name, input, config or {})
-        with placed(began or current_place.get()), call.in_node(self._name):
+        with call.in_node(self._name, input, config or {}):
             yield
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:

@@ -20,8 +20,9 @@ from teola_plugin.adapters.langchain.binding.models import fields_of, model_of
 from teola_plugin.adapters.langchain.current_query import ConfigScopedModel
 from teola_plugin.adapters.langchain.llm import BatchesByQuery
 from teola_plugin.adapters.langchain.structured import structured_output
-from teola_plugin.adapters.langchain.tools import OF_TOOLS, described
+from teola_plugin.adapters.langchain.tools import described
 from teola_plugin.adapters.own_class import ServedBy, subclass_of
+from teola_plugin.adapters.tool_text import ARGUMENTS
 from teola_plugin.errors import RegistrationError
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import Leaf
@@ -141,7 +142,7 @@ class _ChatModel(_Model):
 
     def bind_tools(self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any) -> Any:
         """As `ChatTeola.bind_tools`, whose words `tool_choice` has. What only a provider's API knows is left out."""
-        given = {name: value for name, value in kwargs.items() if name not in OF_TOOLS}
+        given = {name: value for name, value in kwargs.items() if name not in ARGUMENTS}
         return self.bind(**described(tools, tool_choice), **given)  # type: ignore[attr-defined]
 
     def with_structured_output(self, schema: Any, *, include_raw: bool = False, **kwargs: Any) -> Any:

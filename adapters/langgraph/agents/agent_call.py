@@ -18,13 +18,13 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from teola_plugin.adapters.langchain.listening import AgentListener, AnswerListener, ModelCall, current_agent
-from teola_plugin.adapters.langchain.tool_calls import Call
 from teola_plugin.adapters.langgraph.agents.arguments import given
 from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTool, EagerTools
 from teola_plugin.adapters.langgraph.agents.early_calls import EarlyCall, ToolSpan, claimable
 from teola_plugin.adapters.langgraph.agents.next_prompt import NextPrompt
 from teola_plugin.adapters.plain_data import own_copy
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
+from teola_plugin.adapters.tool_calls import Call
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 
 

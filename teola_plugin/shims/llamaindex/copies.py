@@ -109,7 +109,7 @@ def own_helper(helper: PromptHelper) -> PromptHelper:
     counter = made._token_counter
     counter = clone(counter, tokenizer=lru_cache(maxsize=REMEMBERED)(counter.tokenizer))
     counted = counter.aestimate_tokens_in_messages
-    vars(counter)["estimate_tokens_in_messages"] = lambda messages: _at_once(counted(messages))
+    vars(counter)["estimate_tokens_in_messages"] = lambda messages: at_once(counted(messages))
     made._token_counter = counter
 
     def splitter(*args: Any, **kwargs: Any) -> Any:
@@ -119,11 +119,14 @@ def own_helper(helper: PromptHelper) -> PromptHelper:
     return made
 
 
-def _at_once(made: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine gives that waits for nothing. LlamaIndex would start a thread with a loop of its own for it."""
+def at_once(made: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine gives that waits for nothing. LlamaIndex would start a thread with a loop of its own for it.
+
+    Raises `Unreadable` where it waits.
+    """
     try:
         made.send(None)
     except StopIteration as end:
         return end.value
     made.close()
-    raise Unreadable("counting tokens takes waiting")
+    raise Unreadable("it takes waiting")
