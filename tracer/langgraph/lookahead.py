@@ -19,7 +19,7 @@ from teola_plugin.tracer.functions.live import alive
 from teola_plugin.tracer.functions.values import known_object
 from teola_plugin.tracer.langgraph.arms import begun_before_chosen
 from teola_plugin.tracer.langgraph.node import NOTHING, Visited, unknown, visit
-from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, reachable
+from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, backwards
 
 STATE, ARGUMENT = "state", "argument"
 """Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
@@ -43,8 +43,8 @@ class _State:
 @dataclass(slots=True)
 class _Lookahead:
     shape: GraphShape
-    behind: Mapping[str, frozenset[str]]
-    """What may come behind each node: an arm that leads back goes round once more, on a guess about the last round."""
+    backwards: Mapping[str, frozenset[str]]
+    """Arms that go round once more are not guessed at: the round before has to show that it was not enough."""
     names: set[str] = field(default_factory=set)
 
     def template(self, start: NodeShape, pushed: bool) -> Traced:
@@ -100,7 +100,7 @@ class _Lookahead:
                 for name in chosen.goto:
                     self._certain(draft, chosen.span, branch.node(name), state, before)
                 return
-        arms = [name for name in branch.nodes if node.name not in self.behind.get(name, ())]
+        arms = [name for name in branch.nodes if name not in self.backwards[node.name]]
         self._arms(draft, arms, state, before)
 
     def _sent(self, draft: Draft, span: Span, sent: Sent, state: _State, before: tuple[str, ...]) -> None:
@@ -176,4 +176,4 @@ def _then(draft: Draft, first: Span, second: Span) -> None:
 
 def lookahead(shape: GraphShape, node: str, *, pushed: bool) -> Traced:
     """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`."""
-    return _Lookahead(shape, reachable(shape)).template(shape.nodes[node], pushed)
+    return _Lookahead(shape, backwards(shape)).template(shape.nodes[node], pushed)
