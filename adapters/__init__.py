@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.errors import TraceError
+from teola_plugin.errors import RegistrationError, TraceError
 
 if TYPE_CHECKING:
     from teola_plugin.passes import Pass
@@ -29,7 +29,8 @@ def accelerate(
     """The same object, sooner: an LCEL Runnable in, a Runnable out, with the same answers; LlamaIndex objects alike.
 
     Args:
-        obj: a LangChain Runnable (or what LCEL coerces to one inside a chain), or of LlamaIndex: a query engine, a
+        obj: a LangChain Runnable (or what LCEL coerces to one inside a chain), a compiled graph or agent of LangGraph,
+            or of LlamaIndex: a query engine, a
             retriever, a response synthesizer, a chat engine, an `IngestionPipeline` or a `VectorStoreIndex`.
         pool: the engines; by default the pool of the pool-backed objects found in `obj`.
         bind: your own models or embeddings, and the pool engine that serves each of them; a list of pairs where an
@@ -49,18 +50,14 @@ def accelerate(
     if os.environ.get(DISABLE, "") not in ("", "0"):
         return obj
     module = type(obj).__mro__
-    if any(cls.__module__.startswith("langgraph.pregel") for cls in module):
-        from teola_plugin.adapters.langgraph.accelerate import accelerate_graph, is_graph
-
-        if is_graph(obj):
-            return accelerate_graph(
-                obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow
-            )
+    fast = _graph(obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow)
+    if fast is not obj:
+        return fast
     if any(cls.__module__.startswith("langchain_core.") for cls in module):
         from teola_plugin.adapters.langchain.accelerate import accelerate_runnable
 
         return accelerate_runnable(
-            obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow
+            obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow, graphs=_graph
         )
     if any(cls.__module__.startswith(("llama_index.core.", "workflows.")) for cls in module):
         from teola_plugin.adapters.llamaindex.accelerate import accelerate_llamaindex
@@ -73,3 +70,29 @@ def accelerate(
         hint="pass a LangChain Runnable (a chain, a retriever, a model) or a LlamaIndex query engine; "
         "wrap a plain function in RunnableLambda",
     )
+
+
+def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
+    """See `EnginePool.bound`."""
+    homes = [cls.__module__.partition(".")[0] for cls in type(obj).__mro__]
+    if any(home.startswith("langchain") for home in homes):
+        from teola_plugin.adapters.langchain.binding.bind import bound_object
+
+        return bound_object(obj, engine, pool)
+    if any(home.startswith("llama_index") for home in homes):
+        from teola_plugin.adapters.llamaindex.binding.bind import bound as bound_in_llamaindex
+
+        return bound_in_llamaindex(obj, engine, pool)
+    raise RegistrationError(
+        f"a {type(obj).__module__}.{type(obj).__qualname__} cannot be bound to an engine.",
+        hint="bind a model, embeddings or a reranker of LangChain or LlamaIndex",
+    )
+
+
+def _graph(obj: Any, **terms: Any) -> Any:
+    """A compiled graph of LangGraph, accelerated; the very object for any other."""
+    if not any(cls.__module__.startswith("langgraph.pregel") for cls in type(obj).__mro__):
+        return obj
+    from teola_plugin.adapters.langgraph.accelerate import accelerate_graph, is_graph
+
+    return accelerate_graph(obj, **terms) if is_graph(obj) else obj

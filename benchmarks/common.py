@@ -56,12 +56,15 @@ def arguments(description: str, add: Callable[[argparse.ArgumentParser], object]
     return parser.parse_args()
 
 
-def pattern_options(parser: argparse.ArgumentParser, objects: str) -> None:
-    """What benchmarks of patterns have in common; `objects` is what is taken where nothing is said."""
+def pattern_options(parser: argparse.ArgumentParser, objects: str = "") -> None:
+    """What benchmarks of patterns have in common; `objects`, if there are any: what is taken where nothing is said."""
     parser.add_argument("--repeats", type=int, default=3, help="runs of each way")
     parser.add_argument("--scale", type=float, default=0.25, help="latencies, times this; 1 is an RTX 3090")
     parser.add_argument("--only", default="", help="only patterns whose name contains this")
-    parser.add_argument("--objects", default=objects, help="pool, own, or others of the benchmark; several with commas")
+    if objects:
+        parser.add_argument(
+            "--objects", default=objects, help="pool, own, or others of the benchmark; several with commas"
+        )
 
 
 def report(result: dict[str, Any], options: argparse.Namespace, title: str, rows: Sequence[dict[str, Any]]) -> None:

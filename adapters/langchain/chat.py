@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.globals import get_llm_cache
@@ -17,11 +17,11 @@ from pydantic import ConfigDict
 from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
+from teola_plugin.adapters.langchain.listening import Answer, ModelCall, listening
 from teola_plugin.adapters.langchain.messages import to_prompt
 from teola_plugin.adapters.langchain.structured import structured_output
 from teola_plugin.adapters.langchain.tools import Tool, Tools, described, taken
 from teola_plugin.adapters.sampling import EngineModel, list_shape
-from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Sampling
 from teola_plugin.runtime.handles import CallHandle
@@ -64,9 +64,9 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        rest, tools = taken(kwargs)
-        handle = self._call(messages, self.sampling(stop, rest), run_manager, tools=tools)
-        return self._result(handle.result(), tools)
+        asking = self._asking(stop, kwargs)
+        answer = self._ask(messages, asking, run_manager)
+        return self._result(answer, answer.result(), asking.tools)
 
     async def _agenerate(
         self,
@@ -75,8 +75,9 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        rest, tools = taken(kwargs)
-        return self._result(await self._call(messages, self.sampling(stop, rest), run_manager, tools=tools), tools)
+        asking = self._asking(stop, kwargs)
+        answer = self._ask(messages, asking, run_manager)
+        return self._result(answer, await answer, asking.tools)
 
     def _stream(
         self,
@@ -85,7 +86,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        handle = self._call(messages, self.sampling(stop, kwargs), run_manager, stream=True)
+        handle = self._call(messages, self.sampling(stop, kwargs), run_manager)
         streamed = ""
         with giving_up(handle):
             for piece in handle.pieces:
@@ -107,7 +108,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        handle = self._call(messages, self.sampling(stop, kwargs), run_manager, stream=True)
+        handle = self._call(messages, self.sampling(stop, kwargs), run_manager)
         streamed = ""
         with giving_up(handle):
             async for piece in handle.pieces:
@@ -122,37 +123,50 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _call(
-        self,
-        messages: Sequence[BaseMessage],
-        sampling: Sampling,
-        run_manager: Any,
-        *,
-        stream: bool = False,
-        tools: Tools | None = None,
-    ) -> CallHandle:
-        prompt = to_prompt(messages)
-        if tools is not None:
-            prompt = replace(prompt, tools=tools.shown)
-            sampling = replace(sampling, json_schema=tools.schema or sampling.json_schema)
-        request = Generate(prompt, sampling)
+    def _asking(self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]) -> _Asking:
+        """How a call with these arguments is decoded. Raises `RegistrationError`."""
+        rest, tools = taken(kwargs)
+        sampling = self.sampling(stop, rest)
+        if tools is not None and tools.schema:
+            sampling = replace(sampling, json_schema=tools.schema)
+        return _Asking(sampling, tools)
+
+    def _call(self, messages: Sequence[BaseMessage], sampling: Sampling, run_manager: Any) -> CallHandle:
+        """A call whose answer is read while it is written."""
+        request = Generate(to_prompt(messages), sampling)
         run, terms = call_context(self.pool, run_manager)
-        made: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=stream, run=run, terms=terms)
+        made: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=True, run=run, terms=terms)
         return made
 
-    def _result(self, values: Sequence[Generation], tools: Tools | None = None) -> ChatResult:
-        made = replies.to_chat_generation(values[0], self.model_name)
-        if tools is not None:
-            made = ChatGeneration(message=tools.message(made.message), generation_info=made.generation_info)  # type: ignore[arg-type]
-        return ChatResult(generations=[made])
+    def _ask(self, messages: Sequence[BaseMessage], asking: _Asking, run_manager: Any) -> Answer:
+        """A call whose answer comes whole; an agent hears of the calls of tools in it."""
+        request = asking.payload(messages)
+        run, terms = call_context(self.pool, run_manager)
+        hearing = None
+        if run is not None and asking.tools is not None:
+            hearing = listening(ModelCall(self.pool, self.engine, run, request.prompt, asking.tools.names, to_prompt))
+        handle = self.pool.call(
+            _PREFILLING, self.engine, [request], stream=hearing is not None, tentative=True, run=run, terms=terms
+        )
+        return Answer(handle, hearing)
+
+    def _result(self, answer: Answer, values: Sequence[Generation], tools: Tools | None) -> ChatResult:
+        message = self._message(values[0], tools)
+        answer.is_whole(message)
+        info = {"finish_reason": values[0].finish_reason}
+        return ChatResult(generations=[ChatGeneration(message=message, generation_info=info)])
+
+    def _message(self, generation: Generation, tools: Tools | None) -> AIMessage:
+        plain = replies.to_message(generation, self.model_name)
+        return plain if tools is None else tools.message(plain)
 
     def bind_tools(
         self, tools: Sequence[Tool], *, tool_choice: str | bool | dict[str, Any] | None = None, **kwargs: Any
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Tools that the model may call, or must (`tool_choice`: a name, `any`); see `tools`.
 
-        They are told to the model by its chat template: one that knows of no tools says nothing of them. A call with
-        tools is made in its place, never early, and its answer comes whole, also as a stream.
+        They are told to the model by its chat template: one that knows of no tools says nothing of them. The answer to
+        a call with tools comes whole, also as a stream.
         """
         return self.bind(**described(tools, tool_choice), **kwargs)  # type: ignore[return-value]
 
@@ -172,14 +186,14 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         if cached or self.rate_limiter is not None:
             return None
         try:
-            sampling = self.sampling(None, kwargs)
-        except RegistrationError:
+            asking = self._asking(None, kwargs)
+        except Exception:  # what the call itself refuses, in its place
             return None
-        items, expected = list_shape(sampling.json_schema)
+        items, expected = list_shape(asking.sampling.json_schema)
         return GenerationLeaf(
             engine=self.engine,
-            payload=lambda value: Generate(to_prompt(prompt_value(self, value).to_messages()), sampling),
-            message=on_loop(lambda generation: replies.to_message(generation, self.model_name)),
+            payload=lambda value: asking.payload(prompt_value(self, value).to_messages()),
+            message=on_loop(lambda generation: self._message(generation, asking.tools)),
             items=items,
             expected=expected,
             simple=True,
@@ -191,3 +205,15 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return LangSmithParams(**{**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "teola"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What a call is made with, beside its messages: the same for one made early, so that they are one request."""
+
+    sampling: Sampling
+    tools: Tools | None
+
+    def payload(self, messages: Sequence[BaseMessage]) -> Generate:
+        prompt = to_prompt(messages)
+        return Generate(prompt if self.tools is None else replace(prompt, tools=self.tools.shown), self.sampling)

@@ -6,7 +6,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk
+from langchain_core.outputs import ChatGenerationChunk
 
 from teola_plugin.requests.payloads import Generation
 
@@ -33,11 +33,6 @@ def to_message(generation: Generation, model_name: str) -> AIMessage:
         response_metadata=info(generation, model_name),
         usage_metadata=usage(generation),
     )
-
-
-def to_chat_generation(generation: Generation, model_name: str) -> ChatGeneration:
-    reason = {"finish_reason": generation.finish_reason}
-    return ChatGeneration(message=to_message(generation, model_name), generation_info=reason)
 
 
 def text_chunk(text: str) -> ChatGenerationChunk:

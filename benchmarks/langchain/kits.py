@@ -85,9 +85,9 @@ def answer(prompt: str, tokens: int) -> str:
     return " ".join(rng.choices(WORDS, k=tokens))
 
 
-def corpus() -> list[Document]:
-    rng = random.Random(3)
-    texts = (" ".join(rng.choices(WORDS[i * 7 % 900 :: 4], k=CHUNK_TOKENS)) for i in range(CHUNKS))
+def corpus(tokens: int = CHUNK_TOKENS, seed: int = 3) -> list[Document]:
+    rng = random.Random(seed)
+    texts = (" ".join(rng.choices(WORDS[i * 7 % 900 :: 4], k=tokens)) for i in range(CHUNKS))
     return [Document(text, id=f"chunk-{i}", metadata={"source": f"report-{i % 5}.txt"}) for i, text in enumerate(texts)]
 
 
@@ -124,9 +124,9 @@ def pool_kit(machine: Machine) -> Kit:
     )
 
 
-def web(machine: Machine) -> Keywords:
+def web(machine: Machine, tokens: int = CHUNK_TOKENS) -> Keywords:
     """As slow as the decoding of 18 tokens, 0.5 s on the RTX 3090: assumed, there is nothing in the logs about it."""
-    return Keywords(documents=corpus(), seconds=machine["llm"].seconds(K.DECODING, 18), k=2)
+    return Keywords(documents=corpus(tokens), seconds=machine["llm"].seconds(K.DECODING, 18), k=2)
 
 
 def _filled(store: VectorStore) -> VectorStore:

@@ -5,24 +5,26 @@ Seen unchanged from langgraph 1.0.0 to 1.2.22.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 Wrap = Callable[[Any], Any]
 """What the loop runs for a node -> what it runs instead."""
 
 
-def watched_node(node: Any, wrap: Wrap, **changes: Any) -> Any:
+def watched_node(node: Any, wrap: Wrap, instead: Any = None, **changes: Any) -> Any:
     """A copy of a `PregelNode`, with other values for some fields, of which the loop runs `wrap(...)`.
 
-    `bound` stays what it was, by which the node cache tells nodes apart, and so do the writers. Private:
+    `instead`: what runs in place of `bound`, which stays what it was, for by it the node cache tells nodes apart; so do
+    the writers. Private:
     `PregelNode.node`, the cached property that the loop reads (`langgraph.pregel._read`); since langgraph 0.3. Where it
     is no cached property any more, the node is given back as it is: it runs as always, and nothing ahead of it.
     """
     if not hasattr(type(node), "node") or not hasattr(node, "copy"):
         return node
     copied = node.copy(changes)
-    run = copied.node
+    run = (copied if instead is None else copied.copy({"bound": instead})).node
     if run is None:
         return copied
     if not hasattr(getattr(type(node), "node", None), "attrname"):
@@ -31,6 +33,65 @@ def watched_node(node: Any, wrap: Wrap, **changes: Any) -> Any:
     return copied
 
 
-def plain_node(node: Any) -> Any:
-    """Of a node that `watched_node` made: the same without what `wrap` added. Private: as there."""
-    return node.copy({})
+def state_of(config: Mapping[str, Any], channels: Sequence[str]) -> Mapping[str, Any]:
+    """Values of the state's channels, those that have one, as the task with this config sees them.
+
+    Private: the key `__pregel_read` of the config's `configurable`, a function (channels, fresh) -> values; since
+    langgraph 0.2. Without it: empty.
+    """
+    read = (config.get("configurable") or {}).get("__pregel_read")
+    found = read(list(channels), False) if callable(read) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def sent(config: Mapping[str, Any]) -> bool:
+    """Whether a task was sent its input (`Send`), instead of reading the state.
+
+    Private: the first word of `langgraph_path` in the config's metadata, which is public itself; since langgraph 0.2.
+    Without it: False.
+    """
+    path = (config.get("metadata") or {}).get("langgraph_path") or ("",)
+    return bool(path[0] == "__pregel_push")
+
+
+def branch_of(config: Mapping[str, Any]) -> str:
+    """The fan-out that a task was sent by (`Send`), the same for all of its branches; empty for any other task.
+
+    Private: as in `sent`, and the namespace of the checkpoint, in the config's metadata.
+    """
+    if not sent(config):
+        return ""
+    known = config["metadata"]
+    outer = str(known.get("langgraph_checkpoint_ns", "")).rpartition("|")[0]
+    return f"{outer}/{known.get('langgraph_step')}/{known.get('langgraph_node')}"
+
+
+class Functions(NamedTuple):
+    """What a node or a conditional edge was made of."""
+
+    func: Callable[..., Any] | None
+    afunc: Callable[..., Any] | None
+    """None for a sync function that LangGraph runs in a thread."""
+
+
+def functions_of(runnable: object) -> Functions | None:
+    """The functions of the user's that a `RunnableCallable` runs; None for any other object.
+
+    Private: the class (`langgraph._internal._runnable`), its `func` and `afunc`; since langgraph 0.2. Without it: None,
+    and functions run as they always did, with nothing ahead of them.
+    """
+    kind = _callable_class()
+    if kind is None or not isinstance(runnable, kind):
+        return None
+    func, afunc = runnable.func, runnable.afunc  # type: ignore[attr-defined]
+    wrapped = isinstance(afunc, partial) and func is not None and func in afunc.args
+    return Functions(func, None if wrapped else afunc)
+
+
+@cache
+def _callable_class() -> type[Any] | None:
+    try:
+        from langgraph._internal._runnable import RunnableCallable
+    except ImportError:
+        return None
+    return RunnableCallable

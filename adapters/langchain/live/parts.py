@@ -41,6 +41,10 @@ class Accelerate(Protocol):
         """The same part, accelerated if that is of any use."""
         ...
 
+    def graph(self, node: Node, /) -> Node:
+        """A compiled graph, accelerated; the very object for any other."""
+        ...
+
     def maps(self, node: RunnableEach[Any, Any], /) -> bool:
         """Whether the graph knows all that is done with an item, so that it needs no plan of its own."""
         ...
@@ -54,6 +58,8 @@ def with_parts(node: Node, accelerate: Accelerate) -> Node:
     """`node`, or a copy of its composites in which parts that are chosen at run time are accelerated."""
     if is_pool_backed(node):
         return node
+    if (graph := accelerate.graph(node)) is not node:
+        return graph
     for kind, make in _KINDS:
         if type(node) is kind:  # a class of the user's own may do anything with its parts
             return node if changed(node, kind) else make(node, accelerate)

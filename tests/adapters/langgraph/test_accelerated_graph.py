@@ -1,0 +1,200 @@
+"""An accelerated graph is a graph: of the original's class, copied like it, a query a call, its nodes its own."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langgraph.cache.memory import InMemoryCache
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import CachePolicy, Command, interrupt
+from typing_extensions import TypedDict
+
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
+from teola_plugin.errors import QueryTimeout, RegistrationError
+from teola_plugin.langchain import ChatTeola
+
+
+class State(TypedDict, total=False):
+    question: str
+    first: str
+    second: str
+
+
+@pytest.fixture
+def pool() -> Iterator[EnginePool]:
+    with EnginePool.local(engines=[FakeLLM(), FakeEmbedder()]) as made:
+        yield made
+
+
+def chains(pool: EnginePool) -> Any:
+    """Two nodes, one behind the other; neither needs what the other writes."""
+    llm = ChatTeola(pool=pool)
+    builder = StateGraph(State)
+    for name in ("first", "second"):
+        chain = ChatPromptTemplate.from_template(name + ": {question}") | llm | StrOutputParser()
+        builder.add_node(f"say_{name}", RunnableParallel({name: chain}))
+    builder.add_edge(START, "say_first")
+    builder.add_edge("say_first", "say_second")
+    builder.add_edge("say_second", END)
+    return builder
+
+
+def functions(pool: EnginePool) -> Any:
+    llm = ChatTeola(pool=pool)
+
+    def ask(state: State) -> State:
+        return {"first": llm.invoke(f"Say {state['question']}").text}
+
+    return StateGraph(State).add_node("ask", ask).add_edge(START, "ask")
+
+
+def test_it_is_of_the_original_class_and_leaves_the_original_alone(pool: EnginePool) -> None:
+    plain = chains(pool).compile(name="two")
+    nodes = dict(plain.nodes)
+    fast = accelerate(plain)
+    assert isinstance(fast, CompiledStateGraph) and type(fast).__name__ == "CompiledStateGraph"
+    assert fast.builder is plain.builder and fast.get_name() == "two"
+    assert plain.nodes == nodes and type(plain) is CompiledStateGraph
+    assert fast.get_graph(xray=True).draw_mermaid() == plain.get_graph(xray=True).draw_mermaid()
+    assert fast.get_input_jsonschema() == plain.get_input_jsonschema()
+
+
+def test_what_comes_behind_a_node_is_asked_for_before_its_barrier(pool: EnginePool) -> None:
+    plain = chains(pool).compile()
+    fast = accelerate(plain)
+    given: State = {"question": "why"}
+    assert fast.invoke(given) == plain.invoke(given)
+    spans = {span.primitive: span for span in fast.last_trace().spans}
+    first, second = spans["part1/say_first.first.model.prefilling"], spans["part1/say_second.second.model.prefilling"]
+    assert second.queued < first.done
+    assert not [name for name in spans if ".call#" in name], "the plain nodes' own calls were served by these"
+
+
+def test_a_call_is_a_query_and_a_resume_is_another(pool: EnginePool) -> None:
+    llm = ChatTeola(pool=pool)
+
+    def ask(state: State) -> State:
+        first = llm.invoke("before").text
+        return {"first": first, "second": interrupt("which?")}
+
+    fast = accelerate(StateGraph(State).add_node("ask", ask).add_edge(START, "ask").compile(InMemorySaver()), pool=pool)
+    config = {"configurable": {"thread_id": "1"}}
+    assert "__interrupt__" in fast.invoke({"question": "x"}, config)
+    first = fast.last_trace()
+    assert fast.invoke(Command(resume="this"), config)["second"] == "this"
+    second = fast.last_trace()
+    assert first.query_id != second.query_id
+    assert len(first.spans) == len(second.spans) == 1, "each execution of the node made its own call"
+
+
+def test_copies_are_accelerated_on_the_same_terms(pool: EnginePool) -> None:
+    fast = accelerate(chains(pool).compile(), app="two")
+    for made in (fast.with_config(tags=["x"]), fast.copy()):
+        assert isinstance(made, CompiledStateGraph)
+        made.invoke({"question": "x"})
+        assert made.last_trace().app == "two"
+    assert fast.with_config(tags=["x"]).config["tags"] == ["x"]
+    with pytest.raises((RegistrationError, TypeError, AttributeError, pickle.PicklingError)):
+        pickle.dumps(fast)
+
+
+def test_what_is_changed_on_it_holds_for_its_copies(pool: EnginePool) -> None:
+    fast = accelerate(chains(pool).compile())
+    fast.step_timeout = 7
+    assert fast.copy().step_timeout == 7
+
+
+def test_a_graph_in_a_chain_joins_the_query_of_the_chain(pool: EnginePool) -> None:
+    plain = RunnableLambda(lambda text: {"question": text}) | chains(pool).compile() | (lambda state: state["second"])
+    fast = accelerate(plain, pool=pool)
+    assert fast.invoke("why") == plain.invoke("why")
+    trace = fast.last_trace()
+    assert any("say_second" in span.primitive for span in trace.spans)
+    assert pool.traces[-1].query_id == trace.query_id
+
+
+def test_a_graph_as_a_node_and_in_a_function_joins_the_query_around_it(pool: EnginePool) -> None:
+    inner = chains(pool).compile()
+    fast_inner = accelerate(inner)
+
+    def call(state: State) -> State:
+        return {"first": fast_inner.invoke({"question": "inside"})["first"]}
+
+    builder = StateGraph(State).add_node("inner", inner).add_node("call", call)
+    fast = accelerate(builder.add_edge(START, "inner").add_edge("inner", "call").compile(), pool=pool)
+    fast.invoke({"question": "why"})
+    assert fast.last_trace().query_id and len(pool.traces) == 1
+    assert isinstance(dict(fast.get_subgraphs())["inner"], CompiledStateGraph)
+
+
+def test_graphs_that_share_a_cache_of_nodes_do_not_answer_for_each_other(pool: EnginePool) -> None:
+    cache = InMemoryCache()
+
+    def made(word: str) -> Any:
+        def alpha(state: State) -> State:
+            return {"first": "alpha"}
+
+        def beta(state: State) -> State:
+            return {"first": "beta"}
+
+        func = alpha if word == "alpha" else beta
+        builder = StateGraph(State).add_node("n", func, cache_policy=CachePolicy()).add_edge(START, "n")
+        return builder.compile(cache=cache)
+
+    fast = {word: accelerate(made(word), pool=pool) for word in ("alpha", "beta")}
+    for _ in range(2):
+        for word, graph in fast.items():
+            assert graph.invoke({"question": "same"})["first"] == word
+            assert made(word).invoke({"question": "same"})["first"] == word
+
+
+def test_a_deadline_ends_a_call(pool: EnginePool) -> None:
+    async def slow(state: State) -> State:
+        await asyncio.sleep(5)
+        return {"first": "late"}
+
+    fast = accelerate(StateGraph(State).add_node("slow", slow).add_edge(START, "slow").compile(), pool=pool)
+    begun = time.monotonic()
+    with pytest.raises(QueryTimeout):
+        asyncio.run(fast.ainvoke({"question": "x"}, {"configurable": {"teola_deadline_s": 0.1}}))
+    assert time.monotonic() - begun < 4
+
+
+def test_the_functional_api_is_accelerated_too(pool: EnginePool) -> None:
+    llm = ChatTeola(pool=pool)
+
+    @task
+    def ask(text: str) -> str:
+        return llm.invoke(text).text
+
+    @entrypoint(checkpointer=InMemorySaver())
+    def flow(text: str) -> str:
+        return ask(text).result()
+
+    fast = accelerate(flow, pool=pool)
+    config: Any = {"configurable": {"thread_id": "1"}}
+    assert fast.invoke("hello", config) == flow.invoke("hello", {"configurable": {"thread_id": "2"}})
+    assert fast.last_trace().query_id and len(pool.traces) == 1
+    assert fast.get_state(config).values == flow.get_state(config).values
+
+
+def test_shadow_is_refused(pool: EnginePool) -> None:
+    with pytest.raises(RegistrationError, match="checkpoints"):
+        accelerate(chains(pool).compile(), shadow=0.5)
+
+
+def test_a_wrong_word_for_speculate_is_told(pool: EnginePool) -> None:
+    with pytest.raises(RegistrationError, match="speculate"):
+        accelerate(functions(pool).compile(), speculate="yes")

@@ -1,0 +1,86 @@
+"""What is read of a compiled graph: its edges, how channels are updated, how far each node is from the end."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any, TypedDict
+
+from langgraph.channels import UntrackedValue
+from langgraph.func import entrypoint
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+from teola_plugin.tracer.langgraph.shape import distances, shape_of
+
+
+class State(TypedDict):
+    question: str
+    answer: str
+    notes: Annotated[list[str], operator.add]
+    seen: Annotated[set[str], lambda old, new: old | new]
+    scratch: Annotated[str, UntrackedValue]
+
+
+def node(state: Any) -> dict[str, Any]:
+    return {}
+
+
+def graph(*edges: tuple[Any, str], nodes: str = "abcd", **kwargs: Any) -> Any:
+    builder = StateGraph(State)
+    for name in nodes:
+        builder.add_node(name, node)
+    for start, end in edges:
+        builder.add_edge(start, end)
+    return builder.compile(**kwargs)
+
+
+def test_static_edges_joins_and_branches_are_told_apart() -> None:
+    builder = StateGraph(State)
+    for name in "abcd":
+        builder.add_node(name, node)
+    builder.add_edge(START, "a")
+    builder.add_conditional_edges("a", lambda state: "b", ["b", "c", END])
+    builder.add_edge(["b", "c"], "d")
+    shape = shape_of(builder.compile())
+    assert shape is not None
+    assert shape.nodes["a"].then == () and shape.nodes["a"].branches[0].nodes == ("b", "c", END)
+    assert shape.nodes["b"].joins == ("d",) and shape.nodes["b"].then == ()
+    assert shape.nodes["d"].then == () and not shape.nodes["d"].branches
+    assert START not in shape.nodes
+
+
+def test_channels_tell_how_they_are_updated() -> None:
+    shape, messages = shape_of(graph((START, "a"))), StateGraph(MessagesState).add_node("a", node)
+    assert shape is not None
+    assert shape.updates == {
+        "question": "replace",
+        "answer": "replace",
+        "notes": "append",
+        "seen": "unknown",
+        "scratch": "unknown",
+    }
+    found = shape_of(messages.add_edge(START, "a").compile())
+    assert found is not None and found.updates["messages"] in ("messages", "unknown")
+
+
+def test_a_node_that_a_person_is_asked_before_may_not_run() -> None:
+    shape = shape_of(graph((START, "a"), ("a", "b"), nodes="ab", interrupt_before=["b"], interrupt_after=["a"]))
+    assert shape is not None
+    assert (shape.nodes["a"].skippable, shape.nodes["a"].pauses) == (False, True)
+    assert (shape.nodes["b"].skippable, shape.nodes["b"].pauses) == (True, False)
+
+
+def test_how_many_nodes_may_come_after_each() -> None:
+    line = shape_of(graph((START, "a"), ("a", "b"), ("b", "c"), ("c", "d"), ("d", END)))
+    assert line is not None and distances(line) == {"a": 3, "b": 2, "c": 1, "d": 0}
+    loop = shape_of(graph((START, "a"), ("a", "b"), ("b", "a"), ("b", "c"), nodes="abc"))
+    assert loop is not None
+    found = distances(loop)
+    assert found["a"] == 2 and found["b"] >= 1 and found["c"] == 0
+
+
+def test_a_graph_without_edges_has_no_shape() -> None:
+    @entrypoint()
+    def flow(value: int) -> int:
+        return value
+
+    assert shape_of(flow) is None

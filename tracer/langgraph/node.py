@@ -1,0 +1,77 @@
+"""One node of a graph, walked with symbolic values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from langchain_core.runnables import Runnable
+
+from teola_plugin.graph import Component, Ref, Role
+from teola_plugin.shims.langgraph import functions_of
+from teola_plugin.tracer.draft import Draft, Span
+from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Sent, Symbol, realised, walk_function
+from teola_plugin.tracer.functions.live import NO_SPAN
+from teola_plugin.tracer.functions.values import symbol_of
+from teola_plugin.tracer.langchain.trace import walk_into
+from teola_plugin.tracer.symbols import Prompted, Record, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Visited:
+    """What became of a node, or of what chooses the way behind it."""
+
+    span: Span = NO_SPAN
+    updates: Mapping[str, Symbol] | None = None
+    """What it writes, by channel; None where that is not known."""
+    goto: tuple[str, ...] = ()
+    """Where it goes, as far as it says so itself."""
+    sent: tuple[Sent, ...] = ()
+    """What it sends to nodes, one task for each item of a list."""
+
+
+NOTHING = Visited()
+
+
+def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str) -> Visited:
+    """Adds to the draft what it will ask engines for. Never raises for what it does not understand."""
+    functions = functions_of(bound)
+    if functions is None:
+        value, span = walk_into(draft, bound, _value(draft, given, name), name, f"graph.{name}", {})
+        made = symbol_of(value)
+        return Visited(span, made.items if isinstance(made, Fields) and made.base is None else None)
+    func = functions.func or functions.afunc
+    first = _first_argument(func)
+    walked = walk_function(func, {first: given}, draft, name, state=first) if first else None
+    if walked is None:
+        return NOTHING
+    sent = (walked.value,) if isinstance(walked.value, Sent) else ()
+    return Visited(walked.span, walked.updates, walked.goto, sent)
+
+
+def unknown(draft: Draft) -> Ref:
+    """What nobody can tell before the plain graph has come there."""
+    name = "unknown"
+    if name not in draft.components:
+        draft.add(Component(name, Role.OPAQUE, ()))
+    return Ref(name)
+
+
+def _first_argument(func: Any) -> str:
+    """The name of the one that gets the state."""
+    while type(func) is partial and not func.args:
+        func = func.func
+    code = getattr(getattr(func, "__func__", func), "__code__", None)
+    skipped = 1 if hasattr(func, "__self__") else 0
+    return code.co_varnames[skipped] if code is not None and code.co_argcount > skipped else ""
+
+
+def _value(draft: Draft, given: Symbol, name: str) -> Value:
+    """For a Runnable: refs, and dictionaries of refs."""
+    if isinstance(given, Fields):
+        return Record({key: _value(draft, one, name) for key, one in given.items.items()}, given.base)
+    if isinstance(given, Ref | Prompted):
+        return given
+    return (None if given is UNKNOWN_VALUE else realised(draft, given, name)) or unknown(draft)
