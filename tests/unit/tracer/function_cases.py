@@ -342,6 +342,23 @@ def loops(w: World) -> dict[str, Case]:
             answer = llm.invoke(f"Refine {answer} with {d.page_content}").content
         return {"answer": answer}
 
+    def built_up(state: Any) -> Any:
+        context, sources = "Notes:\n", []
+        for i, d in enumerate(state["documents"]):
+            short = d.page_content[:12]
+            context += f"[{i}] {short} in {len(state['queries'])}\n"
+            sources.append(d.metadata.get("source", "?"))
+        pairs = []
+        for q in state["queries"]:
+            words = []
+            for letter in q:
+                words.append(letter.upper())
+            pairs.append(" ".join(words))
+        said = ""
+        for q in state["queries"]:
+            said += llm.invoke(f"{context} {', '.join(sources)} {q} {pairs[0]}").content
+        return {"answer": llm.invoke(f"Sum up: {said}").content}
+
     def retried(state: Any) -> Any:
         answer = ""
         for attempt in range(3):
@@ -372,6 +389,7 @@ def loops(w: World) -> dict[str, Case]:
 
     return {
         "grade_documents": Case(grade_documents, 3, 3),
+        "built_up": Case(built_up, 4, 4),
         "retried": Case(retried, 1, 1),
         "until_good": Case(until_good, 1, 1),
         "first_that_fits": Case(first_that_fits, 1, 1),
