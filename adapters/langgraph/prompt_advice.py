@@ -105,21 +105,9 @@ def _says_the_day(format_: ast.expr | None) -> bool:
 
 # ------------------------------------------------------------ where it goes
 
-_FILLING = frozenset(
-    {
-        *("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "generate", "agenerate", "predict", "partial"),
-        *(
-            "format_messages",
-            "format_prompt",
-            "from_template",
-            "from_messages",
-            "complete",
-            "acomplete",
-            "chat",
-            "achat",
-        ),
-    }
-)
+_ASKING = ("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "generate", "agenerate", "predict")
+_WRITING = ("partial", "format_messages", "format_prompt", "from_template", "from_messages")
+_FILLING = frozenset({*_ASKING, *_WRITING, "complete", "acomplete", "chat", "achat"})
 """Methods of models and templates."""
 _TEMPLATES = ("PromptTemplate", "Message", "MessagePromptTemplate")
 _TOOLS = frozenset({"bind_tools", "create_agent", "create_react_agent", "ToolNode"})
