@@ -6,13 +6,12 @@ guess at how the next prompt begins. It costs the engine's pauses, is never clai
 
 from __future__ import annotations
 
-import os.path
-
 from teola_plugin.graph import Attributes, EngineProfile, Graph, Primitive, PrimitiveKind, Ref, on_loop
 from teola_plugin.passes import Pass
 from teola_plugin.passes.prefilling_split import PrefillingSplit
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Prompt
+from teola_plugin.runtime.driver.incremental_prefilling import alike
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 
 CHARACTERS = 4
@@ -45,7 +44,7 @@ class NextPrompt:
         `have`: what the engine has prefilled for the query already, as `Prompt.flat()` shows it.
         """
         known = prompt.known()
-        old = max(len(os.path.commonprefix([known, one])) for one in (have, self._sent))
+        old = max(alike(known, have), alike(known, self._sent))
         if self._run.closed or len(known) - old < self._least:
             return
         self.over()

@@ -11,6 +11,7 @@ from langgraph.pregel import Pregel
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
 from teola_plugin.adapters.langgraph.agents.agent_call import around, in_loop
 from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
+from teola_plugin.adapters.langgraph.agents.tool_work import Planner
 from teola_plugin.adapters.langgraph.ahead import Plans
 from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain
 from teola_plugin.adapters.langgraph.nodes import WatchedNode
@@ -56,7 +57,7 @@ def accelerate_graph(
     acceleration = Acceleration(graph, found, again, app or NO_APP)
     if found is not None:
         acceleration.plans = Plans(graph, found, chosen, speculate)
-        acceleration.eager = eager_tools_of(graph, passes=chosen, speculate=speculate)
+        acceleration.tools = eager_tools_of(graph, Planner(found, chosen, speculate))
     return accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given))
 
 
@@ -70,7 +71,7 @@ def _nodes(graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str
         if is_graph(runs):
             inner = runs if has_terms(runs) else acceleration.again(runs)
             changes = {"bound": inner, "subgraphs": [inner if one is runs else one for one in node.subgraphs]}
-        elif acceleration.eager is not None and name in acceleration.eager.nodes:
-            changes = {"bound": with_eager_tools(runs, acceleration.eager, around, in_loop)}
-        made[name] = watched_node(node, partial(WatchedNode, acceleration, name), **changes)
+        eager = acceleration.tools
+        instead = None if eager is None else with_eager_tools(runs, eager, around, in_loop)
+        made[name] = watched_node(node, partial(WatchedNode, acceleration, name), instead, **changes)
     return made

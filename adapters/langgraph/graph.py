@@ -40,7 +40,7 @@ class Acceleration:
     """`accelerate` on the same terms, for a copy of the original."""
     app: str = NO_APP
     plans: Plans | None = None
-    eager: EagerTools | None = None
+    tools: EagerTools | None = None
     last: list[QueryRun] = field(default_factory=list)
 
 
@@ -78,13 +78,10 @@ class AcceleratedGraph:
     def _call(self, started: StartedCall, kwargs: Mapping[str, Any]) -> GraphCall | None:
         if started.run is None:
             return None
-        terms, run = self._teola, started.run.whole
-        parts = None if terms.plans is None else Parts(terms.plans, run)
-        asks = terms.eager is not None and terms.eager.paused(
-            kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
-        )
-        agent = None if terms.eager is None or asks else AgentCall(terms.eager, run)
-        return GraphCall(terms, run, parts, agent)
+        run, plans, tools = started.run.whole, self._teola.plans, self._teola.tools
+        stops = tools is None or tools.paused(kwargs.get("interrupt_before"), kwargs.get("interrupt_after"))
+        agent = None if tools is None or stops else AgentCall(tools, run)
+        return GraphCall(self._teola, run, None if plans is None else Parts(plans, run), agent)
 
     def _started(self, config: RunnableConfig | None) -> StartedCall:
         """A query of its own, or none where there is no pool. Raises `RegistrationError` for terms without sense."""

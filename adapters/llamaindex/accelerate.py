@@ -33,7 +33,9 @@ def accelerate_llamaindex(
     app: str | None,
     shadow: float = 0.0,
 ) -> Any:
-    """See `teola_plugin.accelerate`."""
+    """See `teola_plugin.accelerate`. What is accelerated already is accelerated anew, on these terms."""
+    if isinstance(obj, Accelerated):
+        obj = obj.__teola_session__.served
     if speculate not in SPECULATE:
         raise unknown_name("value of speculate", speculate, list(SPECULATE))
     if shadow:

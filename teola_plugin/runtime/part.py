@@ -29,6 +29,8 @@ class Part:
     """Leads the names of those components that are in the gang; empty for all. What comes behind them is waited for."""
     lookahead: bool = False
     """Whether later parts adopt what it asks for."""
+    step: int = 0
+    """The step of the plain object that it, or its `members`, belongs to; 0 where that is not known."""
 
     @property
     def stored(self) -> str:
@@ -52,8 +54,11 @@ class AskingPart:
 
     def graph_of(self, primitive: str) -> EarlyGraph:
         """The one that asks for that primitive of it."""
-        if self.beside is self.alone or in_gang(
-            InstancePath(primitive).inside(self.part.name) or "", self.part.members
-        ):
-            return self.beside
-        return self.alone
+        return self.beside if self.beside is self.alone or self._member(primitive) else self.alone
+
+    def step_of(self, primitive: str) -> int:
+        """The step that a primitive of it belongs to."""
+        return self.part.step if self.part.step and self._member(primitive) else 0
+
+    def _member(self, primitive: str) -> bool:
+        return in_gang(InstancePath(primitive).inside(self.part.name) or "", self.part.members)

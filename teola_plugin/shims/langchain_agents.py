@@ -53,11 +53,12 @@ class ReactModel(NamedTuple):
 
     node: str
     chain: Any
-    """From the state to the answer: a Runnable of the prompt, and of the model with its tools."""
+    """From the state to the answer: a Runnable of the prompt, and of the model with its tools. None where a function
+    of the user's own chooses the model for each call."""
 
 
 def react_model(graph: Any) -> ReactModel | None:
-    """Of a graph that langgraph's `create_react_agent` compiled; None for any other, or one that chooses its model.
+    """Of a graph that langgraph's `create_react_agent` compiled; None for any other.
 
     Private: the variables of the closure of `create_react_agent.<locals>.call_model`; since langgraph-prebuilt 1.0.0.
     Where they are called otherwise: None, and the node is the user's own code to us.
@@ -67,8 +68,8 @@ def react_model(graph: Any) -> ReactModel | None:
     where = "create_react_agent.<locals>.call_model"
     if not _is_from(function, "langgraph.prebuilt.chat_agent_executor", where):
         return None
-    chain = (_closure(function) or {}).get("static_model")
-    return None if chain is None else ReactModel("agent", chain)
+    held = _closure(function) or {}
+    return ReactModel("agent", held["static_model"]) if "static_model" in held else None
 
 
 # ------------------------------------------------------------ tools

@@ -2,7 +2,7 @@
 
 Nothing runs. Symbolic values flow through the nodes and the state between them, along the edges. What is surely next
 is asked for as soon as its inputs are known, before the barrier that the plain graph waits at. Of what may be next only
-what costs little is, or what one arm alone asks for (`begun_early`). A node that is not understood leaves the channels
+what costs little is, or what one arm alone asks for (`arms`). A node that is not understood leaves the channels
 of the state unknown, and what reads them waits for the plain graph.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Draft, Span, Traced
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Series, Spread, Symbol
-from teola_plugin.tracer.langchain.lookahead import begun_early
-from teola_plugin.tracer.langgraph.node import NOTHING, Visited, visit
+from teola_plugin.tracer.langgraph.arms import begun_before_chosen
+from teola_plugin.tracer.langgraph.node import NOTHING, Visited, unknown, visit
 from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, reachable
 
 STATE, ARGUMENT = "state", "argument"
@@ -70,6 +71,8 @@ class _Lookahead:
         if node.pauses:
             return made.span
         way = (*before, node.name)
+        if pushed:
+            return made.span  # the others that were sent beside it have to come, too
         for name in (*node.then, *made.goto):
             self._certain(draft, made.span, name, after, way)
         for branch in node.branches:
@@ -104,7 +107,7 @@ class _Lookahead:
         drafts = [Draft(names=self.names) for _ in arms]
         for arm, own in zip(arms, drafts, strict=True):
             self._visit(own, arm, state.read(arm.reads), state, before)
-        for component in begun_early(drafts, certain=False):
+        for component in begun_before_chosen(drafts, partial(unknown, draft)):
             draft.add(component)
         for own in drafts:
             draft.calls |= own.calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from teola_plugin.adapters.langchain.listening import AgentListener, AnswerListener, ModelCall, current_agent
 from teola_plugin.adapters.langgraph.agents.arguments import given
 from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTool, EagerTools
-from teola_plugin.adapters.langgraph.agents.early_calls import EarlyCall, claimable
+from teola_plugin.adapters.langgraph.agents.early_calls import EarlyCall, ToolSpan, claimable
 from teola_plugin.adapters.langgraph.agents.next_prompt import NextPrompt
 from teola_plugin.adapters.plain_data import own_copy
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
@@ -111,6 +112,12 @@ class AgentCall:
         with self._lock:
             return self._by_id.get(tool_call)
 
+    def span(self, tool: str) -> ToolSpan:
+        """Of one more early call in the query's trace."""
+        made = ToolSpan(self.run, f"{tool}.early#{next(_numbers)}")
+        made.queued()
+        return made
+
     def start(self, early: EarlyCall, config: RunnableConfig, *, in_loop: bool) -> None:
         """Run a tool's function early, as its kind asks for."""
         context = early.prepared(self._context, config, self.run, sync=not in_loop)
@@ -136,6 +143,7 @@ class AgentCall:
         return self._loop is not None
 
 
+_numbers = itertools.count(1)
 KEPT = 256
 """Answers whose tools have yet to run, or whose next prompt may still be asked for."""
 _tasks: set[asyncio.Task[None]] = set()
@@ -161,13 +169,15 @@ class HeardAnswer:
         eager = self._agent.eager.tools.get(call.name)
         if eager is None:
             self._others = True
-        elif not any(_same(one.call, call) for one in self._begun):  # the second of two equal calls is the plain one's
+            return
+        self._others = self._others or not eager.reads
+        if not any(_same(one.call, call) for one in self._begun):  # the second of two equal calls is the plain one's
             self._begin(eager, call)
 
     def _begin(self, eager: EagerTool, call: Call) -> None:
         early = self._started(eager, call) if eager.runs and not self._others else None
         part = None
-        if early is None and eager.work is not None and eager.work.pool.runtime is self._agent.run.runtime:
+        if early is None and eager.work is not None:
             with contextlib.suppress(Exception):  # arguments that the tool does not take
                 part = eager.work.begin(self._agent.run, own_copy(call.args))
         if early is not None or part is not None:
@@ -183,7 +193,7 @@ class HeardAnswer:
             asked = given(eager.tool, own_copy(call.args))
             if asked is None:
                 return None
-            early = EarlyCall(function, snapshot(asked), eager.found)
+            early = EarlyCall(function, snapshot(asked), eager.found, span=self._agent.span(call.name))
         except (NotCopied, TypeError, ValueError):  # arguments that the tool refuses, or that cannot be compared
             return None
         self._agent.start(early, self._config, in_loop=in_loop)

@@ -16,35 +16,31 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
+from teola_plugin.tracer.langgraph.shape import GraphShape, NodeShape
+
 Names = frozenset[str]
 _LOOKED_AT = 2000
 """Objects that are looked into for one answer; where there are more, nobody knows."""
 
 
-def directly_before(builder: Any, tools: Names) -> Names:
-    """The nodes of a graph's builder that may lead to one of these directly."""
-    spread = {start for start, end in builder.edges if end in tools}
-    joined = {start for starts, end in builder.waiting_edges if end in tools for start in starts}
-    chosen = {
-        name for name, branches in builder.branches.items() if any(_leads(one, tools) for one in branches.values())
-    }
-    told = {name for name, spec in builder.nodes.items() if not tools.isdisjoint(spec.ends or ())}
-    return frozenset(spread | joined | chosen | told) & frozenset(builder.nodes)
+def models_before(shape: GraphShape, tools: Names) -> Names:
+    """The nodes that may lead to one of these directly, without anybody being asked on the way."""
+    before = frozenset(name for name, node in shape.nodes.items() if tools and _leads(node, tools))
+    return frozenset(name for name in before if not _held_back(shape, shape.nodes[name], tools))
 
 
-def _leads(branch: Any, tools: Names) -> bool:
-    """Whether a conditional edge may; one that does not say where may lead anywhere."""
-    return branch.ends is None or not tools.isdisjoint(branch.ends.values())
+def _leads(node: NodeShape, tools: Names) -> bool:
+    if not tools.isdisjoint((*node.then, *node.joins)):
+        return True
+    return any(not branch.ends or not tools.isdisjoint(branch.nodes) for branch in node.branches)
 
 
-def may_be_held_back(builder: Any, node: str, tools: Names) -> bool:
-    """Whether somebody is asked between this node's answer and the tools: in the node itself, in what chooses where it
-    leads, in the tools' own node, or in another node that it may lead to."""
-    branches = builder.branches.get(node, {}).values()
-    ends = {end for branch in branches for end in (builder.nodes if branch.ends is None else branch.ends.values())}
-    names = {node, *ends, *tools, *(builder.nodes[node].ends or ())}
-    nodes = [builder.nodes[name].runnable for name in names if name in builder.nodes]
-    return any(interrupts(one) for one in (*nodes, *(branch.path for branch in branches)))
+def _held_back(shape: GraphShape, node: NodeShape, tools: Names) -> bool:
+    """Whether somebody is asked in the node itself, in what chooses where it leads, in the tools' own node, or in
+    another node that it may lead to."""
+    ends = {end for branch in node.branches for end in branch.nodes or shape.nodes}
+    bound = [shape.nodes[name].bound for name in {node.name, *ends, *tools} if name in shape.nodes]
+    return any(map(interrupts, (*bound, *(branch.path for branch in node.branches))))
 
 
 def interrupts(obj: Any) -> bool:

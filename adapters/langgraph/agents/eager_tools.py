@@ -12,9 +12,16 @@ from teola_plugin.adapters.langchain.read_only import is_read_only
 from teola_plugin.adapters.langgraph.agents import approvals
 from teola_plugin.adapters.langgraph.agents.arguments import takes_its_place
 from teola_plugin.adapters.langgraph.agents.early_calls import Found, aclaiming, claiming
-from teola_plugin.adapters.langgraph.agents.tool_work import ToolWork, work_of
-from teola_plugin.passes import Pass
-from teola_plugin.shims.langchain_agents import ToolNodeParts, tool_node_parts, tool_node_with
+from teola_plugin.adapters.langgraph.agents.tool_work import Planner, ToolWork, work_of
+from teola_plugin.shims.langchain_agents import (
+    ToolNodeParts,
+    agent_model,
+    react_model,
+    retriever_of,
+    tool_node_parts,
+    tool_node_with,
+)
+from teola_plugin.tracer.langgraph.shape import shape_of
 
 Names = frozenset[str]
 
@@ -27,7 +34,9 @@ class EagerTool:
     work: ToolWork | None
     """What it asks engines for."""
     runs: bool
-    """Whether its function may run early: its author says that it changes nothing."""
+    """Whether its function may run early."""
+    reads: bool
+    """Whether it changes nothing: its author says so, or it was made of a retriever."""
     found: Found = field(default_factory=Found)
 
     @property
@@ -57,36 +66,32 @@ class EagerTools:
         return any(approvals.paused(one, self.models | self.nodes) for one in asked)
 
 
-def eager_tools_of(
-    graph: Any, *, passes: Iterable[Pass | str] | None = None, speculate: str = "auto"
-) -> EagerTools | None:
+def eager_tools_of(graph: Any, planner: Planner) -> EagerTools | None:
     """Of a compiled `StateGraph` with tool nodes: one that `create_agent` or `create_react_agent` made, or one written
-    by hand. None where nothing may begin early: without such nodes, where calls are handed to middleware, where somebody
-    is asked between the model's answer and its tools, and where nothing runs ahead at all."""
-    builder = getattr(graph, "builder", None)
-    chosen = None if passes is None else tuple(passes)
-    if speculate == "off" or chosen == () or not hasattr(builder, "branches"):
+    by hand. None where nothing may begin early: without such nodes, where calls are handed to middleware, where
+    somebody is asked between the model's answer and its tools, and where nothing runs ahead at all."""
+    shape = shape_of(graph)
+    if shape is None or not planner.ahead:
         return None
-    parts = {name: found for name, node in graph.nodes.items() if (found := tool_node_parts(node.bound))}
+    parts = {name: found for name, node in shape.nodes.items() if (found := tool_node_parts(node.bound))}
     nodes = frozenset(parts)
-    before = approvals.directly_before(builder, nodes) if parts else frozenset[str]()
-    models = frozenset(name for name in before if not approvals.may_be_held_back(builder, name, nodes))
-    made = EagerTools(_tools(parts.values(), chosen, speculate), models, nodes)
-    stops = made.paused(graph.interrupt_before_nodes, graph.interrupt_after_nodes)
-    wrapped = any(found.wrapped for found in parts.values())
-    return None if wrapped or stops or not models else made
+    models = approvals.models_before(shape, nodes)
+    known = agent_model(graph) or react_model(graph)
+    models = models if known is None else models & {known.node}  # hooks behind it are no models
+    if not models or any(found.wrapped for found in parts.values()):
+        return None
+    made = EagerTools(_tools(parts.values(), planner), models, nodes)
+    return None if made.paused(graph.interrupt_before_nodes, graph.interrupt_after_nodes) else made
 
 
-def _tools(
-    parts: Iterable[ToolNodeParts], passes: tuple[Pass | str, ...] | None, speculate: str
-) -> dict[str, EagerTool]:
+def _tools(parts: Iterable[ToolNodeParts], planner: Planner) -> dict[str, EagerTool]:
     """Two tools of one name in different nodes are none: nobody knows which will be called."""
     found: dict[str, EagerTool] = {}
     twice: set[str] = set()
     for node in parts:
         for name, tool in node.tools.items():
             twice |= {name} & found.keys()
-            made = None if name in node.injected or _interrupts(tool) else _eager(tool, passes, speculate)
+            made = None if name in node.injected or _interrupts(tool) else _eager(tool, planner)
             if made is not None:
                 found[name] = made
     return {name: one for name, one in found.items() if name not in twice}
@@ -97,9 +102,10 @@ def _interrupts(tool: BaseTool) -> bool:
     return any(one is not None and approvals.interrupts(one) for one in functions)
 
 
-def _eager(tool: BaseTool, passes: tuple[Pass | str, ...] | None, speculate: str) -> EagerTool | None:
-    runs, work = _may_run(tool), work_of(tool, passes, speculate)
-    return EagerTool(tool, work, runs) if runs or work is not None else None
+def _eager(tool: BaseTool, planner: Planner) -> EagerTool | None:
+    reads = is_read_only(tool) or retriever_of(tool) is not None
+    runs, work = _may_run(tool), work_of(tool, planner)
+    return EagerTool(tool, work, runs, reads) if reads or work is not None else None
 
 
 def _may_run(tool: BaseTool) -> bool:

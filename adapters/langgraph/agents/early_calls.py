@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
@@ -26,10 +26,12 @@ from teola_plugin.adapters.langchain.own_models import replay
 from teola_plugin.adapters.langchain.own_models.leaf_calls import Outcome, aoutcome_of, outcome_of
 from teola_plugin.adapters.langgraph.agents.arguments import Given
 from teola_plugin.adapters.snapshots import exactly, snapshot
+from teola_plugin.runtime.context import current_place
+from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_agents import graph_keys
 
-_OF_THE_TASK = ("checkpoint",)
+_OF_THE_TASK = ("langgraph_", "checkpoint_")
 """How keys of a config begin that tell where in the graph a call stands, beside those that LangGraph hides."""
 
 
@@ -64,27 +66,29 @@ class BodyLog(replay.EventLog):
             if kwargs.get(key) == self.parent:
                 kwargs[key] = real.parent_run_id
         if kwargs.get("tags") is not None:
-            kwargs["tags"] = [*real.tags, *(tag for tag in kwargs["tags"] if tag not in real.tags)]
+            kwargs["tags"] = [*(tag for tag in real.tags if tag not in kwargs["tags"]), *kwargs["tags"]]
         if kwargs.get("metadata") is not None:
-            kwargs["metadata"] = {**real.metadata, **kwargs["metadata"]}
+            own = {key: value for key, value in kwargs["metadata"].items() if type(value) is not _Lent}
+            kwargs["metadata"] = {**real.metadata, **own}
         return replay.Event(event.name, event.args, kwargs)
 
 
 class _Lent:
-    """Stands in an early call's config for what a graph lends to a task: whoever touches it is stopped."""
+    """Stands in an early call's config for what a graph lends to a task: whoever looks at it is stopped."""
 
     def __init__(self, stop: Callable[[], NoReturn]) -> None:
         object.__setattr__(self, "_stop", stop)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # who copies or prints a config means no harm
+        if name.startswith("__"):  # it is copied with its config
             raise AttributeError(name)
         object.__getattribute__(self, "_stop")()
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         object.__getattribute__(self, "_stop")()
 
-    __setattr__ = __getitem__ = __iter__ = __contains__ = __call__
+    __setattr__ = __getitem__ = __iter__ = __contains__ = __bool__ = __call__
+    __eq__ = __hash__ = __str__ = __repr__ = __format__ = __call__  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +108,36 @@ class Found:
         return known and free and fits
 
 
+def _lending(given: Mapping[str, Any] | None, lent: _Lent) -> dict[str, Any]:
+    """A part of a config, in which what is another at a tool's place is not to be looked at."""
+    values = dict(given or {})
+    own = [*graph_keys(values), *(key for key in values if key.startswith(_OF_THE_TASK))]
+    return {**values, **dict.fromkeys(own, lent)}
+
+
 def _is_streamed(config: RunnableConfig) -> bool:
     callbacks = config.get("callbacks")
     return shims.streams(callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpan:
+    """An early call of a tool, in the trace of its query. Its times are its own; what became of it is known later."""
+
+    run: QueryRun
+    name: str
+
+    def queued(self) -> None:
+        self.run.runtime.record(lambda into, at: into.queued(self.run.id, self.name, at, kind="TOOL"))
+
+    def started(self) -> None:
+        self.run.runtime.record(lambda into, at: into.started(self.run.id, self.name, at))
+
+    def ended(self, outcome: str) -> None:
+        self.run.runtime.record(lambda into, at: into.done(self.run.id, self.name, at, outcome=outcome))
+
+    def settled(self, outcome: str) -> None:
+        self.run.runtime.record(lambda into, _: into.settle(self.run.id, self.name, outcome))
 
 
 claimable: ContextVar[EarlyCall | None] = ContextVar("teola_early_tool", default=None)
@@ -125,6 +156,8 @@ class EarlyCall:
     state: _State = _State.WAITING
     stopped: bool = False
     """It has to be called in its place."""
+    span: ToolSpan | None = None
+    """In the trace of its query."""
     log: replay.EventLog = field(default_factory=replay.EventLog)
     outcome: Future[Outcome | None] = field(default_factory=Future)
     """None where it has to be called in its place."""
@@ -137,15 +170,15 @@ class EarlyCall:
     def prepared(self, base: Context, config: RunnableConfig, run: Any, *, sync: bool) -> Context:
         """A context of its own to run in; `config`: where the model is called."""
         self.log = BodyLog(self._stopper(self.found.heard) if _is_streamed(config) else None)
-        configurable, lent = config.get("configurable") or {}, _Lent(self._stopper(self.found.misplaced))
-        kept = {key: value for key, value in configurable.items() if not key.startswith(_OF_THE_TASK)}
-        own: RunnableConfig = {"configurable": {**kept, **dict.fromkeys(graph_keys(configurable), lent)}}
-        if "recursion_limit" in config:
-            own["recursion_limit"] = config["recursion_limit"]
+        lent = _Lent(self._stopper(self.found.misplaced))
+        own: RunnableConfig = {key: config[key] for key in ("tags", "recursion_limit") if key in config}  # type: ignore
+        own["configurable"] = _lending(config.get("configurable"), lent)
+        own["metadata"] = _lending(config.get("metadata"), lent)
         context = base.copy()
-        for variable in (current_agent, claimable):  # of a graph around this one
+        for variable in (current_agent, claimable, var_child_runnable_config):  # of what is around the graph
             context.run(variable.set, None)
-        replay.prepare(context, replay.early_config(own, {}, self.log, sync=sync), run)
+        context.run(current_place.set, current_place.get())
+        replay.prepare(context, context.run(replay.early_config, own, {}, self.log, sync=sync), run)
         return context
 
     def _stopper(self, found: threading.Event) -> Callable[[], NoReturn]:
@@ -176,17 +209,25 @@ class EarlyCall:
 
     def _take_up(self) -> bool:
         with self._lock:
-            if self.state is _State.WAITING:
+            begins = self.state is _State.WAITING
+            if begins:
                 self.state = _State.RUNNING
-                return True
-        self._resolve(None)
-        return False
+        if begins:
+            self._tell(lambda span: span.started())
+        else:
+            self._resolve(None)
+        return begins
 
     def _end(self, outcome: Outcome, given: Given) -> None:
         if not exactly(given, self.asked):  # what the plain call is made with has to change
             self.stopped = True
             self.found.misplaced.set()
         fits = not self.stopped and (outcome.error is None or isinstance(outcome.error, Exception))
+        with self._lock:
+            became = {_State.CLAIMED: "claimed", _State.RUNNING: "done"}.get(self.state, "wasted")
+            if not fits and self.state is _State.RUNNING:
+                self.state = _State.DROPPED
+            self._tell(lambda span: span.ended(became if fits else "wasted"))
         self._resolve(outcome if fits else None)
 
     def _resolve(self, outcome: Outcome | None) -> None:
@@ -199,8 +240,13 @@ class EarlyCall:
             if self.state is _State.CLAIMED:
                 return
             self.state = _State.DROPPED
+            self._tell(lambda span: span.settled("wasted"))
         self.stop()
         self._resolve(None)
+
+    def _tell(self, tell: Callable[[ToolSpan], None]) -> None:
+        if self.span is not None:
+            tell(self.span)
 
     # ------------------------------------------------------------ in its place
 
@@ -211,6 +257,7 @@ class EarlyCall:
                 return False
             begun, same = self.state is _State.RUNNING, exactly(given, self.asked)
             self.state = _State.CLAIMED if same else _State.DROPPED
+            self._tell(lambda span: span.settled("claimed" if begun and same else "wasted"))
         if not same:
             self.stop()
         return begun and same

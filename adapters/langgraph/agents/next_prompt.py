@@ -13,7 +13,18 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from teola_plugin.adapters.langchain.listening import ModelCall
-from teola_plugin.graph import INPUT, Attributes, Graph, Primitive, PrimitiveKind, PromptPart, Ref, named, on_loop
+from teola_plugin.graph import (
+    INPUT,
+    Attributes,
+    EngineProfile,
+    Graph,
+    Primitive,
+    PrimitiveKind,
+    PromptPart,
+    Ref,
+    named,
+    on_loop,
+)
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt
 from teola_plugin.runtime.query_run import PartRun
 
@@ -48,8 +59,7 @@ class NextPrompt:
     def continued_by(self, prompt: Prompt) -> bool:
         """Whether a prompt goes on from this answer."""
         said = self._call.prompt.messages
-        goes_on: bool = len(prompt.messages) > len(said) and prompt.messages[: len(said)] == said
-        return goes_on
+        return len(prompt.messages) > len(said) and prompt.messages[: len(said)] == said
 
     def close(self) -> None:
         """Nobody needs it any more."""
@@ -75,11 +85,10 @@ class NextPrompt:
 
     def _pays(self, prompt: Prompt) -> bool:
         """Whether there is enough of it that is new, and not more than the model can read."""
-        profile = self._call.pool.profiles[self._call.engine]
-        length = len(prompt.known())
-        most = profile.max_request_size
-        fits = most is None or PromptPart.literal(prompt.known()).tokens < most
-        return fits and (length - self._length) // 4 >= profile.min_split_tokens
+        profile: EngineProfile = self._call.pool.profiles[self._call.engine]
+        known, most = prompt.known(), profile.max_request_size
+        fits = most is None or PromptPart.literal(known).tokens < most
+        return fits and (len(known) - self._length) // 4 >= profile.min_split_tokens
 
     def _warm(self, prompt: Prompt) -> None:
         self._end()

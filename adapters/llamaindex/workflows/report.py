@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from llama_index.core.agent.workflow import AgentWorkflow
+from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 
 from teola_plugin.adapters.llamaindex.workflows.tools import part_of
@@ -20,11 +22,13 @@ CODE = "what it asks the pool for is part of the query"
 
 def rows(workflow: Any, pool: EnginePool | None) -> list[TraceNode]:
     """A row for each step; for each model and tool of an agent."""
-    members = getattr(workflow, "agents", None)
-    agents = members.items() if isinstance(members, dict) else [("", workflow)]
     code: Level = "original" if pool is None else "joined"
-    found = [row for name, agent in agents for row in _of_agent(f'agents["{name}"]' if name else "agent", agent, code)]
-    return found or [_row(f"workflow.{name}", workflow, code) for name in step_names(workflow)]
+    if isinstance(workflow, BaseWorkflowAgent):
+        return list(_of_agent("agent", workflow, code))
+    if isinstance(workflow, AgentWorkflow):
+        members = workflow.agents.items()
+        return [row for name, agent in members for row in _of_agent(f'agents["{name}"]', agent, code)]
+    return [_row(f"workflow.{name}", workflow, code) for name in step_names(workflow)]
 
 
 def _row(path: str, node: Any, code: Level) -> TraceNode:
@@ -32,12 +36,10 @@ def _row(path: str, node: Any, code: Level) -> TraceNode:
     return TraceNode(path, type(node).__name__, code, reason=CODE if code == "joined" else "")
 
 
-def _of_agent(path: str, agent: Any, code: Level) -> Iterator[TraceNode]:
-    llm, tools = getattr(agent, "llm", None), getattr(agent, "tools", None)
-    if llm is None:
-        return
+def _of_agent(path: str, agent: BaseWorkflowAgent, code: Level) -> Iterator[TraceNode]:
+    llm = agent.llm
     yield TraceNode(f"{path}.llm", type(llm).__name__, "joined" if is_leaf(llm) else "original")
-    yield from _of_tools(path, tools or (), code)
+    yield from _of_tools(path, agent.tools or (), code)
 
 
 def _of_tools(path: str, tools: Iterable[Any], code: Level) -> Iterator[TraceNode]:

@@ -1,4 +1,4 @@
-"""Tools of agents whose engines and retrievers are accelerated: copies that say of themselves what the originals say."""
+"""Tools of agents whose engines and retrievers are accelerated: copies that say of themselves what the others say."""
 
 from __future__ import annotations
 

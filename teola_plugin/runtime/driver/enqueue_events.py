@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from teola_plugin.graph import Primitive, PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.identities import Party
-from teola_plugin.runtime.works.work import Work
+from teola_plugin.runtime.works.work import Work, placed
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.live_primitive import LivePrimitive
 from teola_plugin.scheduling.objectives import WARM_UP, Objective, Wanted
@@ -61,6 +61,19 @@ def call_enqueue_event(
         before.queued_gang = wanted[1]
         news = DepthChanged(at, run.id, {}, {before.primitive: wanted})
     return event, news
+
+
+def deeper(run: QueryRun, depths: Mapping[str, int]) -> dict[str, int]:
+    """Depths of dispatched primitives have changed: what engines have to be told, who know works by the primitive that
+    asked first, and go by the deepest that waits."""
+    told = dict(depths)
+    for name, depth in depths.items():
+        live = run.primitives.get(name)
+        for work in live.works if live is not None else ():
+            work.terms = placed(work.terms, max(depth, work.terms.depth), work.terms.gang)
+            work.queued_depth = work.terms.depth
+            told[work.primitive] = max(work.queued_depth, told.get(work.primitive, 0))
+    return told
 
 
 def _gang(run: QueryRun, wanted: Wanted) -> str:

@@ -20,6 +20,7 @@ from teola_plugin.runtime.client_values import client_value, computed, runs_user
 from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.deadlines import Deadlines
 from teola_plugin.runtime.driver.engine_work import EngineWork
+from teola_plugin.runtime.driver.enqueue_events import deeper
 from teola_plugin.runtime.driver.fragments import expansion
 from teola_plugin.runtime.driver.growing_prompts import growing_prompts
 from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefilling
@@ -271,7 +272,7 @@ class GraphDriver:
     # ------------------------------------------------------------ ends
 
     def _reprioritise(self, run: QueryRun, order: Reprioritise) -> None:
-        event = DepthChanged(self.now(), run.id, self.engines.deeper(run, order.depths))
+        event = DepthChanged(self.now(), run.id, deeper(run, order.depths))
         for port in self.ports.values():
             port.depths(event)
 
@@ -290,7 +291,7 @@ class GraphDriver:
         try:
             settle(run, order.outcome, error, self.engines)
         finally:
-            trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome)
+            trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome, steps=run.steps)
             if not run.output.done():
                 if order.outcome == "done" and order.output is not None:
                     run.output.set_result(run.store.read(order.output))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from teola_plugin.graph import InstancePath
 from teola_plugin.runtime.driver.engine_work import EngineWork
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.works.identities import Party
 
 
@@ -31,7 +31,7 @@ def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
     over = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
     engines.ahead.withdraw(run, name)
     for key in over:
-        engines.part_over(run, run.primitives[key])
+        _leave(run, run.primitives[key], engines)
     works = {id(work): work for key in over for work in run.primitives[key].works}
     left = [work for work in works.values() if work.left_by(name)]
     for work in left:
@@ -41,3 +41,11 @@ def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
         if all(work.primitive != key for work in run.primitives[key].works):
             del run.primitives[key]
     engines.let_go(run, left)
+
+
+def _leave(run: QueryRun, live: LivePrimitiveRun, engines: EngineWork) -> None:
+    """A prefilling may be done whose decodings were cancelled just now: others may go on with them."""
+    works = engines.leave(run, live)
+    if works and live.group is not None and all(work.wanted for work in works):
+        for member in live.group.members:
+            engines.used(run, member.id)

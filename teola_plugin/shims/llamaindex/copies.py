@@ -120,10 +120,13 @@ def own_helper(helper: PromptHelper) -> PromptHelper:
 
 
 def at_once(made: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine gives that waits for nothing. LlamaIndex would start a thread with a loop of its own for it."""
+    """What a coroutine gives that waits for nothing. LlamaIndex would start a thread with a loop of its own for it.
+
+    Raises `Unreadable` where it waits.
+    """
     try:
         made.send(None)
     except StopIteration as end:
         return end.value
     made.close()
-    raise Unreadable("counting tokens takes waiting")
+    raise Unreadable("it takes waiting")
