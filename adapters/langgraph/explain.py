@@ -10,8 +10,11 @@ from teola_plugin.adapters.explain import in_sections
 from teola_plugin.graph import PromptPart
 from teola_plugin.tracer.report import Level, TraceNode, TraceReport
 
-WORTH = 32
-"""Constant tokens, two blocks of an engine's cache: fewer are not worth a word."""
+NOTHING_AHEAD = "No pool-backed object was found and none was bound: the graph runs as it always did."
+BLOCK = 16
+"""Tokens that an engine's cache keeps together, as most do: fewer are not kept."""
+WORTH = 2 * BLOCK
+"""Constant tokens that are worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +71,20 @@ class NodeFacts:
     """What of its code breaks the reuse of a prompt's beginning."""
 
 
-def explain_graph(nodes: Sequence[NodeFacts], starts: Sequence[str], note: str = "") -> str:
-    """Plain text in sections. `starts`: the nodes that begin first, or what chooses them; `note`: why nothing runs
-    ahead, if so."""
+def explain_graph(
+    nodes: Sequence[NodeFacts], starts: Sequence[str], chosen: Sequence[Choice] = (), note: str = ""
+) -> str:
+    """Plain text in sections. `starts`: the nodes that begin first; `chosen`: those of which some do; `note`: why
+    nothing runs ahead, if so."""
     calls = [call for node in nodes for call in node.calls]
     prompts = "\n".join(line for call in calls if call.prompt for line in _prompt(call))
-    ahead = [*calls, *(tool for node in nodes for tool in node.tools)]
+    ahead = [_when(one) for node in nodes for one in node.calls] + [_when(one) for node in nodes for one in node.tools]
     advice = dict.fromkeys(line for node in nodes for line in _advice(node))
     sections = [
         ("What was understood", str(_report(nodes))),
-        ("Edges", "\n".join(_edges(nodes, starts))),
+        ("Edges", "\n".join(_edges(nodes, starts, chosen))),
         ("Prompts", prompts),
-        ("Before their place", note or _columns([_when(one) for one in ahead])),
+        ("Before their place", note or _columns(ahead)),
         ("Advice", "\n".join(advice)),
     ]
     return in_sections([(title, body) for title, body in sections if body])
@@ -90,24 +95,28 @@ def _report(nodes: Sequence[NodeFacts]) -> TraceReport:
     return TraceReport(tuple(rows))
 
 
-def _edges(nodes: Sequence[NodeFacts], starts: Sequence[str]) -> Iterator[str]:
+def _edges(nodes: Sequence[NodeFacts], starts: Sequence[str], chosen: Sequence[Choice]) -> Iterator[str]:
     if starts:
         yield f"start -> {', '.join(starts)}"
+    yield from (_choice("start", choice) for choice in chosen)
     for node in nodes:
         if node.then:
             yield f"{node.name} -> {', '.join(node.then)}"
         for end in node.joins:
             others = [other.name for other in nodes if end in other.joins and other is not node]
             yield f"{node.name} -> {end}, when {_listed(others)} {_are(others)} done, too"
-        for choice in node.choices:
-            yield f"{node.name} -> {_listed(choice.nodes, 'or') or 'any node'}, as {choice.by} says"
+        yield from (_choice(node.name, choice) for choice in node.choices)
+
+
+def _choice(name: str, choice: Choice) -> str:
+    return f"{name} -> {_listed(choice.nodes, 'or') or 'any node'}, as {choice.by} says"
 
 
 def _prompt(call: CallFacts) -> Iterator[str]:
     yield f"{call.name}: {''.join(map(str, _merged(call.prompt)))}"
     before = sum(part.tokens for part in call.prompt[: _first_variable(call.prompt)])
     varying = list(dict.fromkeys(part.variable for part in call.prompt if part.variable))
-    constant = f"its first {before} tokens are always the same" if before else "it begins with what varies"
+    constant = f"its first {before} tokens are always the same" if before >= BLOCK else "it begins with what varies"
     yield (
         f"  {constant}; {_listed(varying)} {'vary' if len(varying) > 1 else 'varies'}"
         if varying
