@@ -175,8 +175,8 @@ class PlainCalls:
                 work.request = replace(work.request, keep_remote=True)
         depth, query = call.terms.depth, driver.query(run) if live else None
         if query is not None:
-            # The plain object waits for this very call: nothing of its query is more urgent.
-            depth = max(depth, query.deepest())
+            # The plain object waits for this very call: nothing of its query is more urgent, what is for later less so.
+            depth = max(depth, query.deepest() + run.looks_ahead)
             driver.trace.called(run, name, fresh, depth, call.step)
         for work in fresh:
             work.terms = placed(work.terms, depth, work.terms.gang)

@@ -138,18 +138,26 @@ class QueryRun:
 
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
         """The callables that the primitive's names are of."""
-        found = self.parts.get(InstancePath(primitive).outermost)
+        found = self._part_of(primitive)
         return self.calls if found is None else found.part.calls
 
     def graph_of(self, primitive: str) -> EarlyGraph:
         """The graph of the query that the primitive is of."""
-        found = self.parts.get(InstancePath(primitive).outermost)
+        found = self._part_of(primitive)
         return OWN_GRAPH if found is None else found.graph_of(primitive)
 
     def step_of(self, primitive: str) -> int:
         """Id of the step of the plain object that the primitive was planned for; 0 where that is not known."""
-        found = self.parts.get(InstancePath(primitive).outermost)
+        found = self._part_of(primitive)
         return 0 if found is None else found.step_of(primitive)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether parts of it run ahead of code that is yet to come."""
+        return any(live.part.lookahead for live in self.parts.values())
+
+    def _part_of(self, primitive: str) -> AskingPart | None:
+        return self.parts.get(InstancePath(primitive).outermost) if self.parts else None
 
     def part(
         self,

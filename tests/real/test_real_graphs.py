@@ -21,7 +21,7 @@ from benchmarks.langchain.kits import Keywords
 from benchmarks.langgraph.agents import react
 from benchmarks.langgraph.answers import Size
 from benchmarks.langgraph.apps import App, shown
-from benchmarks.langgraph.kits import Kit, declared
+from benchmarks.langgraph.kits import Kit
 from benchmarks.langgraph.rag_graphs import corrective_rag
 from benchmarks.langgraph.workflows import human_interrupt, map_reduce
 from teola_plugin import accelerate
@@ -79,7 +79,7 @@ def kit(real_pool: EnginePool) -> Kit:
     chat = ChatTeola(pool=real_pool, max_tokens=64)
     stores = filled("graph-reports", documents[::2]), filled("graph-notes", documents[1::2])
     web = Keywords(documents=documents, seconds=0.0, k=2)
-    return Kit(Size(3, 64), real_pool, chat, *stores, web, 0.0, declared())
+    return Kit(Size(3, 64), real_pool, chat, *stores, web, 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from teola_plugin.tracer.draft import DERIVED, Span
 from teola_plugin.tracer.functions.capturing import Captures
 from teola_plugin.tracer.functions.composing import spread
 from teola_plugin.tracer.functions.machine import Walker
-from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Coming, Computed, Series, Spread, Symbol
+from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Built, Coming, Computed, Sent, Series, Spread, Symbol
 from teola_plugin.tracer.symbols import NotUnderstood
 
 UNROLLED = 16
@@ -29,6 +29,8 @@ def mapped(walk: Walker, items: Symbol, each: Each, *, beside: bool = True) -> S
         return Series(tuple(each(walk, one) for one in known if not isinstance(one, Spread)))
     found = Items(walk, items)
     made = each(found.body, Ref(ITEM))
+    if isinstance(made, Built) and made.kind.__name__ == "Send":
+        return Sent(items, made, found.captures.inputs)
     if isinstance(made, Coming):
         return Coming(found.holder(made.value, beside=False))
     return found.holder(made, beside=beside)

@@ -85,6 +85,16 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """A `Send` for each of some items: what a router returns."""
+
+    items: Symbol
+    one: Built
+    """The `Send` for an item; it reads the item, and what is captured."""
+    captured: Mapping[str, Ref]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Coming:
     """A coroutine that gives this when it is awaited."""
 
@@ -102,7 +112,7 @@ class Defined:
     """Names of the function around it."""
 
 
-Symbol = Ref | Prompted | Known | Unknown | Computed | Text | Series | Fields | Built | Coming | Defined
+Symbol = Ref | Prompted | Known | Unknown | Computed | Text | Series | Fields | Built | Sent | Coming | Defined
 Piece = str | Symbol
 Item = Spread | Symbol
 

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from teola_plugin.graph import INPUT, Ref
-from teola_plugin.tracer.draft import Draft, Span, Traced
-from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Series, Spread, Symbol
+from teola_plugin.graph import INPUT, Component, Ref, Role
+from teola_plugin.tracer.draft import DERIVED, Draft, Span, Traced
+from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Sent, Series, Spread, Symbol, realised
+from teola_plugin.tracer.functions.live import alive
+from teola_plugin.tracer.functions.values import known_object
 from teola_plugin.tracer.langgraph.arms import begun_before_chosen
 from teola_plugin.tracer.langgraph.node import NOTHING, Visited, unknown, visit
-from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, reachable
+from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, backwards
 
 STATE, ARGUMENT = "state", "argument"
 """Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
@@ -41,8 +43,8 @@ class _State:
 @dataclass(slots=True)
 class _Lookahead:
     shape: GraphShape
-    behind: Mapping[str, frozenset[str]]
-    """What may come behind each node: an arm that leads back goes round once more, on a guess about the last round."""
+    backwards: Mapping[str, frozenset[str]]
+    """Arms that go round once more are not guessed at: the round before has to show that it was not enough."""
     names: set[str] = field(default_factory=set)
 
     def template(self, start: NodeShape, pushed: bool) -> Traced:
@@ -90,12 +92,39 @@ class _Lookahead:
         if branch.path is not None:
             chosen = visit(draft, branch.path, state.read(self.shape.updates), f"{node.name}.next")
             _then(draft, span, chosen.span)
+            for sent in chosen.sent:
+                self._sent(draft, _wider(span, chosen.span), sent, state, before)
+            if chosen.sent:
+                return
             if chosen.goto:
                 for name in chosen.goto:
                     self._certain(draft, chosen.span, branch.node(name), state, before)
                 return
-        arms = [name for name in branch.nodes if node.name not in self.behind.get(name, ())]
+        arms = [name for name in branch.nodes if name not in self.backwards[node.name]]
         self._arms(draft, arms, state, before)
+
+    def _sent(self, draft: Draft, span: Span, sent: Sent, state: _State, before: tuple[str, ...]) -> None:
+        """One task for each item: a MAP of what the node asks for, and then what comes behind all of them."""
+        target = known_object(sent.one.fields.get("node", UNKNOWN_VALUE))[1]
+        node = self._follower(target, before) if isinstance(target, str) else None
+        items = realised(draft, sent.items, f"{target}.items")
+        if node is None or items is None:
+            return
+        body = draft.body()
+        made = visit(body, node.bound, sent.one.fields.get("arg", UNKNOWN_VALUE), node.name)
+        output = alive(body, None, set())
+        here = span
+        if output is not None:
+            name = draft.name(f"{node.name}.each", *DERIVED)
+            inputs = (("items", items), *sent.captured.items())
+            draft.absorb(body)
+            draft.add(Component(name, Role.MAP, inputs, body=body.template(output[0], name)))
+            here = Span((name,), (name,))
+            _then(draft, span, here)
+        if made.updates is not None and not node.pauses:
+            after = _State({**state.values, **dict.fromkeys(made.updates, UNKNOWN_VALUE)})
+            for name in node.then:
+                self._certain(draft, here, name, after, (*before, node.name))
 
     def _follower(self, name: str, before: tuple[str, ...]) -> NodeShape | None:
         node = self.shape.nodes.get(name)
@@ -136,10 +165,15 @@ def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
     return Series((Spread(old), new if isinstance(new, Built) else Spread(new)))
 
 
+def _wider(first: Span, second: Span) -> Span:
+    """The second, which came behind the first; the first where there is nothing of the second."""
+    return second if second.heads else first
+
+
 def _then(draft: Draft, first: Span, second: Span) -> None:
     draft.order += [(tail, head) for tail in first.tails for head in second.heads]
 
 
 def lookahead(shape: GraphShape, node: str, *, pushed: bool) -> Traced:
     """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`."""
-    return _Lookahead(shape, reachable(shape)).template(shape.nodes[node], pushed)
+    return _Lookahead(shape, backwards(shape)).template(shape.nodes[node], pushed)

@@ -207,10 +207,8 @@ class Work:
     def adopt(self, graph: EarlyGraph, *, lookahead: bool) -> None:
         """A graph of its query has it, too. If that one is no lookahead itself, it is the one that it was made for."""
         self.lookahead = lookahead and (self.lookahead or not self.made)
-        if graph.name not in self.held_by:
-            self.held_by |= {graph.name}
-        if graph.round not in self.rounds:
-            self.rounds |= {graph.round}
+        self.held_by = self.held_by | graph.names if self.held_by else graph.names
+        self.rounds = self.rounds | graph.rounds if self.rounds else graph.rounds
 
     def left_by(self, graph: str) -> bool:
         """That part is over. Whether no graph of the query has it any more."""

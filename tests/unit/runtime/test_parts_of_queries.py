@@ -466,7 +466,20 @@ def test_a_call_is_never_less_urgent_than_what_runs_ahead(monkeypatch: pytest.Mo
         current_place.reset(token)
 
     in_scene(body)
-    assert seen == {"part1/g.p": 5, "llm.call#1": 5}
+    assert seen == {"part1/g.p": 5, "llm.call#1": 6}
+
+
+def test_a_call_does_not_queue_behind_what_is_for_later() -> None:
+    async def body(scene: Scene) -> list[str]:
+        for number in range(2):  # they fill the engine
+            scene.ahead(value=f"{number} " * 400)
+        for text in ("later", "much later"):
+            scene.ahead(value=text)
+        await asyncio.sleep(0.001)
+        await scene.plain(ask({"text": "now"}))
+        return [request.payload.prompt.text for request in scene.asked["llm"]][2:3]
+
+    assert in_scene(body, most=2) == ["now"]
 
 
 @pytest.mark.parametrize("who", ["a part", "the plain object"])
