@@ -10,7 +10,6 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.utils.aiter import aclosing
 
 from teola_plugin.adapters.langgraph.graph_call import current_call
-from teola_plugin.runtime.context import placed
 
 
 class WatchedNode(Runnable[Any, Any]):
@@ -25,10 +24,7 @@ class WatchedNode(Runnable[Any, Any]):
         if call is None or call.graph is not self._graph:
             yield
             return
-        if call.parts is None:
-            yield
-            return
-        with placed(call.parts.node_began(self._name, input, config or {})):
+        with call.in_node(self._name, input, config or {}):
             yield
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`accelerate` for LlamaIndex: query engines, retrievers, synthesizers, chat engines, ingestion, indexes."""
+"""`accelerate` for LlamaIndex: query engines, retrievers, synthesizers, chat engines, ingestion, indexes, workflows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
 from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
@@ -16,7 +17,8 @@ from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.llamaindex.classes import inside
+from teola_plugin.shims.llamaindex.workflows import used_by_steps
+from teola_plugin.tracer.llamaindex.classes import inside, is_composite, is_leaf
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 
@@ -31,7 +33,9 @@ def accelerate_llamaindex(
     app: str | None,
     shadow: float = 0.0,
 ) -> Any:
-    """See `teola_plugin.accelerate`."""
+    """See `teola_plugin.accelerate`. What is accelerated already is accelerated anew, on these terms."""
+    if isinstance(obj, Accelerated):
+        obj = obj.__teola_session__.served
     if speculate not in SPECULATE:
         raise unknown_name("value of speculate", speculate, list(SPECULATE))
     if shadow:
@@ -45,7 +49,16 @@ def accelerate_llamaindex(
         return accelerated_ingestion(served)
     if isinstance(served, VectorStoreIndex):
         return accelerated_index(served)
-    return accelerated(Session(obj, served, found, terms, _Parts(found, terms)))
+    return accelerated(_session(obj, served, found, terms))
+
+
+def _session(obj: Any, served: Any, pool: EnginePool | None, terms: Settings) -> Session:
+    parts = _Parts(pool, terms)
+    if not isinstance(served, Workflow):
+        return Session(obj, served, pool, terms, parts)
+    from teola_plugin.adapters.llamaindex.workflows.session import WorkflowSession  # agents take a while to import
+
+    return WorkflowSession(obj, served, pool, terms, parts)
 
 
 KEPT = 64
@@ -99,7 +112,9 @@ def bound_in(obj: Any, bind: Bindings | None, pool: EnginePool | None) -> Any:
 
 def the_pool_of(obj: Any) -> EnginePool | None:
     """The pool that its pool-backed objects share; None without any. Raises `RegistrationError` for two."""
-    found = (getattr(node, "pool", None) for node in inside(obj))
+    named = used_by_steps(obj) if isinstance(obj, Workflow) else ()
+    roots = [obj, *(one for one in named if is_leaf(one) or is_composite(one))]
+    found = (getattr(node, "pool", None) for root in roots for node in inside(root))
     pools = {id(pool): pool for pool in found if isinstance(pool, EnginePool)}
     if len(pools) > 1:
         raise RegistrationError(

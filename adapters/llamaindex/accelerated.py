@@ -8,6 +8,8 @@ original's beside a live query.
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -16,6 +18,8 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.workflow import Workflow
+from pydantic import BaseModel
 
 from teola_plugin.adapters.llamaindex.session import Session, chunks_input, nodes_input, query_input
 from teola_plugin.adapters.terms import Asked
@@ -24,6 +28,7 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised
 from teola_plugin.shims.llamaindex.copies import sharing
 from teola_plugin.shims.llamaindex.hooks import QueryHooks
+from teola_plugin.shims.llamaindex.workflows import with_steps_of
 from teola_plugin.tracer.report import TraceReport
 
 
@@ -193,11 +198,22 @@ class AcceleratedChatEngine(Accelerated):
         return await self.__teola_session__.acall("chat", None, lambda node: node.astream_chat(*args, **kwargs))
 
 
+class AcceleratedWorkflow(Accelerated):
+    """A `Workflow`, or an agent. Its steps, handlers and contexts are its own."""
+
+    __teola_entry__ = "run"
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        session: Any = self.__teola_session__
+        return session.run(args, kwargs)
+
+
 KINDS: tuple[tuple[type, type[Accelerated]], ...] = (
     (BaseQueryEngine, AcceleratedQueryEngine),
     (BaseRetriever, AcceleratedRetriever),
     (BaseSynthesizer, AcceleratedSynthesizer),
     (BaseChatEngine, AcceleratedChatEngine),
+    (Workflow, AcceleratedWorkflow),
 )
 
 
@@ -207,7 +223,8 @@ def accelerated(session: Session) -> Any:
     kind = next((mine for theirs, mine in KINDS if isinstance(served, theirs)), None)
     if kind is None:
         raise _refusal(served)
-    return sharing(_class(kind, type(served), session), served)
+    cls = _class(kind, type(served), session)
+    return sharing(with_steps_of(cls, type(served)), served)
 
 
 def _refusal(obj: Any) -> TraceError:
@@ -219,8 +236,7 @@ def _refusal(obj: Any) -> TraceError:
         )
     return TraceError(
         f"cannot accelerate a {what}.",
-        hint="accelerate query engines, retrievers, synthesizers or chat engines; "
-        "workflows and agents use such ones, and TeolaLLM, as they are",
+        hint="accelerate query engines, retrievers, synthesizers, chat engines, workflows or agents",
     )
 
 
@@ -235,4 +251,26 @@ def _class(kind: type[Accelerated], theirs: type, session: Session) -> type:
         "__qualname__": f"Accelerated{theirs.__qualname__}",
         "__doc__": kind.__doc__,
     }
+    if kind is AcceleratedWorkflow:
+        values |= _of_workflow(theirs, session.served)
     return type(theirs)(theirs.__name__, (kind, theirs), values)
+
+
+_SHOWN = ("original", "with_terms", "report", "plan", "explain", "last_trace")
+
+
+def _of_workflow(theirs: Any, served: Any) -> dict[str, Any]:
+    """What a workflow defines, or holds, is its own, also under a name of ours: it may have a step named `plan`."""
+
+    @functools.wraps(theirs.run)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return AcceleratedWorkflow.run(self, *args, **kwargs)
+
+    def add_step(cls: Any, func: Any) -> None:
+        theirs.add_step(func)
+
+    names: dict[str, Any] = {"run": run, "add_step": classmethod(add_step), "__qualname__": theirs.__qualname__}
+    names |= {name: inspect.getattr_static(theirs, name) for name in _SHOWN if hasattr(theirs, name)}
+    if issubclass(theirs, BaseModel):
+        return {**names, "model_config": {"defer_build": True}}
+    return {**names, **{name: None for name in _SHOWN if name in vars(served)}}

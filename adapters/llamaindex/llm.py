@@ -17,7 +17,6 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
 from pydantic import ConfigDict
 
@@ -25,18 +24,20 @@ from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.llamaindex import replies
 from teola_plugin.adapters.llamaindex.messages import to_prompt
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
+from teola_plugin.adapters.llamaindex.tools import CallsTools, Tools, Written, taken
 from teola_plugin.adapters.sampling import EngineModel
+from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.shims.llamaindex.models import messages_of, parsed, text_of
 
 Response = TypeVar("Response", ChatResponse, CompletionResponse)
-Whole = Callable[[Generation, str, str | None], Response]
-"""(generation, model name, what was not streamed) -> the response that ends a stream."""
+Whole = Callable[[Generation, Written], Response]
+"""(generation, what was streamed of it) -> the response that ends a stream."""
 
 
-class TeolaLLM(PoolBacked, EngineModel, LLM):
+class TeolaLLM(PoolBacked, EngineModel, CallsTools):
     """A LlamaIndex LLM whose work is done by the pool's engine `engine`.
 
     ::
@@ -46,6 +47,9 @@ class TeolaLLM(PoolBacked, EngineModel, LLM):
     Keyword arguments of a call: `max_tokens`, `temperature`, `top_p`, `top_k`, `seed`, `stop`, `ignore_eos`,
     `json_schema` (dict or JSON text) and `response_format` as OpenAI spells it. Others raise `RegistrationError`, as do
     messages that hold more than text. Engine errors pass through as they are.
+
+    With `is_function_calling_model=True` it calls tools (`chat_with_tools`, `FunctionAgent`, ...). They are told to the
+    model by its chat template; of a streamed answer that may be a call, only what is certainly text comes in pieces.
     """
 
     engine: str = "llm"
@@ -67,6 +71,7 @@ class TeolaLLM(PoolBacked, EngineModel, LLM):
             context_window=self.context_window or limit or DEFAULT_CONTEXT_WINDOW,
             num_output=self.max_tokens,
             is_chat_model=self.is_chat_model,
+            is_function_calling_model=self.is_function_calling_model,
             model_name=self.model_name,
         )
 
@@ -80,8 +85,17 @@ class TeolaLLM(PoolBacked, EngineModel, LLM):
 
     def payload_of_messages(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generate:
         """What `chat` asks the engine for."""
+        rest, tools = taken(kwargs)
+        return self._asked(messages, rest, tools)
+
+    def _asked(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any], tools: Tools | None) -> Generate:
         if self.is_chat_model:
-            return Generate(to_prompt(messages), self.sampling(None, kwargs))
+            asked = Generate(to_prompt(messages), self.sampling(None, kwargs))
+            return asked if tools is None else tools.asked(asked)
+        if tools is not None:
+            raise RegistrationError(
+                "a TeolaLLM that sends plain text cannot tell its model of tools.", hint="is_chat_model=True"
+            )
         assert self.messages_to_prompt is not None  # LlamaIndex's validators see to it
         return self.payload_of_prompt(self.messages_to_prompt(messages), formatted=True, **kwargs)
 
@@ -109,8 +123,9 @@ class TeolaLLM(PoolBacked, EngineModel, LLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        [generation] = self._call(self.payload_of_messages(messages, **kwargs)).result()
-        return self.chat_of(generation)
+        rest, tools = taken(kwargs)
+        [generation] = self._call(self._asked(messages, rest, tools)).result()
+        return self._answered(generation, tools)
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -119,8 +134,9 @@ class TeolaLLM(PoolBacked, EngineModel, LLM):
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        [generation] = await self._call(self.payload_of_messages(messages, **kwargs))
-        return self.chat_of(generation)
+        rest, tools = taken(kwargs)
+        [generation] = await self._call(self._asked(messages, rest, tools))
+        return self._answered(generation, tools)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -129,23 +145,25 @@ class TeolaLLM(PoolBacked, EngineModel, LLM):
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        handle = self._call(self.payload_of_messages(messages, **kwargs), stream=True)
-        return self._streamed(handle, _chat_piece, replies.to_chat)
+        rest, tools = taken(kwargs)
+        handle = self._call(self._asked(messages, rest, tools), stream=True)
+        return self._streamed(handle, _chat_piece, self._whole_chat(tools), tools)
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         handle = self._call(self.payload_of_prompt(prompt, formatted, **kwargs), stream=True)
-        return self._streamed(handle, _completion_piece, replies.to_completion)
+        return self._streamed(handle, _completion_piece, self._whole_completion)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        handle = self._call(self.payload_of_messages(messages, **kwargs), stream=True)
-        return self._astreamed(handle, _chat_piece, replies.to_chat)
+        rest, tools = taken(kwargs)
+        handle = self._call(self._asked(messages, rest, tools), stream=True)
+        return self._astreamed(handle, _chat_piece, self._whole_chat(tools), tools)
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         handle = self._call(self.payload_of_prompt(prompt, formatted, **kwargs), stream=True)
-        return self._astreamed(handle, _completion_piece, replies.to_completion)
+        return self._astreamed(handle, _completion_piece, self._whole_completion)
 
     # ------------------------------------------------------------ calls
 
@@ -153,30 +171,50 @@ class TeolaLLM(PoolBacked, EngineModel, LLM):
         """Starts at once, also where the answer is streamed: who reads it later may have left the query by then."""
         return self.request(PrimitiveKind.PREFILLING, [asked], stream=stream)
 
+    def _answered(self, generation: Generation, tools: Tools | None) -> ChatResponse:
+        plain = self.chat_of(generation)
+        return plain if tools is None else tools.response(plain)
+
+    def _whole_chat(self, tools: Tools | None) -> Whole[ChatResponse]:
+        def whole(generation: Generation, written: Written) -> ChatResponse:
+            made = self._answered(generation, tools)
+            return made.model_copy(update={"delta": written.rest_of(made.message.content or "")})
+
+        return whole
+
+    def _whole_completion(self, generation: Generation, written: Written) -> CompletionResponse:
+        return replies.to_completion(generation, self.model_name, written.rest_of(generation.text))
+
     def _streamed(
-        self, handle: CallHandle, piece_of: Callable[[str, str], Response], whole: Whole[Response]
+        self,
+        handle: CallHandle,
+        piece_of: Callable[[str, str], Response],
+        whole: Whole[Response],
+        tools: Tools | None = None,
     ) -> Generator[Response, None, None]:
         """The text so far with each piece; at the end the whole with its usage. A real generator."""
-        streamed = ""
+        written = Written(tools)
         with giving_up(handle):
             for piece in handle.pieces:
-                if piece.text:
-                    streamed += piece.text
-                    yield piece_of(streamed, piece.text)
+                if delta := written.add(piece.text):
+                    yield piece_of(written.told, delta)
             [generation] = handle.result()
-        yield whole(generation, self.model_name, generation.text[len(streamed) :])
+        yield whole(generation, written)
 
     async def _astreamed(
-        self, handle: CallHandle, piece_of: Callable[[str, str], Response], whole: Whole[Response]
+        self,
+        handle: CallHandle,
+        piece_of: Callable[[str, str], Response],
+        whole: Whole[Response],
+        tools: Tools | None = None,
     ) -> AsyncGenerator[Response, None]:
-        streamed = ""
+        written = Written(tools)
         with giving_up(handle):
             async for piece in handle.pieces:
-                if piece.text:
-                    streamed += piece.text
-                    yield piece_of(streamed, piece.text)
+                if delta := written.add(piece.text):
+                    yield piece_of(written.told, delta)
             [generation] = await handle
-        yield whole(generation, self.model_name, generation.text[len(streamed) :])
+        yield whole(generation, written)
 
 
 def _chat_piece(streamed: str, delta: str) -> ChatResponse:

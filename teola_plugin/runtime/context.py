@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teola_plugin.graph import Terms
+from teola_plugin.observe.steps import OpenStep
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.query_run import QueryRun
@@ -27,6 +28,8 @@ class CallPlace:
     """How far its end is from the end of the query, in primitives."""
     gang: str = ""
     """Calls of one gang are done with the last of them: branches that run side by side and are put together."""
+    step: OpenStep | None = None
+    """What `QueryRun.step_began` gave for the node or the tool that runs, for traces."""
 
 
 NOWHERE = CallPlace()

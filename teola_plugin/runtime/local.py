@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -188,6 +188,10 @@ class LocalRuntime:
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
         self.loop.tell(self._driver.observe, run, primitive, value)
 
+    def record(self, write: Callable[[TraceRecorder, float], None]) -> None:
+        """What runs at the client without a graph that knows of it is written into traces, with the time it is now."""
+        self.loop.tell(write, self.recorder, self.time())
+
     def close_run(self, run: QueryRun) -> None:
         if not run.closed:
             run.closed = True
@@ -216,11 +220,15 @@ class LocalRuntime:
         payloads: Sequence[Any],
         *,
         stream: bool = False,
+        tentative: bool = False,
         keep_remote: bool = False,
         run: QueryRun | None = None,
         terms: Terms | None = None,
     ) -> CallHandle:
         """One request per payload; inside a live query, what was asked for already is claimed.
+
+        With `stream`, pieces can be read as they come: as a part of the result, or, `tentative`, as a guess at it,
+        which changes nothing of how the request is scheduled or done again.
 
         A call of no live query goes by `terms`, or those of the context. With `keep_remote`, large values may stay
         where they are made: what is got are `RemoteValue`s, for other requests.
@@ -228,8 +236,10 @@ class LocalRuntime:
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
-        given, log = list(payloads), PieceLog() if stream else None
+        given, log = list(payloads), PieceLog(tentative=tentative) if stream else None
         call = Call(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
+        if run is not None:
+            call.step = run.steps.id_of(current_place.get().step)
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         self.loop.post(self._calls.join, run, call)

@@ -36,10 +36,11 @@ from llama_index.core.response_synthesizers.no_text import NoText
 from llama_index.core.retrievers import QueryFusionRetriever, TransformRetriever
 from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.core.selectors import LLMSingleSelector
+from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 
 from support.llamaindex_engines import Library
-from teola_plugin.shims.llamaindex import engines, hooks, postprocessors, queries
+from teola_plugin.shims.llamaindex import engines, hooks, postprocessors, queries, workflows
 from teola_plugin.shims.llamaindex import retrievers as retrieval
 from teola_plugin.shims.llamaindex import synthesizers as writers
 from teola_plugin.shims.llamaindex.records import Parts
@@ -183,6 +184,16 @@ def index(x: Library) -> Made:
     return x.index, found
 
 
+def query_engine_tool(x: Library) -> Made:
+    engine = x.rag()
+    return QueryEngineTool.from_defaults(engine), {"part": engine}
+
+
+def retriever_tool(x: Library) -> Made:
+    retriever = x.index.as_retriever()
+    return RetrieverTool.from_defaults(retriever), {"part": retriever}
+
+
 MADE: dict[Kind, Callable[[Library], Made]] = {
     engines.RetrieverQueryEngineParts: retriever_query_engine,
     engines.CitationQueryEngineParts: citation_query_engine,
@@ -216,4 +227,6 @@ MADE: dict[Kind, Callable[[Library], Made]] = {
         {"llm": x.llm, "node_parser": Settings._node_parser, "transformations": Settings._transformations},
     ),
     hooks.VectorStoreIndexParts: index,
+    workflows.QueryEngineToolParts: query_engine_tool,
+    workflows.RetrieverToolParts: retriever_tool,
 }

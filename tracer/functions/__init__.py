@@ -5,7 +5,7 @@ vain and claimed by nobody. See `trace` for what it gives, `values` for the symb
 """
 
 from teola_plugin.tracer.functions.trace import FunctionWalk, realised, trace_function, trace_node, walk_function
-from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Built, Fields, Known, Series, Spread, Symbol, Text
+from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Built, Fields, Known, Sent, Series, Spread, Symbol, Text
 
 __all__ = [
     "UNKNOWN_VALUE",
@@ -13,6 +13,7 @@ __all__ = [
     "Fields",
     "FunctionWalk",
     "Known",
+    "Sent",
     "Series",
     "Spread",
     "Symbol",

@@ -6,6 +6,7 @@ Only classes and methods of the framework are called, with arguments that the so
 from __future__ import annotations
 
 import inspect
+import operator
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
@@ -15,7 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
-from teola_plugin.tracer.functions.reading import attribute
+from teola_plugin.tracer.functions.reading import attribute, of_framework
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Built,
@@ -27,25 +28,23 @@ from teola_plugin.tracer.functions.values import (
     words,
 )
 
-_FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "teola_plugin")
 _BUILDERS = words(
     "as_retriever assign bind bind_tools from_messages from_template map partial pick pipe with_config with_fallbacks",
     "with_retry with_structured_output with_types",
 )
 """Methods that make an object of the framework of another, and do nothing else."""
-_CONSTANT_FUNCTIONS = (textwrap.dedent, inspect.cleandoc)
-"""Pure functions of the standard library that prompts are written with."""
+_CONSTANT_FUNCTIONS = (textwrap.dedent, inspect.cleandoc, operator.itemgetter, operator.attrgetter)
+"""Pure functions of the standard library that prompts and chains are written with."""
 _GRAPH_CLASSES = ("langgraph.types.Command", "langgraph.types.Send")
 
 
-def of_framework(thing: Any) -> bool:
-    """Whether a class or function is the framework's own."""
-    module = getattr(thing, "__module__", "")
-    return isinstance(module, str) and module.split(".", 1)[0] in _FRAMEWORKS
+def is_a(value: object, kind: type) -> bool:
+    """`isinstance`, but for objects that say that they are of another class: asking them would run their code."""
+    return issubclass(type(value), kind)
 
 
 def is_runnable(value: object) -> bool:
-    return issubclass(type(value), Runnable)
+    return is_a(value, Runnable)
 
 
 def piped(left: Symbol, right: Symbol) -> Symbol | None:
@@ -76,7 +75,7 @@ def _made(make: Callable[[], Any]) -> Symbol:
 
 def built(what: Any, given: Sequence[Symbol | Spread], named: Mapping[str, Symbol]) -> Symbol | None:
     """What a class, a method or a function of the framework makes; None for what may do anything else."""
-    if isinstance(what, type) and _is_data(what):
+    if is_a(what, type) and _is_data(what):
         return _data(what, given, named)
     if not _builds(what):
         return None
@@ -84,7 +83,7 @@ def built(what: Any, given: Sequence[Symbol | Spread], named: Mapping[str, Symbo
     by_name = {key: known_object(one) for key, one in named.items()}
     if len(values) < len(given) or not all(known for known, _ in (*values, *by_name.values())):
         return UNKNOWN_VALUE
-    if what in _CONSTANT_FUNCTIONS and not all(is_constant(value) for _, value in values):
+    if any(what is one for one in _CONSTANT_FUNCTIONS) and not all(is_constant(value) for _, value in values):
         return None
     arguments = [value for _, value in values]
     return _made(lambda: what(*arguments, **{key: value for key, (_, value) in by_name.items()}))
@@ -94,9 +93,9 @@ def _builds(what: Any) -> bool:
     if type(what) is MethodType:
         func: Any = what.__func__
         return type(func) is FunctionType and func.__name__ in _BUILDERS and of_framework(func)
-    if isinstance(what, type):
-        return issubclass(what, Runnable) and of_framework(what) and of_framework(what.__init__)
-    return any(what is known for known in _CONSTANT_FUNCTIONS)
+    if any(what is known for known in _CONSTANT_FUNCTIONS):
+        return True
+    return is_a(what, type) and issubclass(what, Runnable) and of_framework(what) and of_framework(what.__init__)
 
 
 def _is_data(kind: type) -> bool:

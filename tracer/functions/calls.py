@@ -5,20 +5,19 @@ from __future__ import annotations
 import ast
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions import texts
-from teola_plugin.tracer.functions.building import built, is_runnable, of_framework
+from teola_plugin.tracer.functions.arguments import Arguments
+from teola_plugin.tracer.functions.building import built, is_a
 from teola_plugin.tracer.functions.composing import composed, read_attribute, read_key, series, spread
-from teola_plugin.tracer.functions.loops import mapped
 from teola_plugin.tracer.functions.machine import Walker
 from teola_plugin.tracer.functions.pure import proven
+from teola_plugin.tracer.functions.running import of_framework_object
 from teola_plugin.tracer.functions.values import (
-    RUNS,
     UNKNOWN_VALUE,
     Coming,
     Computed,
@@ -42,76 +41,42 @@ _HARMLESS = words(
 """Modules of the standard library whose functions write nothing that an engine reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """What a call is given."""
-
-    given: tuple[Symbol | Spread, ...]
-    named: Mapping[str, Symbol]
-    whole: bool = True
-    """False where there may be others."""
-
-    @property
-    def alone(self) -> Symbol | None:
-        """The only one."""
-        one = self.given[0] if len(self.given) == 1 and not self.named and self.whole else None
-        return None if isinstance(one, Spread) else one
-
-    def all(self) -> list[Symbol]:
-        return [one.of if isinstance(one, Spread) else one for one in (*self.given, *self.named.values())]
-
-
 def call(walk: Walker, node: ast.expr) -> Symbol:
     """What a call gives."""
     assert isinstance(node, ast.Call)
     if isinstance(node.func, ast.Attribute):
         owner = walk.evaluate(node.func.value)
-        if not isinstance(owner, (Known, Unknown)) or (isinstance(owner, Known) and is_constant(owner.value)):
+        if not isinstance(owner, (Known, Unknown)) or (isinstance(owner, Known) and _is_data(owner.value)):
             return _method(walk, node, node.func, owner)
+        if isinstance(owner, Unknown) and node.func.attr in (*METHODS, *CHANGES):
+            Arguments.of(walk, node)
+            return UNKNOWN_VALUE
         what = read_attribute(walk, owner, node.func.attr)
     else:
         what = walk.evaluate(node.func)
-    arguments = _arguments(walk, node)
-    if isinstance(what, Known):
-        return _called(walk, node, what, arguments)
-    walk.user_code()
-    return UNKNOWN_VALUE
+    arguments = Arguments.of(walk, node)
+    return _called(walk, what, arguments)
 
 
-def _arguments(walk: Walker, node: ast.Call) -> Arguments:
-    given: list[Symbol | Spread] = []
-    for one in node.args:
-        given += spread(walk.evaluate(one.value)) if isinstance(one, ast.Starred) else [walk.evaluate(one)]
-    named: dict[str, Symbol] = {}
-    whole = True
-    for keyword in node.keywords:
-        value = walk.evaluate(keyword.value)
-        if keyword.arg is not None:
-            named[keyword.arg] = value
-            continue
-        known, found = known_object(value)
-        if isinstance(value, Fields) and value.base is None:
-            named |= value.items
-        elif known and type(found) is dict:
-            named |= {key: Known(one) for key, one in found.items()}
-        else:
-            whole = False
-    return Arguments(tuple(given), named, whole)
+def _is_data(value: object) -> bool:
+    return is_constant(value) or type(value) in (dict, list, tuple, set)
 
 
-def _called(walk: Walker, node: ast.Call, what: Known, arguments: Arguments) -> Symbol:
+def _called(walk: Walker, what: Symbol, arguments: Arguments) -> Symbol:
+    if not isinstance(what, Known):
+        return _users_own(walk, what, what, arguments)
     func = what.value
-    if type(func) is MethodType and is_runnable(func.__self__) and func.__name__ in RUNS:
-        return _run(walk, func.__self__, func.__name__, arguments)
+    if (made := of_framework_object(walk, func, arguments)) is not None:
+        return made
     if any(func is one for one in CALLABLES):
         return _pure(walk, what, arguments)
-    if (made := _of_asyncio(walk, node, func, arguments)) is not None:
+    if (made := _of_asyncio(walk, func, arguments)) is not None:
         return made
     if arguments.whole and (made := built(func, arguments.given, arguments.named)) is not None:
         return made
     if _is_harmless(func):
         return UNKNOWN_VALUE
-    return _users_own(walk, what, arguments)
+    return _users_own(walk, what, func, arguments)
 
 
 def may_write(walk: Walker, nodes: Sequence[ast.AST]) -> bool:
@@ -136,7 +101,7 @@ CHANGES = words("add append clear extend insert pop popitem remove reverse setde
 
 def _is_harmless(func: Any) -> bool:
     if type(func) is MethodType:
-        func = func.__func__ if isinstance(func.__self__, logging.Logger) else None
+        func = func.__func__ if is_a(func.__self__, logging.Logger) else None
     if type(func) not in (FunctionType, BuiltinFunctionType):
         return False
     of = getattr(func, "__self__", None)
@@ -144,41 +109,20 @@ def _is_harmless(func: Any) -> bool:
     return module in _HARMLESS
 
 
-# ------------------------------------------------------------ Runnables
+# ------------------------------------------------------------ asyncio
 
 
-def _run(walk: Walker, node: Any, how: str, arguments: Arguments) -> Symbol:
-    """`node.invoke(input, config, **bound)` and the like."""
-    named = dict(arguments.named)
-    first = arguments.given[0] if arguments.given else named.pop("input", named.pop("inputs", None))
-    named.pop("config", None)
-    named.pop("return_exceptions", None)
-    bound = {key: known_object(one) for key, one in named.items()}
-    if first is None or isinstance(first, Spread) or not arguments.whole or not all(k for k, _ in bound.values()):
-        walk.user_code()
-        return UNKNOWN_VALUE
-    kwargs = {key: value for key, (_, value) in bound.items()}
-    if how in ("batch", "abatch"):
-        made = mapped(walk, first, lambda each, item: each.run(node, item, kwargs), beside=False)
-    else:
-        made = walk.run(node, first, kwargs)
-    if how in ("stream", "astream"):
-        return UNKNOWN_VALUE
-    return Coming(made) if how.startswith("a") else made
-
-
-def _of_asyncio(walk: Walker, node: ast.Call, func: Any, arguments: Arguments) -> Symbol | None:
+def _of_asyncio(walk: Walker, func: Any, arguments: Arguments) -> Symbol | None:
     if func is asyncio.gather:
-        arguments = Arguments(arguments.given, {}, arguments.whole)
         if any(isinstance(one, Unknown) for one in arguments.given):
             walk.user_code()
         return Coming(series([_awaited(one) for one in arguments.given]))
     first = arguments.given[0] if arguments.given else None
-    if func in (asyncio.create_task, asyncio.ensure_future, asyncio.wait_for):
+    if any(func is one for one in (asyncio.create_task, asyncio.ensure_future, asyncio.wait_for)):
         return first if isinstance(first, Coming) else UNKNOWN_VALUE
     if func is asyncio.to_thread and isinstance(first, Known):
         rest = Arguments(arguments.given[1:], arguments.named, arguments.whole)
-        return Coming(_called(walk, node, first, rest))
+        return Coming(_called(walk, first, rest))
     return Coming(Known(None)) if func is asyncio.sleep else None
 
 
@@ -193,9 +137,9 @@ def _awaited(item: Symbol | Spread) -> Symbol | Spread:
 
 def _pure(walk: Walker, what: Symbol, arguments: Arguments) -> Symbol:
     """A call of a pure function, to be computed when it is needed."""
-    if not arguments.whole or any(isinstance(one, Spread) for one in arguments.given):
+    given = arguments.single
+    if not arguments.whole or given is None:
         return UNKNOWN_VALUE
-    given = [one for one in arguments.given if not isinstance(one, Spread)]
     shape = ast.Call(ast.Constant(0), [], [ast.keyword(name, ast.Constant(0)) for name in arguments.named])
     made = composed(walk, shape, {"func": what, "args": given})
     if not isinstance(made, Computed):
@@ -215,7 +159,7 @@ def _pure(walk: Walker, what: Symbol, arguments: Arguments) -> Symbol:
 
 def _method(walk: Walker, node: ast.Call, func: ast.Attribute, owner: Symbol) -> Symbol:
     """A method of a text, a list, a dictionary, or of something that is made at run time."""
-    arguments = _arguments(walk, node)
+    arguments = Arguments.of(walk, node)
     name = func.attr
     given = [one for one in arguments.given if not isinstance(one, Spread)]
     if (
@@ -225,9 +169,8 @@ def _method(walk: Walker, node: ast.Call, func: ast.Attribute, owner: Symbol) ->
     if name in ("append", "extend") and len(given) == 1 and isinstance(func.value, ast.Name):
         _extended(walk, func.value.id, owner, [*given] if name == "append" else spread(given[0]))
         return Known(None)
-    if name == "get" and given and isinstance(owner, Fields):
-        found = read_key(walk, owner, given[0])
-        return _default(given) if found is None or (isinstance(found, Unknown) and owner.base is None) else found
+    if name == "get" and given and (found := _got(walk, owner, given)) is not None:
+        return found
     if name in METHODS:
         code = walk.code(owner)
         if code is not None:
@@ -240,8 +183,16 @@ def _method(walk: Walker, node: ast.Call, func: ast.Attribute, owner: Symbol) ->
     return UNKNOWN_VALUE
 
 
-def _default(given: Sequence[Symbol]) -> Symbol:
-    return given[1] if len(given) > 1 else Known(None)
+def _got(walk: Walker, owner: Symbol, given: Sequence[Symbol]) -> Symbol | None:
+    """`owner.get(key, default)` of a dictionary whose keys are known."""
+    known, key = known_object(given[0])
+    default = given[1] if len(given) > 1 else Known(None)
+    if isinstance(owner, Fields):
+        lacks = known and owner.base is None and key not in owner.items
+        return default if lacks else read_key(walk, owner, given[0])
+    if isinstance(owner, Known) and type(owner.value) is dict and known and type(key) in (str, int):
+        return Known(owner.value[key]) if key in owner.value else default
+    return None
 
 
 def _extended(walk: Walker, name: str, owner: Symbol, items: Sequence[Symbol | Spread]) -> None:
@@ -255,8 +206,7 @@ def _extended(walk: Walker, name: str, owner: Symbol, items: Sequence[Symbol | S
 # ------------------------------------------------------------ the user's own functions
 
 
-def _users_own(walk: Walker, what: Known, arguments: Arguments) -> Symbol:
-    func = what.value
+def _users_own(walk: Walker, what: Symbol, func: Any, arguments: Arguments) -> Symbol:
     if type(func) is FunctionType:
         made = _pure(walk, what, arguments)
         if isinstance(made, Computed):
@@ -265,9 +215,8 @@ def _users_own(walk: Walker, what: Known, arguments: Arguments) -> Symbol:
                 return made
             except NotUnderstood:
                 pass
-    given = [one for one in arguments.given if not isinstance(one, Spread)]
-    fits = arguments.whole and len(given) == len(arguments.given) and not of_framework(func)
-    if fits and (returned := walk.call_function(func, given, arguments.named)) is not None:
+    given = arguments.single if arguments.whole else None
+    if given is not None and (returned := walk.call_function(func, given, arguments.named)) is not None:
         return returned
     walk.user_code()
     return UNKNOWN_VALUE

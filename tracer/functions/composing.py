@@ -23,6 +23,8 @@ from teola_plugin.tracer.functions.values import (
     Text,
     known_object,
 )
+from teola_plugin.tracer.purity.calls import FIELDS
+from teola_plugin.tracer.symbols import NotUnderstood
 
 
 def composed(walk: Walker, node: ast.expr, parts: Mapping[str, Symbol | list[Symbol]]) -> Symbol:
@@ -91,8 +93,17 @@ def read_attribute(walk: Walker, of: Symbol, name: str) -> Symbol:
             return UNKNOWN_VALUE
         return of.items.get(name) or (of.base.at(name) if of.base is not None else UNKNOWN_VALUE)
     if isinstance(of, (Ref, Computed)):
-        return composed(walk, ast.Attribute(ast.Constant(0), name, ast.Load()), {"value": of})
+        made = composed(walk, ast.Attribute(ast.Constant(0), name, ast.Load()), {"value": of})
+        return made if name in FIELDS or not isinstance(of, Ref) else _read(walk, made)
     return UNKNOWN_VALUE
+
+
+def _read(walk: Walker, field: Symbol) -> Symbol:
+    """A field of an object of the user's own, which no expression can read, so that a CALL does."""
+    try:
+        return walk.ref(field)
+    except NotUnderstood:
+        return UNKNOWN_VALUE
 
 
 def series(items: Sequence[Item], kind: type = list) -> Symbol:

@@ -10,7 +10,7 @@ from teola_plugin.tracer.functions.composing import bind
 from teola_plugin.tracer.functions.loops import mapped
 from teola_plugin.tracer.functions.machine import Walker
 from teola_plugin.tracer.functions.pure import is_small, proven
-from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Coming, Computed, Series, Spread, Symbol
+from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Computed, Series, Spread, Symbol
 from teola_plugin.tracer.symbols import NotUnderstood
 
 
@@ -33,13 +33,15 @@ def comprehension(walk: Walker, node: ast.expr) -> Symbol:
     walk.frame.names[name] = found
     first = ast.comprehension(first.target, ast.Name(name, ast.Load()), first.ifs, first.is_async)
     fields = {key: value for key, value in ast.iter_fields(node) if key != "generators"}
-    node = type(node)(**fields, generators=[first, *others])
+    node = ast.copy_location(type(node)(**fields, generators=[first, *others]), node)
     if not asks_inside(node):
         made = scoped(walk, node)
         if made is not None:
             return made
     if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and not others:
         return _each(walk, first, found, node.elt)
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and not asks_inside(node.elt):
+        return _flattened(walk, node, first, found, others)
     walk.user_code()
     return UNKNOWN_VALUE
 
@@ -51,27 +53,33 @@ def _each(walk: Walker, items: ast.comprehension, found: Symbol, element: ast.ex
             walk.user_code()
             return UNKNOWN_VALUE
         found = chosen
-    comes = []
 
     def each(body: Walker, item: Symbol) -> Symbol:
         bind(body, items.target, item)
-        made = body.evaluate(element)
-        comes.append(isinstance(made, Coming))
-        return made.value if isinstance(made, Coming) else made
+        return body.evaluate(element)
 
-    made = mapped(walk, found, each, beside=not _is_async(element))
-    if not any(comes):
-        return made
-    if isinstance(made, Series):
-        return Series(tuple(one if isinstance(one, Spread) else Coming(one) for one in made.items))
-    return Coming(made)
+    return mapped(walk, found, each)
 
 
-def _is_async(element: ast.expr) -> bool:
-    """Whether it makes a coroutine, so that nobody waits between two items."""
-    return not any(isinstance(one, ast.Await) for one in ast.walk(element)) and any(
-        isinstance(one, ast.Attribute) and one.attr in ("ainvoke", "abatch") for one in ast.walk(element)
-    )
+def _flattened(
+    walk: Walker,
+    node: ast.ListComp | ast.GeneratorExp,
+    first: ast.comprehension,
+    found: Symbol,
+    others: list[ast.comprehension],
+) -> Symbol:
+    """`[d for q in queries for d in search(q)]`: the lists are made side by side, then put together."""
+    inner = ast.ListComp(node.elt, others)
+    lists = _each(walk, first, found, ast.copy_location(inner, node))
+    if isinstance(lists, Series):
+        return Series(tuple(Spread(one) for one in lists.items if not isinstance(one, Spread)))
+    if not isinstance(lists, Ref):
+        return UNKNOWN_VALUE
+    name = walk.name_for(lists, is_ref=True)
+    one, item = ast.Name("one", ast.Store()), ast.Name("item", ast.Store())
+    every = ast.comprehension(one, ast.Name(name, ast.Load()), [], 0)
+    each = ast.comprehension(item, ast.Name("one", ast.Load()), [], 0)
+    return Computed(ast.ListComp(ast.Name("item", ast.Load()), [every, each]), {name: lists})
 
 
 def _chosen(walk: Walker, items: ast.comprehension) -> Symbol | None:

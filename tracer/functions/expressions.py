@@ -11,6 +11,7 @@ from teola_plugin.tracer.functions.building import piped
 from teola_plugin.tracer.functions.calls import call
 from teola_plugin.tracer.functions.composing import composed, read_attribute, read_key, series, spread, truth
 from teola_plugin.tracer.functions.comprehensions import asks_inside, comprehension
+from teola_plugin.tracer.functions.defining import defined
 from teola_plugin.tracer.functions.machine import Walker
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
@@ -198,6 +199,7 @@ _RULES: Mapping[type[ast.expr], Rule] = {
     ast.IfExp: _chosen,
     ast.Await: _awaited,
     ast.NamedExpr: _named,
+    ast.Lambda: defined,  # type: ignore[dict-item]
     ast.Call: call,  # type: ignore[dict-item]
     ast.ListComp: comprehension,
     ast.GeneratorExp: comprehension,

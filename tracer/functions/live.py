@@ -26,9 +26,10 @@ def waiting(draft: Draft) -> set[str]:
     return found
 
 
-def alive(draft: Draft, output: Ref | None) -> tuple[Ref, bool] | None:
+def alive(draft: Draft, output: Ref | None, made: set[str]) -> tuple[Ref, bool] | None:
     """Leaves in a body what runs ahead. Its output, and whether it is `output`; None where no engine is asked."""
     _drop(draft, waiting(draft))
+    drop_unread(draft, made, set() if output is None else {output.producer})
     asked = [c.name for c in draft.components.values() if asks(c)]
     if not asked:
         return None
@@ -37,8 +38,10 @@ def alive(draft: Draft, output: Ref | None) -> tuple[Ref, bool] | None:
     return Ref(list(draft.components)[-1]), False
 
 
-def settle(draft: Draft, span: Span) -> tuple[set[str], Span]:
+def settle(draft: Draft, span: Span, made: set[str], wanted: set[str]) -> tuple[set[str], Span]:
     """Leaves what can run ahead, and prompts whose beginning is known: the others' names, and the span of the rest.
+
+    Of the values in `made`, those that nobody reads are left out, but for the wanted.
 
     What would write stays as well: what is ordered after it waits.
     """
@@ -54,7 +57,17 @@ def settle(draft: Draft, span: Span) -> tuple[set[str], Span]:
             draft.components[name] = replace(c, inputs=inputs)
         else:
             dropped.append(name)
-    return found, _drop(draft, dropped, span)
+    return found, drop_unread(draft, made, wanted, _drop(draft, dropped, span))
+
+
+def drop_unread(draft: Draft, made: set[str], wanted: set[str], span: Span = NO_SPAN) -> Span:
+    """Without the values in `made` that neither a component nor anybody else reads."""
+    while True:
+        read = wanted.union(*({ref.producer for _, ref in c.inputs} for c in draft.components.values()))
+        unread = [name for name in draft.components if name in made and name not in read]
+        if not unread:
+            return span
+        span = _drop(draft, unread, span)
 
 
 def _begins(c: Component, unknown: set[str]) -> bool:

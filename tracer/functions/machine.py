@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import CodeType
 from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable
@@ -14,6 +15,7 @@ from teola_plugin.graph import Ref
 from teola_plugin.tracer.draft import Draft, Span
 from teola_plugin.tracer.functions.reading import Surroundings
 from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Computed, Symbol
+from teola_plugin.tracer.leaf import EmbeddingLeaf
 
 
 class Flow(Enum):
@@ -40,12 +42,13 @@ class Frame:
     names: dict[str, Symbol] = field(default_factory=dict)
     returned: Symbol = UNKNOWN_VALUE
     outer: Callable[[str], Symbol] | None = None
-    """Of a body: reads the names of the function around it."""
+    """Of a body, and of a function inside a function: reads the names around it."""
+    code: CodeType | None = None
 
     def read(self, name: str) -> Symbol:
         if name in self.names:
             return self.names[name]
-        if self.outer is not None:
+        if self.outer is not None and name not in self.local:
             return self.outer(name)
         return UNKNOWN_VALUE if name in self.local else self.around.read(name)
 
@@ -67,6 +70,8 @@ class Walker(Protocol):
     left_out: bool
     """Whether something was not looked into."""
     runs_user_code: bool
+    is_body: bool
+    """Whether it runs for each item, or for one answer of a condition."""
 
     def evaluate(self, node: ast.expr) -> Symbol:
         """What the expression gives. What it asks engines for becomes components."""
@@ -86,8 +91,17 @@ class Walker(Protocol):
     def run(self, node: Runnable[Any, Any], given: Symbol, kwargs: Mapping[str, Any]) -> Symbol:
         """What the Runnable returns."""
 
+    def embed(self, leaf: EmbeddingLeaf, given: Symbol, *, several: bool) -> Symbol:
+        """The vector of a text, or the vectors of several."""
+
     def emitted(self, span: Span) -> None:
         """Components come after all that was there before."""
+
+    def may_try(self) -> bool:
+        """Whether the ways of a condition are to be walked."""
+
+    def trial(self) -> Walker:
+        """The same walk from here on, on a draft of its own: nothing of it counts before it is taken over."""
 
     def finished(self, output: Ref | None) -> tuple[Ref, bool] | None:
         """Of a body: what it gives, and whether that is `output`; None for one that asks engines for nothing."""

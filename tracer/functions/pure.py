@@ -9,7 +9,10 @@ from functools import lru_cache
 from types import FunctionType, MemberDescriptorType
 from typing import Any
 
+from langchain_core.messages import BaseMessage
+
 from teola_plugin.graph import Ref
+from teola_plugin.tracer.functions.reading import of_framework
 from teola_plugin.tracer.functions.values import Computed, is_constant
 from teola_plugin.tracer.purity.purity import Purity, known_purity, on_plain
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -126,9 +129,11 @@ class _Given(ast.NodeTransformer):
 def field_of(value: Any, name: str) -> Any:
     """`value.name`, where that runs no code: a field of a data class, pydantic's or of the standard library.
 
-    Raises `TypeError` for anything else.
+    And the text of a message. Raises `TypeError` for anything else.
     """
     kind = type(value)
+    if name == "text" and issubclass(kind, BaseMessage) and of_framework(kind):
+        return str(value.text)
     own: Any = kind.__getattribute__
     if own is object.__getattribute__:
         held = next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None)

@@ -6,12 +6,28 @@ import builtins
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    ClassMethodDescriptorType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Known, Symbol
 
+_FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "teola_plugin")
 _NOTHING = object()
+_OF_C = (MethodDescriptorType, ClassMethodDescriptorType)
+"""Methods that are not written in Python."""
+
+
+def of_framework(thing: Any) -> bool:
+    """Whether a class or function is the framework's own."""
+    module = getattr(thing, "__module__", "")
+    return isinstance(module, str) and module.split(".", 1)[0] in _FRAMEWORKS
 
 
 def attribute(owner: Any, name: str) -> Symbol:
@@ -32,12 +48,19 @@ def _bound(owner: Any, name: str, held: Any) -> Symbol:
     """What the attribute gives that is held so."""
     kind = type(held)
     of_instance = not isinstance(owner, type) and held is _own(owner).get(name, _NOTHING)
-    if of_instance or not hasattr(kind, "__get__"):
+    if of_instance or not any("__get__" in vars(one) for one in kind.__mro__):
         return Known(held)
     if kind is MemberDescriptorType and not isinstance(owner, type):
         try:
             return Known(held.__get__(owner, type(owner)))
         except AttributeError:
+            return UNKNOWN_VALUE
+    if kind in _OF_C:
+        return Known(held.__get__(None, owner) if isinstance(owner, type) else held.__get__(owner, type(owner)))
+    if kind is property and held.fget is not None and of_framework(held.fget):
+        try:
+            return Known(held.__get__(owner, type(owner)))
+        except Exception:
             return UNKNOWN_VALUE
     if kind is staticmethod:
         return Known(held.__func__)
@@ -79,3 +102,6 @@ class Surroundings:
             if name in names:
                 return Known(names[name])
         return UNKNOWN_VALUE
+
+
+NOWHERE = Surroundings({}, {})

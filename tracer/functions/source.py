@@ -54,14 +54,15 @@ def _file(text: str) -> _File:
     definitions: dict[Place, list[Definition]] = {}
     for node in ast.walk(tree):
         if isinstance(node, Definition):
-            definitions.setdefault(_standing(node), []).append(node)
+            definitions.setdefault(standing(node), []).append(node)
     codes: dict[Place, list[CodeType]] = {}
     for code in _inside(compile(tree, "<source>", "exec", dont_inherit=True)):
         codes.setdefault(_place(code), []).append(code)
     return _File(definitions, codes)
 
 
-def _standing(node: Definition) -> Place:
+def standing(node: Definition) -> Place:
+    """Where a definition begins, and its name."""
     if isinstance(node, ast.Lambda):
         return node.lineno, "<lambda>"
     return min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.name

@@ -10,6 +10,8 @@ from dataclasses import replace
 from teola_plugin.graph import ITEM, Ref
 from teola_plugin.tracer.functions.calls import CHANGES, may_write
 from teola_plugin.tracer.functions.composing import bind, spread, truth
+from teola_plugin.tracer.functions.conditions import both_ways
+from teola_plugin.tracer.functions.defining import defined
 from teola_plugin.tracer.functions.loops import UNROLLED, Items
 from teola_plugin.tracer.functions.machine import Flow, Walker
 from teola_plugin.tracer.functions.reading import attribute
@@ -26,6 +28,8 @@ from teola_plugin.tracer.functions.values import (
 
 Rule = Callable[[Walker, ast.stmt], Flow]
 _JUMPS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+_ENDS = (ast.Return, ast.Raise, ast.Continue)
+"""What ends a function, or a round of a loop."""
 
 
 def statement(walk: Walker, node: ast.stmt) -> Flow:
@@ -35,6 +39,18 @@ def statement(walk: Walker, node: ast.stmt) -> Flow:
         return Flow.STOPPED
     walk.line = node.lineno
     return rule(walk, node)
+
+
+def block(walk: Walker, statements: Sequence[ast.stmt]) -> Flow:
+    """Walks through statements, one after the other."""
+    for place, one in enumerate(statements):
+        if isinstance(one, ast.If):
+            flow, ended = _if(walk, one, statements[place + 1 :])
+        else:
+            flow, ended = statement(walk, one), False
+        if ended or flow is not Flow.NEXT:
+            return flow
+    return Flow.NEXT
 
 
 def assigned(nodes: Sequence[ast.AST]) -> set[str]:
@@ -138,6 +154,10 @@ def _return(walk: Walker, node: ast.stmt) -> Flow:
     return Flow.ENDED
 
 
+def _continue(walk: Walker, node: ast.stmt) -> Flow:
+    return Flow.ENDED
+
+
 def _raise(walk: Walker, node: ast.stmt) -> Flow:
     return Flow.ENDED
 
@@ -171,24 +191,40 @@ def _import(walk: Walker, node: ast.stmt) -> Flow:
 
 def _define(walk: Walker, node: ast.stmt) -> Flow:
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    walk.frame.names[node.name] = UNKNOWN_VALUE
+    walk.frame.names[node.name] = UNKNOWN_VALUE if isinstance(node, ast.ClassDef) else defined(walk, node)
     return Flow.NEXT
 
 
 # ------------------------------------------------------------ what may happen, or not
 
 
-def _if(walk: Walker, node: ast.stmt) -> Flow:
-    assert isinstance(node, ast.If)
-    decided = truth(walk.evaluate(node.test))
+def _if(walk: Walker, node: ast.If, rest: Sequence[ast.stmt]) -> tuple[Flow, bool]:
+    """How it ends, and whether that is the end of the block: what comes after one that may end it belongs to it."""
+    walk.line = node.lineno
+    test = walk.evaluate(node.test)
+    decided = truth(test)
     if decided is not None:
-        return walk.block(node.body if decided else node.orelse)
-    walk.left_out = True
+        return walk.block(node.body if decided else node.orelse), False
+    if any(isinstance(one, ast.Raise) for one in node.body):
+        return walk.block(node.orelse), False  # as if nothing went wrong
     arms = [*node.body, *node.orelse]
+    ends = any(True for _ in _inside(arms, _ENDS))
+    ways: tuple[Sequence[ast.stmt], Sequence[ast.stmt]] = (node.body, node.orelse)
+    if ends:
+        ways = ([*node.body, *rest], [*node.orelse, *rest])
+    if any(True for _ in _inside(arms, (ast.Break,))) or not walk.may_try():
+        return _left(walk, arms, ends), False
+    flow = both_ways(walk, test, ways, assigned(ways[0]) | assigned(ways[1]))
+    return flow, ends
+
+
+def _left(walk: Walker, arms: Sequence[ast.stmt], ends: bool) -> Flow:
+    """Neither way is looked into."""
+    walk.left_out = True
     _forget(walk, arms)
     if may_write(walk, arms):
         walk.user_code()
-    return Flow.STOPPED if any(True for _ in _inside(arms, _JUMPS)) else Flow.NEXT
+    return Flow.STOPPED if ends else Flow.NEXT
 
 
 def _try(walk: Walker, node: ast.stmt) -> Flow:
@@ -246,7 +282,7 @@ def _mapped(walk: Walker, node: ast.For, items: Symbol) -> None:
     bind(body, node.target, Ref(ITEM))
     flow = body.block(node.body)
     lists = {name: body.frame.names.get(name, UNKNOWN_VALUE) for name in grown}
-    walk.left_out = walk.left_out or body.left_out or flow is not Flow.NEXT
+    walk.left_out = walk.left_out or body.left_out or flow is Flow.STOPPED
     before = {name: walk.frame.read(name) for name in grown}
     made = found.holder(_output(lists), beside=True)
     _forget(walk, [node.target, *node.body])
@@ -310,6 +346,7 @@ _RULES: Mapping[type[ast.stmt], Rule] = {
     ast.Delete: _delete,
     ast.Return: _return,
     ast.Raise: _raise,
+    ast.Continue: _continue,
     ast.Pass: _pass,
     ast.Assert: _assert,
     ast.Import: _import,
@@ -317,7 +354,6 @@ _RULES: Mapping[type[ast.stmt], Rule] = {
     ast.FunctionDef: _define,
     ast.AsyncFunctionDef: _define,
     ast.ClassDef: _define,
-    ast.If: _if,
     ast.Try: _try,
     ast.For: _for,
 }

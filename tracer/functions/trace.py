@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Draft, Span, Traced
+from teola_plugin.tracer.functions.exporting import exported, producers
 from teola_plugin.tracer.functions.live import NO_SPAN, asks, settle
 from teola_plugin.tracer.functions.machine import Flow, Frame
-from teola_plugin.tracer.functions.reading import Surroundings
-from teola_plugin.tracer.functions.source import source_of
+from teola_plugin.tracer.functions.reading import NOWHERE
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Built,
-    Coming,
-    Computed,
     Fields,
     Known,
-    Series,
-    Spread,
     Symbol,
-    Text,
     Unknown,
     as_state,
     known_object,
     symbol_of,
 )
-from teola_plugin.tracer.functions.walk import Walk, arguments, frame_of, unbound
-from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Value
+from teola_plugin.tracer.functions.walk import Walk, entered, unbound
+from teola_plugin.tracer.symbols import NotUnderstood, Value
 
 log = logging.getLogger("teola_plugin")
 
@@ -87,12 +82,11 @@ def _walked(func: Any, given: Mapping[str, Value | Symbol], draft: Draft, name: 
         symbols = {key: Known(one) for key, one in func.keywords.items()} | symbols
         func = func.func
     plainly, first = unbound(func, first)
-    definition = None if plainly is None else source_of(plainly.__code__)
-    names = None if plainly is None else arguments(plainly, first, symbols)
-    if plainly is None or definition is None or names is None:
+    found = None if plainly is None else entered(plainly, first, symbols)
+    if plainly is None or found is None:
         return FunctionWalk()
-    scratch = Draft(names=draft.names)
-    walk = Walk(scratch, frame_of(plainly, names), name or plainly.__name__.strip("<>"))
+    definition, frame = found
+    walk = Walk(Draft(names=draft.names), frame, name or plainly.__name__.strip("<>"))
     try:
         flow = walk.function(definition)
     except Exception as why:  # what was found before that holds
@@ -107,11 +101,11 @@ def _settled(walk: Walk, flow: Flow, draft: Draft) -> FunctionWalk:
     """What can run ahead goes into the draft."""
     value = walk.frame.returned if flow is not Flow.STOPPED else UNKNOWN_VALUE
     scratch = walk.draft
-    lost, span = settle(scratch, walk.span)
+    lost, span = settle(scratch, walk.span, walk.shared.made, producers(value))
     if not any(asks(c) for c in scratch.components.values()):
         scratch, lost, span = Draft(names=draft.names), lost | set(scratch.components), NO_SPAN
-    value = _without(value, lost)
-    for name in ("components", "calls", "lists"):
+    value = exported(value, lost, scratch, draft)
+    for name in ("components", "calls", "lists", "formatted"):
         getattr(draft, name).update(getattr(scratch, name))
     draft.order += scratch.order
     draft.nodes += scratch.nodes
@@ -126,34 +120,6 @@ def _settled(walk: Walk, flow: Flow, draft: Draft) -> FunctionWalk:
         walk.runs_user_code,
         span,
     )
-
-
-def _without(symbol: Symbol, lost: set[str]) -> Symbol:
-    """The symbol; what waits for user code is unknown."""
-
-    def inner(one: Symbol) -> Symbol:
-        return _without(one, lost)
-
-    if isinstance(symbol, Ref):
-        return UNKNOWN_VALUE if symbol.producer in lost else symbol
-    if isinstance(symbol, Computed):
-        read = [*symbol.refs.values(), *([symbol.ref] if symbol.ref else [])]
-        return UNKNOWN_VALUE if any(ref.producer in lost for ref in read) else symbol
-    if isinstance(symbol, Text):
-        return Text(tuple(piece if isinstance(piece, str) else inner(piece) for piece in symbol.pieces))
-    if isinstance(symbol, Series):
-        items = (Spread(inner(one.of)) if isinstance(one, Spread) else inner(one) for one in symbol.items)
-        return Series(tuple(items), symbol.kind)
-    if isinstance(symbol, Fields):
-        if symbol.base is not None and symbol.base.producer in lost:
-            return UNKNOWN_VALUE
-        return replace(symbol, items={key: inner(one) for key, one in symbol.items.items()})
-    if isinstance(symbol, Built):
-        return Built(symbol.kind, {key: inner(one) for key, one in symbol.fields.items()})
-    if isinstance(symbol, Prompted):
-        read_by = [one for _, one in symbol.inputs]
-        return UNKNOWN_VALUE if any(isinstance(inner(symbol_of(one)), Unknown) for one in read_by) else symbol
-    return inner(symbol.value) if isinstance(symbol, Coming) else symbol
 
 
 def _routed(value: Symbol) -> tuple[Mapping[str, Symbol] | None, tuple[str, ...]]:
@@ -183,7 +149,7 @@ def _names(value: Symbol) -> tuple[str, ...]:
 
 def realised(draft: Draft, symbol: Symbol, name: str) -> Ref | None:
     """The value as a ref, by CALLs named after `name`; None for one that is not known."""
-    walk = Walk(draft, Frame(Surroundings({}, {})), name)
+    walk = Walk(draft, Frame(NOWHERE), name)
     try:
         return walk.ref(symbol)
     except NotUnderstood:

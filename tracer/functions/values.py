@@ -7,11 +7,13 @@ computed before a component needs it as a value.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from teola_plugin.graph import Ref
+from teola_plugin.tracer.functions.source import Definition
 from teola_plugin.tracer.symbols import Prompted, Record, Value
 
 
@@ -35,8 +37,12 @@ class Computed:
     """Its free names are those of `refs` and `objects`, and builtins."""
     refs: Mapping[str, Ref] = field(default_factory=dict)
     objects: Mapping[str, object] = field(default_factory=dict)
-    ref: Ref | None = None
-    """Of its CALL, once there is one."""
+    made: list[tuple[object, Ref]] = field(default_factory=list)
+    """Drafts that have a CALL of it."""
+
+    def ref_in(self, draft: object) -> Ref | None:
+        """Of its CALL in a draft."""
+        return next((ref for known, ref in self.made if known is draft), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,13 +85,34 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """A `Send` for each of some items: what a router returns."""
+
+    items: Symbol
+    one: Built
+    """The `Send` for an item; it reads the item, and what is captured."""
+    captured: Mapping[str, Ref]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Coming:
     """A coroutine that gives this when it is awaited."""
 
     value: Symbol
 
 
-Symbol = Ref | Prompted | Known | Unknown | Computed | Text | Series | Fields | Built | Coming
+@dataclass(frozen=True, slots=True, eq=False)
+class Defined:
+    """A function that is defined in the function, and reads values of it."""
+
+    definition: Definition
+    code: CodeType
+    defaults: Mapping[str, Symbol]
+    read: Callable[[str], Symbol]
+    """Names of the function around it."""
+
+
+Symbol = Ref | Prompted | Known | Unknown | Computed | Text | Series | Fields | Built | Sent | Coming | Defined
 Piece = str | Symbol
 Item = Spread | Symbol
 

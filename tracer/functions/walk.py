@@ -6,8 +6,8 @@ import ast
 import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import FunctionType, MethodType
+from dataclasses import dataclass, field, replace
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
@@ -18,28 +18,33 @@ from teola_plugin.tracer.draft import Draft, Span, may_raise
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.filling import Filling, as_prompt
 from teola_plugin.tracer.functions.live import alive
-from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped
+from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped, Walker
 from teola_plugin.tracer.functions.pure import MADE, constant, field_of, proven
-from teola_plugin.tracer.functions.reading import Surroundings
+from teola_plugin.tracer.functions.reading import NOWHERE, Surroundings, of_framework
 from teola_plugin.tracer.functions.source import Definition, source_of
-from teola_plugin.tracer.functions.statements import statement
+from teola_plugin.tracer.functions.statements import block
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Coming,
     Computed,
+    Defined,
     Fields,
     Known,
     Symbol,
     Unknown,
     symbol_of,
 )
-from teola_plugin.tracer.langchain.classes import is_accelerated
+from teola_plugin.tracer.langchain.classes import planned
+from teola_plugin.tracer.langchain.leaves import lower_leaf
 from teola_plugin.tracer.langchain.trace import walk_into
+from teola_plugin.tracer.leaf import EmbeddingLeaf
 from teola_plugin.tracer.purity.purity import plain, size
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
 
 DEPTH = 3
 """Functions of the user's that are walked inside each other."""
+NESTED = 4
+"""Conditions inside each other whose ways are walked."""
 FUEL = 20_000
 """Expressions that are looked at for one function, with all that it calls."""
 
@@ -51,6 +56,8 @@ class _Shared:
     fuel: int = FUEL
     names: dict[Ref, str] = field(default_factory=dict)
     objects: dict[int, tuple[str, object]] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+    """Components that compute values for others, and are of no use by themselves."""
 
 
 @dataclass(slots=True)
@@ -67,6 +74,8 @@ class Walk:
     left_out: bool = False
     runs_user_code: bool = False
     is_body: bool = False
+    nested: int = 0
+    """Conditions and loops that it is inside of."""
     shared: _Shared = field(default_factory=_Shared)
     _code: str = ""
     """The last OPAQUE that stands for user code."""
@@ -82,11 +91,7 @@ class Walk:
         return evaluate(self, node)
 
     def block(self, statements: Sequence[ast.stmt]) -> Flow:
-        for one in statements:
-            flow = statement(self, one)
-            if flow is not Flow.NEXT:
-                return flow
-        return Flow.NEXT
+        return block(self, statements)
 
     def function(self, definition: Definition) -> Flow:
         """Walks through the function whose arguments the frame has."""
@@ -99,24 +104,22 @@ class Walk:
         return flow
 
     def call_function(self, func: Any, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> Symbol | None:
-        plainly, given = unbound(func, given)
-        definition = None if plainly is None else source_of(plainly.__code__)
-        if plainly is None or definition is None or self.depth >= DEPTH:
+        found = _entered(func, given, named) if self.depth < DEPTH else None
+        if found is None:
             return None
-        names = arguments(plainly, given, named)
-        if names is None:
-            return None
+        definition, frame = found
         before = self.frame
-        self.frame, self.depth = frame_of(plainly, names), self.depth + 1
+        self.frame, self.depth = frame, self.depth + 1
         try:
             flow = self.function(definition)
-            made = self.frame.returned if flow is Flow.ENDED or flow is Flow.NEXT else UNKNOWN_VALUE
+            made = frame.returned
         finally:
             self.frame, self.depth = before, self.depth - 1
         if flow is Flow.STOPPED:
-            self.left_out = True
+            self.left_out, made = True, UNKNOWN_VALUE
             self.user_code()
-        return Coming(made) if inspect.iscoroutinefunction(plainly) else made
+        assert frame.code is not None
+        return Coming(made) if frame.code.co_flags & inspect.CO_COROUTINE else made
 
     # ------------------------------------------------------------ order
 
@@ -143,7 +146,7 @@ class Walk:
         return held[0]
 
     def code(self, symbol: Symbol) -> Computed | None:
-        if isinstance(symbol, Computed) and symbol.ref is None:
+        if isinstance(symbol, Computed) and symbol.ref_in(self.draft) is None:
             return symbol
         if isinstance(symbol, Known):
             return self._code_of_object(symbol.value)
@@ -176,34 +179,43 @@ class Walk:
         if isinstance(symbol, (Unknown, Coming)):
             raise NotUnderstood("a value that is not known")
         if isinstance(symbol, Computed):
-            if symbol.ref is None:
-                symbol.ref = self._computed(symbol)
-            return symbol.ref
+            found = symbol.ref_in(self.draft)
+            if found is None:
+                found = self._computed(symbol)
+                symbol.made.append((self.draft, found))
+            return found
         if isinstance(symbol, Known) and not plain(symbol.value):
             raise NotUnderstood("an object of the user's own")
         filling = Filling(self.ref)
         fill = filling.of(symbol)
         word = "constant" if isinstance(symbol, Known) else "made"
         call = (lambda **given: fill(given)[0]) if filling.inputs else on_loop(lambda **given: fill(given)[0])
-        name = self.draft.name(f"{self.name}.{word}")
-        return self.draft.call(name, simple(size)(call), (), **filling.inputs)
+        return self._call(word, simple(size)(call), filling.inputs)
 
     def _computed(self, symbol: Computed) -> Ref:
         code = symbol.code
         if isinstance(code, ast.Name) and code.id in symbol.refs:
             return symbol.refs[code.id]
         if isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id in symbol.refs:
-            name, field_name = self.draft.name(f"{self.name}.{code.attr}"), code.attr
-            get = may_raise(on_loop(lambda value: field_of(value, field_name)))
-            self.draft.lists[name] = ""
-            return self.draft.call(name, get, (), value=symbol.refs[code.value.id])
+            name = code.attr
+            get = may_raise(on_loop(lambda value: field_of(value, name)))
+            return self._call(name, get, {"value": symbol.refs[code.value.id]}, may_be_list=True)
         if isinstance(code, ast.GeneratorExp):
             symbol = Computed(ast.ListComp(code.elt, code.generators), symbol.refs, symbol.objects)
         func = proven(symbol)
-        name = self.draft.name(f"{self.name}.value")
-        self.draft.lists[name] = ""
-        call = may_raise(lambda **given: func(**given))
-        return self.draft.call(name, simple(size)(call) if func.reads.degree == 1 else call, (), **func.inputs)
+        keys = {name: f"value{number + 1 if number else ''}" for number, name in enumerate(func.inputs)}
+        call = may_raise(lambda **given: func(**{name: given[key] for name, key in keys.items()}))
+        call = simple(size)(call) if func.reads.degree == 1 else call
+        return self._call("value", call, {keys[name]: ref for name, ref in func.inputs.items()}, may_be_list=True)
+
+    def _call(
+        self, word: str, call: Callable[..., Any], inputs: Mapping[str, Ref], *, may_be_list: bool = False
+    ) -> Ref:
+        name = self.draft.name(f"{self.name}.{word}")
+        self.shared.made.add(name)
+        if may_be_list:
+            self.draft.lists[name] = ""
+        return self.draft.call(name, call, (), **inputs)
 
     def _any_ref(self, symbol: Symbol) -> Ref:
         """A ref also for what is not known: a prompt may begin with what is."""
@@ -219,7 +231,7 @@ class Walk:
     # ------------------------------------------------------------ engines
 
     def run(self, node: Runnable[Any, Any], given: Symbol, kwargs: Mapping[str, Any]) -> Symbol:
-        node = node.chain if is_accelerated(node) else node  # type: ignore[attr-defined]
+        node = planned(node)
         before = len(self.draft.components)
         try:
             value = self._input(node, given)
@@ -244,21 +256,42 @@ class Walk:
             return Record({key: self._any_ref(inner) for key, inner in given.items.items()}, given.base)
         return self.ref(given)
 
-    def body(self, outer: Callable[[str], Symbol]) -> Walk:
-        frame = Frame(self.frame.around, outer=outer)
+    def embed(self, leaf: EmbeddingLeaf, given: Symbol, *, several: bool) -> Symbol:
+        leaf = replace(leaf, role="document", batchable=True, result=_each_of(leaf.result)) if several else leaf
+        try:
+            before = len(self.draft.components)
+            made = lower_leaf(self.draft, leaf, self.ref(given), lambda word: f"{self.name}.{word}", ())
+        except NotUnderstood:
+            return UNKNOWN_VALUE
+        self.emitted(self.draft.span(tuple(self.draft.components)[before:]))
+        return made
+
+    def body(self, outer: Callable[[str], Symbol]) -> Walker:
+        frame = Frame(self.frame.around, outer=outer, code=self.frame.code)
         return Walk(
             self.draft.body(),
             frame,
             self.name,
             self.depth,
             self.line,
-            changed=self.changed,
+            changed=dict(self.changed),
             is_body=True,
+            nested=self.nested + 1,
             shared=self.shared,
         )
 
+    def may_try(self) -> bool:
+        return self.nested < NESTED
+
+    def trial(self) -> Walker:
+        """The same walk, on a draft of its own: nothing of it counts before it is taken over."""
+        names, draft = dict(self.frame.names), Draft(names=self.draft.names)
+        trial = replace(self, draft=draft, frame=replace(self.frame, names=names), span=Span(), nested=self.nested + 1)
+        trial.changed, trial.left_out, trial.runs_user_code = dict(self.changed), False, False
+        return trial
+
     def finished(self, output: Ref | None) -> tuple[Ref, bool] | None:
-        return alive(self.draft, output)
+        return alive(self.draft, output, self.shared.made)
 
 
 def _first(node: Any) -> Any:
@@ -281,19 +314,47 @@ def unbound(func: Any, given: Sequence[Symbol]) -> tuple[FunctionType | None, li
     return (func if type(func) is FunctionType else None), list(given)
 
 
-def arguments(func: FunctionType, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> dict[str, Symbol] | None:
-    """The function's names as it begins; None where the arguments do not fit."""
+def _each_of(result: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda vectors: [result(one) for one in vectors]
+
+
+def _entered(func: Any, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> tuple[Definition, Frame] | None:
+    """The function's source, and the frame that it begins with; None for one that is not understood."""
+    if isinstance(func, Defined):
+        names = arguments(func.code, func.defaults, given, named)
+        return None if names is None else (func.definition, _frame(func.code, names, NOWHERE, func.read))
+    plainly, given = unbound(func, given)
+    return None if plainly is None or of_framework(plainly) else entered(plainly, given, named)
+
+
+def entered(
+    func: FunctionType, given: Sequence[Symbol], named: Mapping[str, Symbol]
+) -> tuple[Definition, Frame] | None:
+    """As a call with these arguments begins."""
     code = func.__code__
-    wanted = code.co_varnames[: code.co_argcount]
-    only_named = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    places = code.co_varnames[: code.co_argcount]
+    defaults: dict[str, Any] = dict(zip(places[::-1], (func.__defaults__ or ())[::-1], strict=False))
+    defaults |= func.__kwdefaults__ or {}
+    names = arguments(code, {name: Known(one) for name, one in defaults.items()}, given, named)
+    definition = None if names is None else source_of(code)
+    if names is None or definition is None:
+        return None
+    return definition, _frame(code, names, Surroundings.of(func), None)
+
+
+def arguments(
+    code: CodeType, defaults: Mapping[str, Symbol], given: Sequence[Symbol], named: Mapping[str, Symbol]
+) -> dict[str, Symbol] | None:
+    """The function's names as it begins; None for one that takes any arguments."""
     if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         return None
-    defaults = dict(zip(wanted[::-1], (func.__defaults__ or ())[::-1], strict=False)) | (func.__kwdefaults__ or {})
-    found = {name: Known(value) for name, value in defaults.items()} | dict(zip(wanted, given, strict=False))
-    found |= {name: one for name, one in named.items() if name in (*wanted, *only_named)}
-    return {name: UNKNOWN_VALUE for name in (*wanted, *only_named)} | found
+    wanted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in wanted} | dict(defaults)
+    found |= dict(zip(wanted[: code.co_argcount], given, strict=False))
+    return found | {name: one for name, one in named.items() if name in wanted}
 
 
-def frame_of(func: FunctionType, names: Mapping[str, Symbol]) -> Frame:
-    code = func.__code__
-    return Frame(Surroundings.of(func), frozenset((*code.co_varnames, *code.co_cellvars)), dict(names))
+def _frame(
+    code: CodeType, names: dict[str, Symbol], around: Surroundings, outer: Callable[[str], Symbol] | None
+) -> Frame:
+    return Frame(around, frozenset((*code.co_varnames, *code.co_cellvars)), names, outer=outer, code=code)

@@ -2,7 +2,7 @@
 
 Nothing runs. Symbolic values flow through the nodes and the state between them, along the edges. What is surely next
 is asked for as soon as its inputs are known, before the barrier that the plain graph waits at. Of what may be next only
-what costs little is, or what one arm alone asks for (`begun_early`). A node that is not understood leaves the channels
+what costs little is, or what one arm alone asks for (`arms`). A node that is not understood leaves the channels
 of the state unknown, and what reads them waits for the plain graph.
 """
 
@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from teola_plugin.graph import INPUT, Ref
-from teola_plugin.tracer.draft import Draft, Span, Traced
-from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Series, Spread, Symbol
-from teola_plugin.tracer.langchain.lookahead import begun_early
-from teola_plugin.tracer.langgraph.node import Visited, visit
-from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update
+from teola_plugin.graph import INPUT, Component, Ref, Role
+from teola_plugin.tracer.draft import DERIVED, Draft, Span, Traced
+from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Sent, Series, Spread, Symbol, realised
+from teola_plugin.tracer.functions.live import alive
+from teola_plugin.tracer.functions.values import known_object
+from teola_plugin.tracer.langgraph.arms import begun_before_chosen
+from teola_plugin.tracer.langgraph.node import NOTHING, Visited, unknown, visit
+from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, reachable
 
 STATE, ARGUMENT = "state", "argument"
 """Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
@@ -40,6 +43,8 @@ class _State:
 @dataclass(slots=True)
 class _Lookahead:
     shape: GraphShape
+    behind: Mapping[str, frozenset[str]]
+    """What may come behind each node: an arm that leads back goes round once more, on a guess about the last round."""
     names: set[str] = field(default_factory=set)
 
     def template(self, start: NodeShape, pushed: bool) -> Traced:
@@ -60,10 +65,16 @@ class _Lookahead:
         pushed: bool = False,
     ) -> Span:
         """Components of a node and of those behind it; `before` are the nodes on the way to it."""
-        made = visit(draft, node.bound, given, node.name)
+        if node.bound is None:
+            made, after = NOTHING, state
+        else:
+            made = visit(draft, node.bound, given, node.name)
+            after = self._updated(state, made, alone=not pushed)
         if node.pauses:
             return made.span
-        after, way = self._updated(state, made, alone=not pushed), (*before, node.name)
+        way = (*before, node.name)
+        if pushed:
+            return made.span  # the others that were sent beside it have to come, too
         for name in (*node.then, *made.goto):
             self._certain(draft, made.span, name, after, way)
         for branch in node.branches:
@@ -81,11 +92,39 @@ class _Lookahead:
         if branch.path is not None:
             chosen = visit(draft, branch.path, state.read(self.shape.updates), f"{node.name}.next")
             _then(draft, span, chosen.span)
+            for sent in chosen.sent:
+                self._sent(draft, _wider(span, chosen.span), sent, state, before)
+            if chosen.sent:
+                return
             if chosen.goto:
                 for name in chosen.goto:
                     self._certain(draft, chosen.span, branch.node(name), state, before)
                 return
-        self._arms(draft, branch.nodes, state, before)
+        arms = [name for name in branch.nodes if node.name not in self.behind.get(name, ())]
+        self._arms(draft, arms, state, before)
+
+    def _sent(self, draft: Draft, span: Span, sent: Sent, state: _State, before: tuple[str, ...]) -> None:
+        """One task for each item: a MAP of what the node asks for, and then what comes behind all of them."""
+        target = known_object(sent.one.fields.get("node", UNKNOWN_VALUE))[1]
+        node = self._follower(target, before) if isinstance(target, str) else None
+        items = realised(draft, sent.items, f"{target}.items")
+        if node is None or items is None:
+            return
+        body = draft.body()
+        made = visit(body, node.bound, sent.one.fields.get("arg", UNKNOWN_VALUE), node.name)
+        output = alive(body, None, set())
+        here = span
+        if output is not None:
+            name = draft.name(f"{node.name}.each", *DERIVED)
+            inputs = (("items", items), *sent.captured.items())
+            draft.absorb(body)
+            draft.add(Component(name, Role.MAP, inputs, body=body.template(output[0], name)))
+            here = Span((name,), (name,))
+            _then(draft, span, here)
+        if made.updates is not None and not node.pauses:
+            after = _State({**state.values, **dict.fromkeys(made.updates, UNKNOWN_VALUE)})
+            for name in node.then:
+                self._certain(draft, here, name, after, (*before, node.name))
 
     def _follower(self, name: str, before: tuple[str, ...]) -> NodeShape | None:
         node = self.shape.nodes.get(name)
@@ -97,7 +136,7 @@ class _Lookahead:
         drafts = [Draft(names=self.names) for _ in arms]
         for arm, own in zip(arms, drafts, strict=True):
             self._visit(own, arm, state.read(arm.reads), state, before)
-        for component in begun_early(drafts, certain=False):
+        for component in begun_before_chosen(drafts, partial(unknown, draft)):
             draft.add(component)
         for own in drafts:
             draft.calls |= own.calls
@@ -126,10 +165,15 @@ def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
     return Series((Spread(old), new if isinstance(new, Built) else Spread(new)))
 
 
+def _wider(first: Span, second: Span) -> Span:
+    """The second, which came behind the first; the first where there is nothing of the second."""
+    return second if second.heads else first
+
+
 def _then(draft: Draft, first: Span, second: Span) -> None:
     draft.order += [(tail, head) for tail in first.tails for head in second.heads]
 
 
 def lookahead(shape: GraphShape, node: str, *, pushed: bool) -> Traced:
     """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`."""
-    return _Lookahead(shape).template(shape.nodes[node], pushed)
+    return _Lookahead(shape, reachable(shape)).template(shape.nodes[node], pushed)

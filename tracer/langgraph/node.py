@@ -12,7 +12,8 @@ from langchain_core.runnables import Runnable
 from teola_plugin.graph import Component, Ref, Role
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, Span
-from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Symbol, realised, walk_function
+from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Sent, Symbol, realised, walk_function
+from teola_plugin.tracer.functions.live import NO_SPAN
 from teola_plugin.tracer.functions.values import symbol_of
 from teola_plugin.tracer.langchain.trace import walk_into
 from teola_plugin.tracer.symbols import Prompted, Record, Value
@@ -22,11 +23,16 @@ from teola_plugin.tracer.symbols import Prompted, Record, Value
 class Visited:
     """What became of a node, or of what chooses the way behind it."""
 
-    span: Span = Span()
+    span: Span = NO_SPAN
     updates: Mapping[str, Symbol] | None = None
     """What it writes, by channel; None where that is not known."""
     goto: tuple[str, ...] = ()
     """Where it goes, as far as it says so itself."""
+    sent: tuple[Sent, ...] = ()
+    """What it sends to nodes, one task for each item of a list."""
+
+
+NOTHING = Visited()
 
 
 def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str) -> Visited:
@@ -39,7 +45,10 @@ def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str) -> 
     func = functions.func or functions.afunc
     first = _first_argument(func)
     walked = walk_function(func, {first: given}, draft, name, state=first) if first else None
-    return Visited() if walked is None else Visited(walked.span, walked.updates, walked.goto)
+    if walked is None:
+        return NOTHING
+    sent = (walked.value,) if isinstance(walked.value, Sent) else ()
+    return Visited(walked.span, walked.updates, walked.goto, sent)
 
 
 def unknown(draft: Draft) -> Ref:

@@ -33,7 +33,7 @@ class Branch:
         return tuple(dict.fromkeys(node for _, node in self.ends))
 
     def node(self, said: str) -> str:
-        return dict(self.ends).get(said, said)
+        return next((node for word, node in self.ends if word == said), said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class NodeShape:
 
     name: str
     bound: Any
-    """What it does: a Runnable."""
+    """What it does: a Runnable; None for the start, which writes the input."""
     reads: tuple[str, ...] | None
     """Channels that make its input; None where that is the state itself."""
     then: tuple[str, ...]
@@ -73,14 +73,14 @@ def shape_of(graph: Any) -> GraphShape | None:
         return None
     builder, nodes = graph.builder, {}
     for name, node in graph.nodes.items():
-        if name == START:
-            continue
+        if name == START and not builder.branches.get(START):
+            continue  # the first nodes begin as soon
         channels = node.channels
         then = tuple(sorted(end for start, end in builder.edges if start == name and end != END))
         joins = tuple(sorted({end for starts, end in builder.waiting_edges if name in starts and end != END}))
         nodes[name] = NodeShape(
             name,
-            node.bound,
+            None if name == START else node.bound,
             None if channels == ROOT else tuple([channels] if isinstance(channels, str) else channels),
             then,
             joins,
@@ -100,7 +100,7 @@ def _named(names: str | Sequence[str], name: str) -> bool:
 def _branches(builder: Any, name: str) -> Iterator[Branch]:
     for spec in builder.branches.get(name, {}).values():
         yield Branch(spec.path, tuple((spec.ends or {}).items()))
-    if told := builder.nodes[name].ends:
+    if name != START and (told := builder.nodes[name].ends):
         yield Branch(None, tuple((end, end) for end in told))
 
 
@@ -132,6 +132,35 @@ def distances(shape: GraphShape) -> dict[str, int]:
     return {name: measure(name, frozenset()) for name in shape.nodes}
 
 
+def reachable(shape: GraphShape) -> dict[str, frozenset[str]]:
+    """The nodes that may come behind each, itself among them where it is in a circle."""
+    follows = {name: _all_next(node, shape) for name, node in shape.nodes.items()}
+    found: dict[str, frozenset[str]] = {}
+    for name, todo in follows.items():
+        seen, left = set[str](), list(todo)
+        while left:
+            one = left.pop()
+            if one not in seen:
+                seen.add(one)
+                left += follows[one]
+        found[name] = frozenset(seen)
+    return found
+
+
 def _all_next(node: NodeShape, shape: GraphShape) -> frozenset[str]:
     chosen = [end for branch in node.branches for end in branch.nodes]
     return frozenset(name for name in (*node.then, *node.joins, *chosen) if name in shape.nodes)
+
+
+def begun_with(shape: GraphShape, state: Mapping[str, Any], given: Any) -> dict[str, Any]:
+    """The state behind the start: with what the graph was called with."""
+    found = dict(state)
+    for name, value in given.items() if isinstance(given, dict) else ():
+        how, old = shape.updates.get(name), found.get(name)
+        if how == "replace":
+            found[name] = value
+        elif how in ("append", "messages") and isinstance(value, list):
+            found[name] = [*(old or ()), *value]
+        else:
+            found.pop(name, None)
+    return found

@@ -30,6 +30,7 @@ _BUILT = (
     ".query_transform",
     ".ingestion",
     ".agent",
+    "workflows.workflow",
     ".evaluation",
     ".base_",
 )

@@ -32,6 +32,7 @@ _OF_LLMS = (
     "query_wrapper_prompt",
     *_SHARED,
 )
+_METADATA = ("model_name", "context_window", "is_chat_model", "is_function_calling_model")
 _OF_EMBEDDINGS = ("model_name", "embed_batch_size", "num_workers", "embeddings_cache", *_SHARED)
 
 
@@ -73,12 +74,7 @@ def _llm(obj: LLM, engine: str, pool: EnginePool) -> TeolaLLM:
             hint="leave it unbound, or use TeolaLLM(pool=pool)",
         )
     known = obj.metadata
-    if known.is_function_calling_model:
-        raise RegistrationError(
-            f"the {type(obj).__name__} calls functions, which the engine cannot.",
-            hint="leave it unbound, or serve its model by an OpenAIServer engine",
-        )
     kept: dict[str, Any] = {name: getattr(obj, name) for name in _OF_LLMS}
-    kept |= {name: getattr(known, name) for name in ("model_name", "context_window", "is_chat_model")}
+    kept |= {name: getattr(known, name) for name in _METADATA}
     fields = sampling_fields(obj, dict(getattr(obj, "additional_kwargs", None) or {}))
     return TeolaLLM(pool=pool, engine=engine, **kept, **fields)

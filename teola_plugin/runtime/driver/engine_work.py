@@ -6,10 +6,9 @@ scheduler's; here they meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from teola_plugin.errors import QueryCancelled
 from teola_plugin.graph import Primitive, PrimitiveKind, Terms
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
@@ -17,8 +16,8 @@ from teola_plugin.runtime import primitive_requests as requests
 from teola_plugin.runtime.driver.enqueue_events import enqueue_event, gang_changed
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
+from teola_plugin.runtime.driver.primitive_news import PrimitiveNews
 from teola_plugin.runtime.driver.protocol import Driver
-from teola_plugin.runtime.driver.stream_news import tell
 from teola_plugin.runtime.failures import located
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
@@ -37,7 +36,7 @@ from teola_plugin.runtime.works.table import WorkTable
 from teola_plugin.runtime.works.work import Work, placed, request_id
 from teola_plugin.runtime.works.writes import Writes
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
-from teola_plugin.scheduling.graph_events import Dispatch, Started
+from teola_plugin.scheduling.graph_events import Dispatch
 from teola_plugin.scheduling.live_primitive import LivePrimitive
 
 _K = PrimitiveKind
@@ -51,6 +50,7 @@ class EngineWork:
         self.works = WorkTable()
         self.writes = Writes()
         self.ahead = PreScheduling(lambda: driver.ports, self._enqueue_event)
+        self._news = PrimitiveNews(driver)
         self._fingerprints: dict[str, Fingerprint] = {}
 
     # ------------------------------------------------------------ dispatched primitives
@@ -95,6 +95,8 @@ class EngineWork:
         self._catch_up(run, live, fresh)
         if fresh:
             self._send(run, live, fresh)
+        else:
+            self.ahead.unneeded(run, p, len(live.works))
 
     def _joined(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> list[Work]:
         """Works for a primitive of the graph; those that have yet to be sent."""
@@ -166,18 +168,6 @@ class EngineWork:
             work.queued_depth = work.terms.depth
             port.depths(DepthChanged(self._driver.now(), run.id, {work.primitive: work.queued_depth}))
 
-    def deeper(self, run: QueryRun, depths: Mapping[str, int]) -> dict[str, int]:
-        """Depths of dispatched primitives have changed: what engines have to be told, who know works by the primitive
-        that asked first, and go by the deepest that waits."""
-        told = dict(depths)
-        for name, depth in depths.items():
-            live = run.primitives.get(name)
-            for work in live.works if live is not None else ():
-                work.terms = placed(work.terms, max(depth, work.terms.depth), work.terms.gang)
-                work.queued_depth = work.terms.depth
-                told[work.primitive] = max(work.queued_depth, told.get(work.primitive, 0))
-        return told
-
     def identity_of(self, port: Port, tenant: str, payload: Any) -> Identity | None:
         """May be asked from any thread."""
         found = self._fingerprints.get(port.name)
@@ -187,6 +177,8 @@ class EngineWork:
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
         p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)
+        for work in fresh:
+            work.queued_gang = event.gang
         port, query = self._driver.ports[p.engine], self._driver.query(run)
         if query is not None:
             self.ahead.leave(query, p, fresh)
@@ -218,27 +210,27 @@ class EngineWork:
         for work in claimed:
             work.passed_on |= bool(work.pieces) and live.reads_items
             for piece in list(work.pieces):
-                self._piece_of(run, live, piece)
+                self._news.piece(run, live, piece)
         running = [work for work in claimed if not work.ended]
         known = gang_changed(self._driver.now(), run, self._live(run, live.primitive.id), running)
         if known is not None:
             self._driver.ports[live.primitive.engine].depths(known)
         if any(work.began or work.ended for work in claimed):
-            self._began(run, live)
+            self._news.began(run, live)
         if live.left == 0:
-            self._all_ended(run, live)
+            self._news.all_ended(run, live)
 
     def cancel(self, run: QueryRun, name: str) -> None:
         """The graph does not want a primitive any more."""
         run.preparing.discard(name)
         live = run.primitives.get(name)
-        works = self._left(run, live) if live is not None else []
+        works = self.leave(run, live) if live is not None else []
         if not works or not all(work.wanted for work in works):
             self._driver.trace.done(run, name, "cancelled")
         elif name not in (work.primitive for work in works):
             self._driver.trace.done(run, name)  # others go on with it
 
-    def _left(self, run: QueryRun, live: LivePrimitiveRun) -> list[Work]:
+    def leave(self, run: QueryRun, live: LivePrimitiveRun) -> list[Work]:
         """A primitive waits no more for the works that it waited for. Returns those."""
         name = live.primitive.id
         works = [work for work in live.works if name in run.waiters.get(work.request.id, ())]
@@ -247,12 +239,9 @@ class EngineWork:
             self.give_up(work, Party.EARLY)
         return works
 
-    def part_over(self, run: QueryRun, live: LivePrimitiveRun) -> None:
-        """Of a primitive of a part that is over: a prefilling may be done whose decodings were cancelled just now."""
-        works = self._left(run, live)
-        if works and live.group is not None and all(work.wanted for work in works):
-            for member in live.group.members:
-                self._driver.trace.used(run, member.id)
+    def used(self, run: QueryRun, name: str) -> None:
+        """A part is over, and what was made for it is of use to others."""
+        self._driver.trace.used(run, name)
 
     def settled(self, run: QueryRun, work: Work) -> None:
         """It is known now what came of work that the plain object did not claim."""
@@ -281,15 +270,7 @@ class EngineWork:
             return
         self._driver.trace.started(run, work.primitive, instance, batch)
         for name in tuple(run.waiters.get(work.request.id, ())):
-            self._began(run, run.primitives[name], traced=name == work.primitive)
-
-    def _began(self, run: QueryRun, live: LivePrimitiveRun, *, traced: bool = False) -> None:
-        if live.began:
-            return
-        live.began = True
-        if not traced:
-            self._driver.trace.started(run, live.primitive.id)
-        self._driver.post(Started(self._driver.now(), run.id, live.primitive.id))
+            self._news.began(run, run.primitives[name], traced=name == work.primitive)
 
     def request_piece(self, work: Work, piece: Piece) -> None:
         work.add_piece(piece)
@@ -299,11 +280,7 @@ class EngineWork:
         self._driver.trace.first(run, work.primitive)
         for name in tuple(run.waiters.get(work.request.id, ())):
             work.passed_on |= run.primitives[name].reads_items
-            self._piece_of(run, run.primitives[name], piece)
-
-    def _piece_of(self, run: QueryRun, live: LivePrimitiveRun, piece: Piece) -> None:
-        for news in list(live.group.piece(piece.text)) if live.group is not None else ():
-            tell(self._driver, run, live, news)
+            self._news.piece(run, run.primitives[name], piece)
 
     def administered(self, engine: str, method: str, args: Sequence[Any]) -> None:
         """A method of an engine was called, maybe one that deletes."""
@@ -328,21 +305,6 @@ class EngineWork:
             if named is not None:
                 self._driver.fail(run, name, named)
             elif live.left == 0:
-                self._all_ended(run, live)
+                self._news.all_ended(run, live)
         if work.by is Party.EARLY and not work.held_by:
             self.let_go(run, [work])
-
-    def _all_ended(self, run: QueryRun, live: LivePrimitiveRun) -> None:
-        p, results = live.primitive, live.results
-        failed = next((work for work in live.works if work.failed), None)
-        if failed is not None:
-            self._driver.fail(run, p.id, failed.error or QueryCancelled("cancelled"))
-            return
-        self._driver.trace.ended(run, p.id, results)
-        value = requests.value(p, results)
-        if live.group is None:
-            run.store.put(p.id, value)
-            self._driver.made(run, p.id)
-            return
-        for news in list(live.group.ended(value)):
-            tell(self._driver, run, live, news)

@@ -20,6 +20,7 @@ from teola_plugin.runtime.client_values import client_value, computed, runs_user
 from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.deadlines import Deadlines
 from teola_plugin.runtime.driver.engine_work import EngineWork
+from teola_plugin.runtime.driver.enqueue_events import deeper
 from teola_plugin.runtime.driver.fragments import expansion
 from teola_plugin.runtime.driver.growing_prompts import growing_prompts
 from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefilling
@@ -103,10 +104,11 @@ class GraphDriver:
     def begin_part(self, run: QueryRun, part: Part) -> None:
         """The plain object has come to a part that has an e-graph of its own."""
         if run.id in self.runs:
-            run.parts[part.name] = part, part.asks(run.calls_made)
+            run.parts[part.name] = part.asks(run.calls_made)
             run.has_user_code |= runs_user_code(part.graph)
             run.store.put(part.stored, part.value)
-            self.post(PartBegun(self.now(), run.id, part.name, part.graph, part.stored, part.depth))
+            place = part.depth, part.gang, part.members
+            self.post(PartBegun(self.now(), run.id, part.name, part.graph, part.stored, *place))
 
     def end_part(self, run: QueryRun, name: str) -> None:
         """It has the part's value: nobody will ask for what was made for it."""
@@ -270,7 +272,7 @@ class GraphDriver:
     # ------------------------------------------------------------ ends
 
     def _reprioritise(self, run: QueryRun, order: Reprioritise) -> None:
-        event = DepthChanged(self.now(), run.id, self.engines.deeper(run, order.depths))
+        event = DepthChanged(self.now(), run.id, deeper(run, order.depths))
         for port in self.ports.values():
             port.depths(event)
 
@@ -289,7 +291,7 @@ class GraphDriver:
         try:
             settle(run, order.outcome, error, self.engines)
         finally:
-            trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome)
+            trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome, steps=run.steps)
             if not run.output.done():
                 if order.outcome == "done" and order.output is not None:
                     run.output.set_result(run.store.read(order.output))

@@ -124,7 +124,7 @@ class IncrementalPrefilling:
         if not isinstance(whole, str):
             one.over = True
             return
-        text = whole[: len(whole) - _alike(one.whole[::-1], whole[::-1])]
+        text = whole[: len(whole) - alike(one.whole[::-1], whole[::-1])]
         if not _begins(text, one.text):
             one.over = True
             self._learn(run, one, False)
@@ -177,10 +177,10 @@ def _reads(one: GrowingPrompt) -> list[Ref]:
 
 def _begins(whole: str, guess: str) -> bool:
     """Whether the guess was right for most of its length: what is left of it was worth its prefilling."""
-    return _alike(whole, guess) >= RIGHT * len(guess)
+    return alike(whole, guess) >= RIGHT * len(guess)
 
 
-def _alike(one: str, other: str) -> int:
+def alike(one: str, other: str) -> int:
     """How many characters the two have in common at their beginnings."""
     most = min(len(one), len(other))
     return bisect_left(range(most), True, key=lambda n: one[: n + 1] != other[: n + 1])

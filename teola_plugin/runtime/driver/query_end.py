@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from teola_plugin.graph import InstancePath
 from teola_plugin.runtime.driver.engine_work import EngineWork
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.works.identities import Party
 
 
@@ -29,8 +29,9 @@ def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
     for key in [key for key in run.errors if InstancePath(key).inside(name) is not None]:
         del run.errors[key]
     over = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
+    engines.ahead.withdraw(run, name)
     for key in over:
-        engines.part_over(run, run.primitives[key])
+        _leave(run, run.primitives[key], engines)
     works = {id(work): work for key in over for work in run.primitives[key].works}
     left = [work for work in works.values() if work.left_by(name)]
     for work in left:
@@ -40,3 +41,11 @@ def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
         if all(work.primitive != key for work in run.primitives[key].works):
             del run.primitives[key]
     engines.let_go(run, left)
+
+
+def _leave(run: QueryRun, live: LivePrimitiveRun, engines: EngineWork) -> None:
+    """A prefilling may be done whose decodings were cancelled just now: others may go on with them."""
+    works = engines.leave(run, live)
+    if works and live.group is not None and all(work.wanted for work in works):
+        for member in live.group.members:
+            engines.used(run, member.id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -42,6 +42,13 @@ class EarlyGraph:
     """It runs ahead of code that later parts may be begun for: they adopt what it has asked for."""
     since: int = 0
     """How many calls the plain object had made when it began."""
+    names: frozenset[str] = field(init=False, repr=False)
+    rounds: frozenset[str] = field(init=False, repr=False)
+    """`name` and `round`, as works keep them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", frozenset((self.name,)))
+        object.__setattr__(self, "rounds", frozenset((self.round,)))
 
 
 OWN_GRAPH = EarlyGraph()

@@ -72,6 +72,7 @@ class Work:
     rounds: frozenset[str] = _NOBODY
     """The rounds of graphs that have ever claimed it."""
     queued_depth: int = 0
+    queued_gang: str = ""
     """As its engine was told."""
     taken: int = 0
     """Which call of the plain object claimed it last, counted from 1."""
@@ -135,6 +136,9 @@ class Work:
                 engine=self.engine,
                 hint="ask again; for equal texts, sample greedily or with a seed, on instances of one kind",
             )
+        for log in self.logs:
+            log.close()
+        self.logs = []
         self.text, self.repeated = self.text[:at], 0
         self.pieces = [Piece(self.request.id, self.text)] if self.text else []
 
@@ -181,7 +185,12 @@ class Work:
     @property
     def seen(self) -> bool:
         """Whether somebody may have acted on what was said so far."""
-        return self.passed_on or bool(self.logs)
+        return self.passed_on or self.read
+
+    @property
+    def read(self) -> bool:
+        """Whether somebody takes its pieces for the result as they come."""
+        return any(not log.tentative for log in self.logs)
 
     # ------------------------------------------------------------ subscribers
 
@@ -198,10 +207,8 @@ class Work:
     def adopt(self, graph: EarlyGraph, *, lookahead: bool) -> None:
         """A graph of its query has it, too. If that one is no lookahead itself, it is the one that it was made for."""
         self.lookahead = lookahead and (self.lookahead or not self.made)
-        if graph.name not in self.held_by:
-            self.held_by |= {graph.name}
-        if graph.round not in self.rounds:
-            self.rounds |= {graph.round}
+        self.held_by = self.held_by | graph.names if self.held_by else graph.names
+        self.rounds = self.rounds | graph.rounds if self.rounds else graph.rounds
 
     def left_by(self, graph: str) -> bool:
         """That part is over. Whether no graph of the query has it any more."""

@@ -15,6 +15,7 @@ EXTENSION_POINTS: Mapping[str, str] = {
     "_aget_text_embedding": "the same, of a text that is stored, in a loop",
     "_get_text_embeddings": "the same, of several texts",
     "_aget_text_embeddings": "the same, of several texts in a loop",
+    "_prepare_chat_with_tools": "FunctionCallingLLM: what a model of one's own is told of tools",
     "_postprocess_nodes": "BaseNodePostprocessor: what a step of one's own writes",
     "_apostprocess_nodes": "the same in a loop",
 }

@@ -240,7 +240,7 @@ def test_list_schemas_are_told(pool):
 
 
 def test_no_leaf_where_a_call_ahead_would_not_be_the_same(pool):
-    assert ChatTeola(pool=pool).__teola_leaf__({"tools": []}) is None
+    assert ChatTeola(pool=pool).__teola_leaf__({"tools": [{"type": "function"}]}) is None
     assert ChatTeola(pool=pool, cache=InMemoryCache()).__teola_leaf__({}) is None
     assert ChatTeola(pool=pool, rate_limiter=InMemoryRateLimiter()).__teola_leaf__({}) is None
     bound = ChatTeola(pool=pool).with_structured_output(Queries).first

@@ -347,8 +347,10 @@ QueryPipeline.__module__ = "llama_index.core.query_pipeline.query"
 def test_what_is_refused_and_why(stock: Library) -> None:
     with pytest.raises(TraceError, match=r"removed query pipelines.*RetrieverQueryEngine"):
         accelerate(QueryPipeline())
-    with pytest.raises(TraceError, match="workflows and agents use such ones"):
-        accelerate(Flow())
+    with pytest.raises(TraceError, match="workflows or agents"):
+        accelerate(stock.llm)
+    with pytest.raises(RegistrationError, match="LangChain"):
+        accelerate(Flow(), shadow=0.5)
     with pytest.raises(RegistrationError, match="LangChain"):
         accelerate(stock.rag(), shadow=0.5)
     with pytest.raises(RegistrationError, match="speculate"):

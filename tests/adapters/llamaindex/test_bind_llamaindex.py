@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 from support.openai_stub import MODEL, Stub, openai_stub
@@ -221,9 +223,15 @@ def with_arguments(**given: Any) -> MockLLM:
     return _WithArguments().model_copy(update={"additional_kwargs": given})
 
 
-def test_an_llm_that_calls_functions_is_refused(pool, stub, own):
-    with pytest.raises(RegistrationError, match="calls functions"):
-        bound(own(is_function_calling_model=True), "llm", pool)
+def test_an_llm_that_calls_functions_goes_on_calling_them(pool, stub, own, llm):
+    made = bound(own(is_function_calling_model=True), "llm", pool)
+    assert type(made) is TeolaLLM and made.metadata.is_function_calling_model
+    llm.answer = lambda asked: '{"name": "same", "arguments": {"of": "a"}}'
+    tool = FunctionTool.from_defaults(lambda of: of, name="same", description="The same.")
+    [call] = made.get_tool_calls_from_response(made.chat_with_tools([tool], "which?"))
+    assert (call.tool_name, call.tool_kwargs) == ("same", {"of": "a"})
+    assert json.loads(llm.asked[0].prompt.tools) == [tool.metadata.to_openai_tool()]
+    assert not bound(own(), "llm", pool).metadata.is_function_calling_model
 
 
 def test_another_embedding_model_becomes_a_teola_embedding(pool):

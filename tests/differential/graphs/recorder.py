@@ -23,7 +23,9 @@ class Recorder(GraphCallbackHandler):
         self._above: dict[UUID, tuple[str, ...]] = {}
         self._lock = threading.Lock()
 
-    def _begin(self, what: str, name: Any, given: Any, run_id: UUID, parent_run_id: UUID | None = None, **more: Any) -> None:
+    def _begin(
+        self, what: str, name: Any, given: Any, run_id: UUID, parent_run_id: UUID | None = None, **more: Any
+    ) -> None:
         with self._lock:
             above = self._above.get(parent_run_id, ("?",)) if parent_run_id else ()
             self._above[run_id] = path = (*above, str(name))

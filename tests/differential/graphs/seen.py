@@ -63,7 +63,13 @@ def see(kit: Kit, case: Case, way: str, books: Books, graphs: Sequence[Any] | No
 
 
 def _called(graph: Any, turn: Turn, way: str, recorder: Recorder) -> Any:
-    config = {**copy.deepcopy(THREAD), "callbacks": [recorder], "tags": ["mine"], "metadata": {"user": 7}, **turn.config}
+    config = {
+        **copy.deepcopy(THREAD),
+        "callbacks": [recorder],
+        "tags": ["mine"],
+        "metadata": {"user": 7},
+        **turn.config,
+    }
     given = turn.given(graph, THREAD) if callable(turn.given) else copy.deepcopy(turn.given)
     try:
         return plain(GRAPH[way](graph, given, config, **_fitting(graph, turn, way)))
@@ -96,15 +102,28 @@ def _state(graph: Any) -> Any:
         snapshots = [graph.get_state(THREAD, subgraphs=True), *graph.get_state_history(THREAD)]
     except Exception as error:
         return plain(error)
-    return plain([one._replace(tasks=[task._replace(result=unnamed(plain(task.result))) for task in one.tasks]) for one in snapshots])
+    return plain(
+        [
+            one._replace(tasks=[task._replace(result=unnamed(plain(task.result))) for task in one.tasks])
+            for one in snapshots
+        ]
+    )
 
 
 def saved(kit: Kit) -> Any:
     """All checkpoints of a thread and then of the next, oldest first."""
     raw = [part for _, part in kit.saver.blobs.values()]
-    raw += [part for ns in kit.saver.storage.values() for known in ns.values() for one in known.values() for _, part in one[:2]]
+    raw += [
+        part
+        for ns in kit.saver.storage.values()
+        for known in ns.values()
+        for one in known.values()
+        for _, part in one[:2]
+    ]
     assert not any(b"teola_plugin" in part for part in raw)
-    found = sorted(kit.saver.list(None), key=lambda one: (one.config["configurable"]["thread_id"], one.checkpoint["id"]))
+    found = sorted(
+        kit.saver.list(None), key=lambda one: (one.config["configurable"]["thread_id"], one.checkpoint["id"])
+    )
     return tuple(
         plain([one.config, one.checkpoint, one.metadata, one.parent_config, unnamed(plain(one.pending_writes))])
         for one in found

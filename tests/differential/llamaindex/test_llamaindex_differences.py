@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from differential.llamaindex import composed, synthesis
+from differential.llamaindex import synthesis
 from differential.llamaindex.compare import Seen, differences, see
 from differential.llamaindex.recording import Recorder
 from differential.llamaindex.test_llamaindex_engines import CASES, SMALL, fast, make_bench
@@ -205,14 +205,6 @@ def test_query_pipelines_are_gone() -> None:
     old = type("QueryPipeline", (), {"__module__": "llama_index.core.query_pipeline.query"})()
     with pytest.raises(TraceError, match=r"removed query pipelines(?s:.*)RetrieverQueryEngine"):
         accelerate(old)
-
-
-def test_workflows_are_not_taken_their_parts_are() -> None:
-    kit = own_kit(profiles.noop(), SMALL)
-    with kit.in_force():
-        for made in (composed.agent(kit), composed.Flow(kit)):
-            with pytest.raises(TraceError, match="workflows and agents use such ones"):
-                accelerate(made)
 
 
 def test_shadow_runs_are_of_langchain() -> None:

@@ -14,6 +14,7 @@ from langgraph.prebuilt import InjectedState, InjectedStore, ToolNode, create_re
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 from pydantic import BaseModel
+
 from support.graphs.case import Turn, case
 from support.graphs.chains import answering
 from support.graphs.kit import Kit, called, joined
@@ -154,7 +155,10 @@ class Counting(AgentState[Any]):
     count: int
 
 
-@case({"messages": "Inject: " + called("inject", text="x"), "count": 2}, {"messages": "Again: " + called("inject", text="y")})
+@case(
+    {"messages": "Inject: " + called("inject", text="x"), "count": 2},
+    {"messages": "Again: " + called("inject", text="y")},
+)
 def injected_arguments(kit: Kit) -> Any:
     """State, store, call id and runtime; the tool answers with a command."""
     llm = kit.llm

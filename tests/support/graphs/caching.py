@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 from langgraph.graph import START, StateGraph
 from langgraph.types import CachePolicy
+from typing_extensions import TypedDict
+
 from support.graphs.case import case
 from support.graphs.kit import Kit, joined
-from typing_extensions import TypedDict
 
 
 class State(TypedDict, total=False):

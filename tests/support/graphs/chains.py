@@ -10,9 +10,10 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough
 from langgraph.graph import START, MessagesState, StateGraph
+from typing_extensions import TypedDict
+
 from support.graphs.case import case
 from support.graphs.kit import Kit, joined
-from typing_extensions import TypedDict
 
 
 class State(TypedDict, total=False):
@@ -107,7 +108,11 @@ def graph_with_fallback_and_retry(kit: Kit) -> Any:
     broken = StateGraph(State)
     broken.add_node("fail", lambda state: {"answer": state["nothing"]})
     broken.add_edge(START, "fail")
-    return broken.compile().with_retry(stop_after_attempt=2, wait_exponential_jitter=False).with_fallbacks([answering(kit)])
+    return (
+        broken.compile()
+        .with_retry(stop_after_attempt=2, wait_exponential_jitter=False)
+        .with_fallbacks([answering(kit)])
+    )
 
 
 @case({"messages": "count the passages"})

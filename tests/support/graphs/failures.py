@@ -11,9 +11,10 @@ from typing import Annotated, Any
 from langgraph.errors import NodeError
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, TimeoutPolicy
+from typing_extensions import TypedDict
+
 from support.graphs.case import case
 from support.graphs.kit import POISON, Kit
-from typing_extensions import TypedDict
 
 SOON = RetryPolicy(initial_interval=0.001, jitter=False, max_attempts=3)
 

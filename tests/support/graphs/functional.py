@@ -7,6 +7,7 @@ from typing import Any
 
 from langgraph.func import entrypoint, task
 from langgraph.types import CachePolicy, Command, RetryPolicy, interrupt
+
 from support.graphs.case import Turn, case
 from support.graphs.kit import Kit, joined
 

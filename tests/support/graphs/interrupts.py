@@ -9,9 +9,10 @@ from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
+from typing_extensions import TypedDict
+
 from support.graphs.case import Turn, case
 from support.graphs.kit import Kit, joined
-from typing_extensions import TypedDict
 
 
 class State(TypedDict, total=False):

@@ -19,8 +19,8 @@ from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 from langgraph.store.memory import InMemoryStore
-from support.books import POISON
 
+from support.books import POISON
 from teola_plugin.engines.fake import FakeLLM, fake_engines
 from teola_plugin.engines.fake.base import FakeEngine
 from teola_plugin.engines.fake.llm import default_answer

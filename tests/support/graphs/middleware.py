@@ -19,6 +19,7 @@ from langchain.agents.middleware import (
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.types import Command, interrupt
+
 from support.books import POISON
 from support.graphs.agents import ADD, SEARCH, adder, passages
 from support.graphs.case import case
@@ -111,9 +112,7 @@ def shortcuts(kit: Kit) -> Any:
 
 
 APPROVED = Command(resume={"decisions": [{"type": "approve"}]})
-EDITED = Command(
-    resume={"decisions": [{"type": "edit", "edited_action": {"name": "add", "args": {"a": 5, "b": 5}}}]}
-)
+EDITED = Command(resume={"decisions": [{"type": "edit", "edited_action": {"name": "add", "args": {"a": 5, "b": 5}}}]})
 REJECTED = Command(resume={"decisions": [{"type": "reject", "message": "not that"}]})
 
 

@@ -10,9 +10,10 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel
+from typing_extensions import TypedDict
+
 from support.graphs.case import case
 from support.graphs.kit import Kit, joined
-from typing_extensions import TypedDict
 
 
 class Rag(TypedDict, total=False):
@@ -178,7 +179,9 @@ def reflection(kit: Kit) -> Any:
     graph.add_node(write)
     graph.add_node(criticise)
     graph.add_edge(START, "write")
-    graph.add_conditional_edges("write", lambda s: END if s["rounds"] > 2 else "criticise", {END: END, "criticise": "criticise"})
+    graph.add_conditional_edges(
+        "write", lambda s: END if s["rounds"] > 2 else "criticise", {END: END, "criticise": "criticise"}
+    )
     graph.add_edge("criticise", "write")
     return graph.compile(checkpointer=kit.saver)
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
+from typing_extensions import TypedDict
+
 from support.graphs.case import Turn, case
 from support.graphs.kit import Kit
-from typing_extensions import TypedDict
 
 
 class Trail(TypedDict, total=False):

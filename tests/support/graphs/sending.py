@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send
+from typing_extensions import TypedDict
+
 from support.graphs.case import case
 from support.graphs.kit import Kit, joined
-from typing_extensions import TypedDict
 
 
 class Topic(TypedDict, total=False):
@@ -57,7 +58,11 @@ def sent_to_different_nodes(kit: Kit) -> Any:
         return {"jokes": ["long " + llm.invoke(f"long {state.get('subject', 'none')}").text]}
 
     def split(state: Topic) -> list[Any]:
-        return [Send("short", {"subject": state["subjects"][0]}), Send("long", {"subject": state["subjects"][1]}), "long"]
+        return [
+            Send("short", {"subject": state["subjects"][0]}),
+            Send("long", {"subject": state["subjects"][1]}),
+            "long",
+        ]
 
     graph = StateGraph(Topic)
     graph.add_node(short)

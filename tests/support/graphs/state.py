@@ -13,9 +13,10 @@ from langgraph.graph import END, START, MessagesState, StateGraph, add_messages
 from langgraph.managed import IsLastStep, RemainingSteps
 from langgraph.types import Overwrite
 from pydantic import BaseModel, Field, field_validator
+from typing_extensions import TypedDict
+
 from support.graphs.case import Turn, case
 from support.graphs.kit import Kit, joined
-from typing_extensions import TypedDict
 
 QUESTION = {"question": "what is a lambda?"}
 

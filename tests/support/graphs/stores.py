@@ -10,6 +10,7 @@ from langgraph.config import get_config, get_store
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.runtime import Runtime, get_runtime
 from langgraph.store.base import BaseStore
+
 from support.graphs.case import Turn, case
 from support.graphs.kit import Kit
 
@@ -75,7 +76,9 @@ def execution_info(kit: Kit) -> Any:
     def tell(state: MessagesState, runtime: Runtime[Any]) -> dict[str, Any]:
         info = runtime.execution_info
         assert info is not None
-        kit.note(f"{info.node_attempt} {info.checkpoint_ns.split(':')[0]} {info.thread_id[:4] if info.thread_id else None}")
+        kit.note(
+            f"{info.node_attempt} {info.checkpoint_ns.split(':')[0]} {info.thread_id[:4] if info.thread_id else None}"
+        )
         return {"messages": llm.invoke(f"attempt {info.node_attempt}")}
 
     graph = StateGraph(MessagesState)

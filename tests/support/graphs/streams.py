@@ -10,9 +10,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import StreamWriter
+from typing_extensions import TypedDict
+
 from support.graphs.case import case
 from support.graphs.kit import Kit
-from typing_extensions import TypedDict
 
 
 @case({"messages": "hello"}, {"messages": "again"})

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
+from typing_extensions import TypedDict
+
 from support.graphs.case import case
 from support.graphs.kit import Kit, joined
-from typing_extensions import TypedDict
 
 
 class State(TypedDict, total=False):
@@ -88,7 +89,9 @@ class Counted(TypedDict, total=False):
 def _counting(kit: Kit, checkpointer: Any) -> Any:
     llm = kit.llm
     inner = StateGraph(Counted)
-    inner.add_node("count", lambda state: {"context": llm.invoke(f"{state.get('context')} {state['question']}").content})
+    inner.add_node(
+        "count", lambda state: {"context": llm.invoke(f"{state.get('context')} {state['question']}").content}
+    )
     inner.add_edge(START, "count")
     return inner.compile(checkpointer=checkpointer, name="counting")
 

@@ -247,6 +247,31 @@ def test_a_part_is_deeper_by_where_it_ends() -> None:
     }  # fmt: skip
 
 
+def test_what_is_wanted_of_parts_of_a_gang() -> None:
+    """As of the instances of a MAP: what is waited for alone becomes a member; gangs inside keep to themselves."""
+    inner = Primitive("m", K.MAP, inputs=named(items=Ref("e"), pre=Ref("$input")), fragment=BODY)
+    whole = Graph(
+        [embed("e", "$input"), inner, Primitive("w", K.PARTIAL_PREFILLING, "llm"), call("s", "m", "w")], Ref("s")
+    )
+    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    for name, gang in (("part1", "step1"), ("part2", "")):
+        d.say(PartBegun(1.0, "q", name, whole, f"${name}", gang=gang))
+        d.done(f"{name}/e")
+        d.say(Expanded(1.0, "q", f"{name}/m", 2))
+    query = d.scheduler.queries["q"]
+    found = {live.id: (live.wanted.objective.value, live.wanted.gang) for live in query if "/" in live.id}
+    assert found == {
+        "part1/e": ("throughput", "step1"), "part1/m": ("throughput", "step1"), "part1/s": ("throughput", "step1"),
+        "part1/w": ("background", "step1"),
+        "part1/m[0]/e": ("throughput", "part1/m"), "part1/m[0]/s": ("throughput", "part1/m"),
+        "part1/m[1]/e": ("throughput", "part1/m"), "part1/m[1]/s": ("throughput", "part1/m"),
+        "part2/e": ("latency", ""), "part2/m": ("latency", ""), "part2/s": ("latency", ""),
+        "part2/w": ("background", ""),
+        "part2/m[0]/e": ("throughput", "part2/m"), "part2/m[0]/s": ("throughput", "part2/m"),
+        "part2/m[1]/e": ("throughput", "part2/m"), "part2/m[1]/s": ("throughput", "part2/m"),
+    }  # fmt: skip
+
+
 def test_what_leads_nowhere_in_an_instance_is_as_deep_as_its_part() -> None:
     aside = Fragment(Graph([embed("e", "$item"), embed("aside", "$item"), call("s", "e")], Ref("s")), Ref("s"))
     d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)

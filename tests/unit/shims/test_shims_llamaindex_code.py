@@ -64,7 +64,10 @@ def quietly(owner: Any, call: Callable[[], Any]) -> Any:
 
 def test_every_function_is_named_here() -> None:
     source = inspect.getsource(importlib.import_module(__name__))
-    beside = inspect.getsource(importlib.import_module(f"{__package__ or ''}.test_shims_llamaindex_models".lstrip(".")))
+    names = (f"test_shims_llamaindex_{what}" for what in ("models", "workflows"))
+    beside = "".join(
+        inspect.getsource(importlib.import_module(f"{__package__ or ''}.{one}".lstrip("."))) for one in names
+    )
     package = teola_plugin.shims.llamaindex
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         module = importlib.import_module(found.name)

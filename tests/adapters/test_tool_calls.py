@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teola_plugin.adapters.langchain.tool_calls import Call, CallReader, read
+from teola_plugin.adapters.tool_calls import Call, CallReader, read
 
 NAMES = ("add", "find")
 

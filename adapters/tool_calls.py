@@ -7,6 +7,7 @@ open models write it. Words around the tags are no call.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -20,6 +21,11 @@ class Call(NamedTuple):
     args: dict[str, Any]
 
 
+def new_id() -> str:
+    """A name for a call, of the form that OpenAI gives them."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
 def read(text: str, names: Collection[str]) -> tuple[str, list[Call]]:
     """What is not a call, and the calls of tools with these names. Without any, all of the text is no call."""
     whole = _calls(text, names)
@@ -28,6 +34,17 @@ def read(text: str, names: Collection[str]) -> tuple[str, list[Call]]:
     around, tagged = _tagged(text)
     calls = [call for part in tagged for call in _calls(part, names)]
     return (around, calls) if calls else (text, [])
+
+
+def certain_text(text: str) -> str:
+    """The beginning of an answer that is being written which `read` will not take for a call, whatever follows."""
+    if text.lstrip()[:1] in ("{", "["):
+        return ""
+    end = text.find(_OPEN)
+    if end < 0:
+        tail = range(max(0, len(text) - len(_OPEN)), len(text))
+        end = next((at for at in tail if _OPEN.startswith(text[at:])), len(text))
+    return text[:end].rstrip()  # a call after it takes the spaces before it, too
 
 
 def _tagged(text: str) -> tuple[str, list[str]]:

@@ -1,0 +1,1 @@
+"""Workflows and agents: a run is a query, tools are its parts, the next prompt is prefilled while tools run."""

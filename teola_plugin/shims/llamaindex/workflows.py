@@ -1,0 +1,143 @@
+"""Workflows and agents: when a run ends, which steps a class has, what tools hold, how an LLM is told of tools.
+
+Written for `llama-index-workflows` 2.26. Each function says what it touches, and what happens without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.tools import QueryEngineTool, RetrieverTool
+
+from teola_plugin.shims.llamaindex.copies import sharing, unspanned
+from teola_plugin.shims.llamaindex.records import Parts, attribute
+
+if TYPE_CHECKING:
+    from llama_index.core.base.llms.types import ChatMessage
+    from llama_index.core.llms.function_calling import FunctionCallingLLM
+    from llama_index.core.tools.types import BaseTool
+    from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[attr-defined]
+
+Result = Callable[[], Awaitable[Any]]
+"""Waits for the event that ends a run; raises what the run failed with."""
+
+# ------------------------------------------------------------ runs
+
+
+def when_ended(handler: WorkflowHandler, then: Callable[[BaseException | None], None]) -> None:
+    """Calls `then` when the run has ended, with what it failed with, on the run's loop; also when it will never end,
+    since its loop is gone.
+
+    Touches the handler's `_result_task`. Without it: when the handler is freed.
+    """
+    task = getattr(handler, "_result_task", None)
+    if not isinstance(task, asyncio.Task):
+        weakref.finalize(handler, then, None).atexit = False
+        return
+    task.add_done_callback(lambda ended: then(_error(ended)))
+    weakref.finalize(task, then, asyncio.CancelledError()).atexit = False
+
+
+def _error(task: asyncio.Task[Any]) -> BaseException | None:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+class ResultHooks:
+    """Stands before the class of what a handler asks for its run's result."""
+
+    if TYPE_CHECKING:
+
+        async def __teola_result__(self, result: Result, cancel: Result) -> Any: ...
+
+    async def get_result(self) -> Any:
+        result, cancel = super().get_result, super().cancel  # type: ignore[misc]
+        return await self.__teola_result__(result, cancel)
+
+
+def with_result(handler: WorkflowHandler, awaited: Callable[[Result, Result], Awaitable[Any]]) -> None:
+    """The handler's result is what `awaited` gives, of the run's own result and of what cancels the run. To be called
+    before the loop goes on.
+
+    Touches the handler's `_external_adapter`. Without it: the result is the run's own.
+    """
+    adapter = getattr(handler, "_external_adapter", None)
+    if adapter is None or not hasattr(adapter, "__dict__"):
+        return
+    kind: Any = type(adapter)
+
+    async def hooked(self: Any, result: Result, cancel: Result) -> Any:
+        return await awaited(result, cancel)
+
+    names = {"__teola_result__": hooked, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    handler._external_adapter = sharing(type(kind)(kind.__name__, (ResultHooks, kind), names), adapter)
+
+
+# ------------------------------------------------------------ classes
+
+
+def with_steps_of(cls: Any, theirs: Any) -> Any:
+    """`cls`, a subclass of the workflow class `theirs`, with the same free functions as steps, now and later.
+
+    Touches the classes' `_step_functions`. Without it: nothing, there are no such steps.
+    """
+    steps = vars(theirs).get("_step_functions")
+    if steps is not None:
+        cls._step_functions = steps
+    return cls
+
+
+def step_names(workflow: Any) -> list[str]:
+    """The names of its steps, sorted.
+
+    Touches `_get_steps`. Without it: none.
+    """
+    steps = getattr(workflow, "_get_steps", None)
+    return sorted(steps()) if steps is not None else []
+
+
+def used_by_steps(workflow: Any) -> Iterator[object]:
+    """What its steps name that is neither theirs nor an attribute of the workflow: globals, and variables of functions
+    around them. Touches `_get_steps`. Without it: nothing.
+    """
+    steps = getattr(workflow, "_get_steps", None)
+    for step in steps().values() if steps is not None else ():
+        function = inspect.unwrap(getattr(step, "__func__", step))
+        if inspect.isfunction(function):
+            named = inspect.getclosurevars(function)
+            yield from (*named.nonlocals.values(), *named.globals.values())
+
+
+# ------------------------------------------------------------ tools
+
+
+@dataclass(frozen=True, slots=True)
+class QueryEngineToolParts(Parts):
+    OF: ClassVar = (QueryEngineTool,)
+
+    part: BaseQueryEngine = attribute("_query_engine", BaseQueryEngine)
+
+
+@dataclass(frozen=True, slots=True)
+class RetrieverToolParts(Parts):
+    OF: ClassVar = (RetrieverTool,)
+
+    part: BaseRetriever = attribute("_retriever", BaseRetriever)
+
+
+def tool_arguments(
+    llm: FunctionCallingLLM, tools: Sequence[BaseTool], messages: Sequence[ChatMessage], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """What `chat` is given by `chat_with_tools`, without events.
+
+    Touches `_prepare_chat_with_tools`, which every such LLM writes.
+    """
+    prepare = unspanned(llm, "_prepare_chat_with_tools")
+    made: dict[str, Any] = prepare(tools, chat_history=list(messages), **arguments)
+    return made

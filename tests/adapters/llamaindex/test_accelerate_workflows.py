@@ -1,0 +1,378 @@
+"""What `accelerate` gives for a workflow or an agent: the same kind of object; its run is a query from begin to end."""
+
+import asyncio
+import copy
+import gc
+import inspect
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from differential.llamaindex.workflows import agents, flows
+from differential.llamaindex.workflows.stage import Stage, call, do, stage
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
+from llama_index.core.agent.workflow import workflow_events as events
+from llama_index.core.llms import MockFunctionCallingLLM, MockLLM
+from llama_index.core.tools import QueryEngineTool
+from llama_index.core.workflow import (
+    Context,
+    HumanResponseEvent,
+    InputRequiredEvent,
+    StartEvent,
+    StopEvent,
+    Workflow,
+    step,
+)
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.llamaindex import TeolaLLM
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Stage]:
+    with stage() as made:
+        yield made
+
+
+def run(workflow: Any, **given: Any) -> Any:
+    async def played() -> Any:
+        return await workflow.run(**(given or {"about": "what grows"}))
+
+    return asyncio.run(played())
+
+
+def asked(trace: Any, engine: str = "llm") -> int:
+    return len([span for span in trace.spans if span.engine == engine and span.kind != "PARTIAL_PREFILLING"])
+
+
+# ------------------------------------------------------------ the object
+
+
+@pytest.mark.parametrize("make", [flows.Rag, flows.Stateful, agents.function, agents.react, agents.coder, agents.team])
+def test_it_is_an_object_of_the_same_kind(here: Stage, make: Any) -> None:
+    original = make(here)
+    before = dict(vars(original))
+    fast = accelerate(original, pool=here.pool)
+    assert isinstance(fast, type(original)) and type(fast).__name__ == type(original).__name__
+    assert fast.workflow_name == original.workflow_name
+    assert inspect.signature(fast.run) == inspect.signature(original.run)
+    assert {name: one is vars(original)[name] for name, one in before.items()} == dict.fromkeys(before, True)
+    assert vars(fast) is vars(original) and fast.validate() == original.validate()
+    assert fast.start_event_class is original.start_event_class and fast.events == original.events
+    assert [one.__name__ for one in type(fast).__mro__[3:]] == [one.__name__ for one in type(original).__mro__]
+
+
+def test_what_is_set_on_one_is_set_on_both(here: Stage) -> None:
+    agent = agents.function(here)
+    fast = accelerate(agent, pool=here.pool)
+    fast.system_prompt = "Say it in one word."
+    agent.tools.append(agents.FunctionTool.from_defaults(lambda: "late", name="late", description="Late."))
+    run(fast, user_msg=do([call("late")]))
+    assert "Say it in one word." in here.reached.prompts[-1] and "tool: late" in here.reached.prompts[-1]
+
+
+def test_names_of_a_workflow_are_its_own(here: Stage) -> None:
+    original = flows.Stateful(here)
+    fast = accelerate(original, pool=here.pool)
+    assert fast.plan.__func__ is flows.Stateful.plan and fast.report == "mine"
+    assert fast.with_terms(app="mine").report == "mine" and fast.original is original
+
+
+def test_steps_that_are_added_later(here: Stage) -> None:
+    class Growing(Workflow):
+        @step
+        async def first(self, ev: StartEvent) -> flows.Part | StopEvent:
+            return flows.Part(number=1)
+
+    original = Growing(disable_validation=True)
+    fast = accelerate(original, pool=here.pool)
+
+    @step(workflow=type(fast))
+    async def last(ev: flows.Part) -> StopEvent:
+        return StopEvent(result=f"{ev.number}, last")
+
+    assert run(fast) == run(original) == "1, last"
+
+
+def test_copies(here: Stage) -> None:
+    agent = agents.function(here)
+    fast = accelerate(agent, pool=here.pool)
+    made = copy.copy(fast)
+    made.name = "other"
+    assert agent.name == fast.name == "Agent" and type(made).__mro__[1:] == type(fast).__mro__[1:]
+    run(made, user_msg="hi")
+    assert made.last_trace() is not None and fast.last_trace() is None
+    assert isinstance(agent.model_copy(), FunctionAgent) and isinstance(fast.model_copy(), FunctionAgent)
+
+
+def test_accelerated_twice_is_accelerated_anew(here: Stage) -> None:
+    fast = accelerate(accelerate(agents.function(here), pool=here.pool), pool=here.pool, app="again")
+    run(fast, user_msg=do([call("add", a=1, b=2)]))
+    assert asked(fast.last_trace()) == 2 and fast.last_trace().app == "again"
+
+
+def test_a_subclass_of_an_agent_with_steps_of_its_own(here: Stage) -> None:
+    class Counting(FunctionAgent):
+        called: int = 0
+
+        @step
+        async def call_tool(self, ctx: Context, ev: events.ToolCall) -> events.ToolCallResult:
+            self.called += 1
+            return await super().call_tool(ctx, ev)
+
+    agent = Counting(tools=[agents.add], llm=here.llm)
+    fast = accelerate(agent, pool=here.pool)
+    run(fast, user_msg=do([call("add", a=1, b=2)]))
+    assert agent.called == fast.called == 1
+
+
+# ------------------------------------------------------------ the pool
+
+
+def closed_over(model: Any) -> Workflow:
+    class Closed(Workflow):
+        @step
+        async def only(self, ev: StartEvent) -> StopEvent:
+            return StopEvent(result=str(await model.acomplete("closed over")))
+
+    return Closed()
+
+
+@pytest.mark.parametrize(
+    "make", [flows.Rag, flows.Engines, agents.function, agents.team, lambda s: closed_over(s.llm), flows.Outer]
+)
+def test_the_pool_is_found_where_steps_get_their_models(here: Stage, make: Any) -> None:
+    fast = accelerate(make(here))
+    run(fast, **({"user_msg": "hi"} if isinstance(fast, FunctionAgent | AgentWorkflow) else {}))
+    assert asked(fast.last_trace()) >= 1
+
+
+def test_two_pools_are_told_of(here: Stage) -> None:
+    with EnginePool.local([FakeLLM()]) as other:
+        workflow = flows.Rag(here)
+        workflow.llm = TeolaLLM(pool=other)
+        with pytest.raises(RegistrationError, match="2 different engine pools"):
+            accelerate(workflow)
+
+
+def test_without_a_pool_the_original_just_runs() -> None:
+    agent = ReActAgent(tools=[agents.add], llm=MockLLM(max_tokens=3))
+    fast = accelerate(agent)
+    assert str(run(fast, user_msg="hi")) == str(run(agent, user_msg="hi"))
+    assert fast.last_trace() is None and {row.level for row in fast.report} == {"original"}
+
+
+def test_switched_off(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEOLA_DISABLE", "1")
+    workflow = flows.Rag(here)
+    assert accelerate(workflow, pool=here.pool) is workflow
+
+
+def test_shadow_is_refused(here: Stage) -> None:
+    with pytest.raises(RegistrationError, match="LangChain"):
+        accelerate(agents.function(here), shadow=0.1)
+
+
+def test_a_query_that_cannot_begin_is_told_and_the_original_runs(
+    here: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("watched badly")
+
+    monkeypatch.setattr(here.pool.runtime, "watch", broken)
+    with caplog.at_level(logging.WARNING, logger="teola_plugin"):
+        assert run(accelerate(flows.Rag(here))) == run(flows.Rag(here))
+    assert "planning failed" in caplog.text and "ZeroDivisionError" in caplog.text
+
+
+# ------------------------------------------------------------ a run is a query
+
+
+@pytest.mark.parametrize(
+    ("make", "prompts"),
+    [(flows.Rag, 1), (flows.FanOut, 5), (flows.Retrying, 3), (flows.Outer, 2), (flows.Sync, 1), (flows.Stateful, 2)],
+)
+def test_all_that_steps_ask_for_belongs_to_it(here: Stage, make: Any, prompts: int) -> None:
+    fast = accelerate(make(here), pool=here.pool, app="flows")
+    run(fast)
+    trace = fast.last_trace()
+    assert (asked(trace), trace.app, trace.outcome) == (prompts, "flows", "closed")
+
+
+def test_a_workflow_in_a_step_joins_the_query_around_it(here: Stage) -> None:
+    inner = accelerate(flows.Rag(here), pool=here.pool)
+    outer = accelerate(flows.Outer(here, inner), pool=here.pool)
+    run(outer)
+    assert asked(outer.last_trace()) == 2 and inner.last_trace().query_id == outer.last_trace().query_id
+
+
+def test_runs_at_a_time_are_queries_of_their_own(here: Stage) -> None:
+    fast = accelerate(flows.Rag(here), pool=here.pool)
+
+    async def played() -> list[Any]:
+        begun = [(fast.run(about=f"what {i}"), fast.__teola_session__.last) for i in range(4)]
+        await asyncio.gather(*(handler for handler, _ in begun))
+        return [run.trace.result(5) for _, run in begun]
+
+    found = asyncio.run(played())
+    assert len({one.query_id for one in found}) == 4 and {asked(one) for one in found} == {1}
+
+
+def test_engines_that_are_accelerated_themselves_are_parts(here: Stage) -> None:
+    fast = accelerate(flows.Engines(here, accelerate), pool=here.pool)
+    run(fast)
+    early = [span.primitive for span in fast.last_trace().spans if span.primitive.startswith("part")]
+    assert len({name.partition("/")[0] for name in early}) == 2
+
+
+def test_engines_that_are_tools_are_parts(here: Stage) -> None:
+    agent = agents.function(here, *agents.engines(here))
+    fast = accelerate(agent, pool=here.pool)
+    run(fast, user_msg=do([call("farm", input="oats")], [call("shelf", input="ivy")]))
+    trace = fast.last_trace()
+    parts = {span.primitive.partition("/")[0] for span in trace.spans if "embedding" in span.primitive}
+    assert len(parts) == 2 and [type(one) for one in agent.tools][:1] == [QueryEngineTool]
+    assert not hasattr(agent.tools[0].query_engine, "__teola_accelerated__")
+    rows = {row.path: row.level for row in fast.report}
+    assert rows['agent.tools["farm"].engine._retriever._retrievers[0]'] == "lowered"
+
+
+def test_the_report_tells_of_steps_models_and_tools(here: Stage) -> None:
+    rows = [(row.path, row.level) for row in accelerate(flows.Rag(here), pool=here.pool).report]
+    assert rows == [("workflow.answer", "joined"), ("workflow.retrieve", "joined")]
+    text = accelerate(agents.team(here), pool=here.pool).explain()
+    assert 'agents["research"].tools["farm"].engine' in text and 'agents["writer"].llm' in text
+
+
+# ------------------------------------------------------------ its end
+
+
+async def _never(workflow: Any) -> Any:
+    handler = workflow.run()
+    await asyncio.sleep(0.05)
+    return handler
+
+
+@pytest.mark.parametrize("way", ["awaited", "cancel_run", "wait_for", "cancel", "loop gone", "dropped"])
+@pytest.mark.filterwarnings("ignore:WorkflowHandler.cancel:DeprecationWarning")
+def test_the_query_ends_with_its_run(here: Stage, way: str) -> None:
+    fast = accelerate(flows.Slow(here), pool=here.pool)
+
+    async def played() -> None:
+        handler = await _never(fast)
+        assert not fast.__teola_session__.last.trace.done()
+        if way == "cancel_run":
+            await handler.cancel_run()
+        elif way == "wait_for":
+            await asyncio.wait_for(handler, 0.01)
+        elif way == "cancel":
+            handler.cancel()
+        elif way == "awaited":
+            await handler
+        elif way == "dropped":
+            del handler
+            gc.collect()
+            await asyncio.sleep(0.2)
+
+    try:
+        asyncio.run(played())
+    except (Exception, asyncio.CancelledError) as error:
+        assert way in ("awaited", "wait_for"), error
+    outcome = fast.last_trace().outcome
+    assert outcome == ("closed" if way in ("awaited", "dropped") else "cancelled")
+
+
+def test_an_error_of_a_step_ends_it(here: Stage) -> None:
+    fast = accelerate(flows.Retrying(here, 9), pool=here.pool)
+    with pytest.raises(ValueError, match="said"):
+        run(fast)
+    assert fast.last_trace().outcome == "closed"
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_that_cannot_begin_ends_it(here: Stage) -> None:
+    fast = accelerate(flows.Typed(here), pool=here.pool)
+    with pytest.raises(Exception, match="Failed creating a start event"):
+        run(fast, nothing=1)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        fast.run(about="x")
+    assert fast.last_trace().outcome == "closed"
+
+
+def test_while_a_human_is_asked_the_query_goes_on(here: Stage) -> None:
+    fast = accelerate(flows.Asking(here), pool=here.pool)
+
+    async def played() -> None:
+        handler = fast.run()
+        async for event in handler.stream_events():
+            if isinstance(event, InputRequiredEvent):
+                await asyncio.sleep(0.05)
+                assert not fast.__teola_session__.last.trace.done()
+                handler.ctx.send_event(HumanResponseEvent(response="yes"))
+        await handler
+
+    asyncio.run(played())
+    assert asked(fast.last_trace()) == 2
+
+
+def test_a_run_of_the_users_own(here: Stage) -> None:
+    class Own(flows.Rag):
+        async def run(self, **kwargs: Any) -> Any:  # type: ignore[override]
+            return await super().run(**kwargs)
+
+    fast = accelerate(Own(here), pool=here.pool)
+    assert run(fast) == run(flows.Rag(here)) and asked(fast.last_trace()) == 1
+
+
+def test_limits_on_runs_hold_for_all_terms_together(here: Stage) -> None:
+    most, now = 0, 0
+
+    class Counted(Workflow):
+        @step
+        async def only(self, ev: StartEvent) -> StopEvent:
+            nonlocal most, now
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(0.01)
+            now -= 1
+            return StopEvent()
+
+    fast = accelerate(Counted(num_concurrent_runs=2), pool=here.pool)
+
+    async def played() -> None:
+        await asyncio.gather(*(fast.with_terms(tenant=f"t{i}").run() for i in range(6)))
+
+    asyncio.run(played())
+    assert most == 2
+
+
+# ------------------------------------------------------------ bind
+
+
+@pytest.mark.parametrize("make", [agents.function, agents.react, lambda s: AgentWorkflow(agents=[agents.react(s)])])
+def test_models_of_agents_are_bound(here: Stage, make: Any) -> None:
+    own = MockFunctionCallingLLM(max_tokens=3, is_chat_model=True)
+    agent = make(here)
+    member = agent.agents["Agent"] if isinstance(agent, AgentWorkflow) else agent
+    member.llm = own
+    fast = accelerate(agent, pool=here.pool, bind=[(own, "llm")])
+    functions = isinstance(member, FunctionAgent)
+    rounds = [[call("add", a=1, b=2)]] if functions else [agents.act("add", a=1, b=2), agents.DONE]
+    run(fast, user_msg=do(*rounds))
+    assert asked(fast.last_trace()) == 2 and ("tool: 3" if functions else "Observation: 3") in here.reached.prompts[-1]
+    assert member.llm is own and fast.original is agent
+
+
+def test_models_of_workflows_are_bound(here: Stage) -> None:
+    own = MockLLM(max_tokens=3)
+    workflow = flows.Rag(here)
+    workflow.llm = own  # type: ignore[assignment]
+    fast = accelerate(workflow, pool=here.pool, bind=[(own, "llm")])
+    run(fast)
+    assert asked(fast.last_trace()) == 1 and workflow.llm is own and type(fast.llm) is TeolaLLM
+    with pytest.raises(RegistrationError, match="not a part of the"):
+        accelerate(flows.Rag(here), pool=here.pool, bind=[(own, "llm")])

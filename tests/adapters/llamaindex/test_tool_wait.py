@@ -1,0 +1,204 @@
+"""While an agent's tools run, the beginning of its next prompt is prefilled: what is sent, when, and when not."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from differential.llamaindex.workflows import agents
+from differential.llamaindex.workflows.agents import LONG, act
+from differential.llamaindex.workflows.stage import Stage, call, do, said, stage
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
+from llama_index.core.llms import MockLLM
+from llama_index.core.tools import FunctionTool
+from support.recording import record
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.llamaindex import TeolaLLM
+from teola_plugin.adapters.llamaindex.workflows import tool_wait
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generate, Warmup
+from teola_plugin.requests.request import Request
+
+TWO = [call("look", at="sea"), call("look", at="ivory tower")]
+WORDY = "Thought: " + "I wonder what grows there and what does not. " * 8
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Stage]:
+    with stage() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def all_seen(here: Stage) -> list[Request]:
+    return record(here.pool.engine("llm"))
+
+
+@pytest.fixture
+def seen(all_seen: list[Request]) -> list[Any]:
+    """The payloads that reach the model's engine."""
+    all_seen.clear()
+    return all_seen
+
+
+def run(agent: Any, *rounds: Any, **given: Any) -> Any:
+    async def played() -> Any:
+        return await agent.run(user_msg=do(*rounds), **given)
+
+    return asyncio.run(played())
+
+
+def sent(seen: list[Request]) -> list[tuple[str, str]]:
+    """(what was prefilled, the prompt that was sent next), in order."""
+    found, waiting = [], list[str]()
+    for request in seen:
+        if isinstance(request.payload, Warmup):
+            waiting.append(request.payload.prompt.known())
+        elif isinstance(request.payload, Generate):
+            found += [(known, request.payload.prompt.flat()) for known in waiting]
+            waiting.clear()
+    assert not waiting
+    return found
+
+
+CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "results in their order": (agents.function, (TWO,)),
+    "in one piece": (lambda s: agents.function(s, streaming=False), (TWO,)),
+    "with a state": (lambda s: agents.function(s, initial_state={"a": 1}), ([call("note", what="a")], TWO)),
+    "a tool that fails": (agents.function, ([call("fail", at="x" * 300), *TWO[1:]],)),
+    "a tool that is not there": (agents.function, ([call("fly", at="x" * 300), *TWO],)),
+    "in a team": (agents.team, (TWO, [call("handoff", to_agent="writer", reason="found")], "Written.")),
+    "in a mixed team": (
+        agents.mixed,
+        (TWO, [call("handoff", to_agent="second", reason="sum")], WORDY + act("look", at="attic"), agents.DONE),
+    ),
+    "thinking aloud": (agents.react, (WORDY + act("look", at="ivory tower"), agents.DONE)),
+    "thinking aloud, told how": (
+        lambda s: agents.react(s, system_prompt="Be kind."),
+        (WORDY + act("look", at="ivory tower"), act("add", a=1, b=2), agents.DONE),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_prefilled_is_how_the_next_prompt_begins(here: Stage, seen: list[Request], name: str) -> None:
+    make, rounds = CASES[name]
+    fast = accelerate(make(here), pool=here.pool)
+    run(fast, *rounds)
+    found = sent(seen)
+    assert found, "nothing was prefilled"
+    for known, prompt in found:
+        assert prompt.startswith(known)
+    trace = fast.last_trace()
+    assert trace.wasted() == (0, 0)
+    assert {s.outcome for s in trace.spans if s.kind == "PARTIAL_PREFILLING"} <= {"done", "cancelled"}
+
+
+def test_results_are_sent_as_they_come(here: Stage, seen: list[Request]) -> None:
+    fast = accelerate(agents.function(here), pool=here.pool)
+    run(fast, [*TWO, call("look", at="house")])
+    (first, prompt), (second, _) = sent(seen)
+    assert first.count(LONG) == 1 and second.count(LONG) == 2 and prompt.count(LONG) == 3
+    assert second.startswith(first) and first.rstrip().endswith("tool:")
+    last = fast.last_trace().spans[-1]
+    assert last.cached > len(second) // 4 * 0.8
+
+
+def test_a_second_run_waits_for_nothing_of_the_first(here: Stage, seen: list[Request]) -> None:
+    fast = accelerate(agents.function(here), pool=here.pool)
+
+    async def played() -> Any:
+        return await asyncio.gather(*(fast.run(user_msg=do([call("look", at=at), *TWO])) for at in ("a", "bb", "ccc")))
+
+    asyncio.run(played())
+    warmed = [r.payload.prompt.known() for r in seen if isinstance(r.payload, Warmup)]
+    asked = [r.payload.prompt.flat() for r in seen if isinstance(r.payload, Generate)]
+    assert len(warmed) >= 3 and all(any(one.startswith(known) for one in asked) for known in warmed)
+
+
+# ------------------------------------------------------------ when nothing is sent
+
+
+class OtherStep(FunctionAgent):
+    async def take_step(self, ctx: Any, llm_input: Any, tools: Any, memory: Any) -> Any:
+        return await super().take_step(ctx, llm_input[-1:], tools, memory)
+
+
+class OwnTool(FunctionTool):
+    """Of the user's own: nobody knows what it does when it is asked what it is."""
+
+
+def own_tool() -> Any:
+    made = FunctionTool.from_defaults(async_fn=agents.look)
+    return OwnTool(async_fn=made.async_fn, metadata=made.metadata)
+
+
+NOTHING: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+    "no passes": (agents.function, (TWO,), {"passes": ()}),
+    "other passes": (agents.function, (TWO,), {"passes": ("prune-dependencies",)}),
+    "quick tools": (agents.function, ([call("add", a=1, b=2), call("add", a=3, b=4)],), {}),
+    "its result is the answer": (agents.direct, (TWO,), {}),
+    "too little": (agents.function, ([call("look", at="sea")],), {}),
+    "a step of its own": (lambda s: OtherStep(tools=[agents.look], llm=s.llm), (TWO,), {}),
+    "a tool of its own": (lambda s: agents.function(s, own_tool()), (TWO,), {}),
+    "code": (agents.coder, ("<execute>1</execute>", "done"), {}),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_nothing_is_prefilled(here: Stage, seen: list[Request], name: str) -> None:
+    make, rounds, options = NOTHING[name]
+    run(accelerate(make(here), pool=here.pool, **options), *rounds)
+    assert [r for r in seen if isinstance(r.payload, Warmup)] == []
+    assert [r for r in seen if isinstance(r.payload, Generate)]
+
+
+def test_an_engine_that_keeps_no_prefixes_is_sent_none() -> None:
+    model = FakeLLM(answer=lambda prompt, _: said(prompt))
+    with EnginePool.local([model]) as pool:
+        seen = record(model)
+        agent = FunctionAgent(tools=[agents.look], llm=TeolaLLM(pool=pool, is_function_calling_model=True))
+        run(accelerate(agent), TWO)
+        assert len(seen) == 2 and not any(isinstance(r.payload, Warmup) for r in seen)
+
+
+def test_an_agent_of_another_pool_is_left_alone(here: Stage, seen: list[Request]) -> None:
+    with EnginePool.local([FakeLLM()]) as other:
+        run(accelerate(agents.function(here), pool=other), TWO)
+    assert not any(isinstance(r.payload, Warmup) for r in seen)
+
+
+def test_what_goes_wrong_with_it_stays_unseen(here: Stage, seen: list[Request], monkeypatch: Any) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("written badly")
+
+    monkeypatch.setattr(tool_wait, "tool_arguments", broken)
+    plain = run(agents.function(here), TWO)
+    assert str(run(accelerate(agents.function(here), pool=here.pool), TWO)) == str(plain)
+    assert not any(isinstance(r.payload, Warmup) for r in seen)
+
+
+def test_a_run_that_ends_meanwhile_leaves_nothing_behind(here: Stage, seen: list[Request]) -> None:
+    fast = accelerate(agents.function(here), pool=here.pool)
+
+    async def played() -> None:
+        handler = fast.run(user_msg=do(TWO))
+        await asyncio.sleep(0.2)  # one of them has its result
+        await handler.cancel_run()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(played())
+    assert fast.last_trace().outcome == "cancelled"
+    assert all(span.done is not None for span in fast.last_trace().spans)
+
+
+def test_teams_of_agents_with_other_models(here: Stage, seen: list[Request]) -> None:
+    """Only what the pool's own engines serve is prefilled, whoever else is in the team."""
+    team = agents.team(here)
+    team.agents["writer"].llm = MockLLM(max_tokens=3)
+    fast = accelerate(team, pool=here.pool)
+    assert isinstance(fast, AgentWorkflow)
+    run(fast, TWO)
+    assert sent(seen)

@@ -1,0 +1,173 @@
+"""`TeolaLLM` with tools: what the engine is told, what is read from its answer, whole and while it is written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ToolCallBlock
+from llama_index.core.llms import ChatMessage
+from llama_index.core.program import FunctionCallingProgram
+from llama_index.core.tools import FunctionTool
+from pydantic import BaseModel
+from support.scripted_llm import ScriptedLLM
+
+from teola_plugin.adapters.llamaindex import TeolaLLM
+from teola_plugin.adapters.tool_calls import certain_text, read
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+
+
+def add(a: int, b: int) -> int:
+    """The sum."""
+    return a + b
+
+
+def look(at: str) -> str:
+    """What is there."""
+    return f"{at} is there"
+
+
+TOOLS = [FunctionTool.from_defaults(add), FunctionTool.from_defaults(look)]
+
+
+@pytest.fixture
+def model(pool: EnginePool) -> TeolaLLM:
+    return TeolaLLM(pool=pool, is_function_calling_model=True)
+
+
+def call(name: str, **arguments: Any) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def found(model: TeolaLLM, response: Any) -> list[tuple[str, Any]]:
+    calls = model.get_tool_calls_from_response(response, error_on_no_tool_call=False)
+    assert [one.tool_id for one in calls] == [
+        one.tool_id for one in model.get_tool_calls_from_response(response, error_on_no_tool_call=False)
+    ]
+    assert len({one.tool_id for one in calls}) == len(calls)
+    return [(one.tool_name, one.tool_kwargs) for one in calls]
+
+
+def test_the_engine_is_told_of_tools(model: TeolaLLM, llm: ScriptedLLM) -> None:
+    model.chat_with_tools(TOOLS, "what is 1 + 2?", chat_history=[ChatMessage(role="system", content="be brief")])
+    [asked] = llm.asked
+    assert [one["function"]["name"] for one in json.loads(asked.prompt.tools)] == ["add", "look"]
+    assert [(m.role, m.content) for m in asked.prompt.messages] == [("system", "be brief"), ("user", "what is 1 + 2?")]
+    assert not asked.sampling.json_schema
+    model.chat_with_tools([], "hi")
+    model.chat([ChatMessage("hi")])
+    assert [one.prompt.tools for one in llm.asked[1:]] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"tool_required": True}, ["add", "look"]),
+        ({"tool_choice": "any"}, ["add", "look"]),
+        ({"tool_choice": "look"}, ["look"]),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, ["look"]),
+    ],
+)
+def test_where_a_call_is_demanded_nothing_else_can_be_written(
+    model: TeolaLLM, llm: ScriptedLLM, given: dict[str, Any], names: list[str]
+) -> None:
+    llm.answer = lambda asked: call("look", at="sea")
+    made = model.chat_with_tools(TOOLS, "where?", **given)
+    assert found(model, made) == [("look", {"at": "sea"})] and not made.message.content
+    schema = json.loads(llm.asked[0].sampling.json_schema)
+    assert [one["properties"]["name"]["enum"] for one in schema.get("anyOf", [schema])] == [[name] for name in names]
+
+
+ANSWERS = [
+    ("just words", "just words", []),
+    (call("add", a=1, b=2), "", [("add", {"a": 1, "b": 2})]),
+    (f"I add.\n<tool_call>\n{call('add', a=1)}\n</tool_call>", "I add.", [("add", {"a": 1})]),
+    (f"<tool_call>{call('add')}</tool_call><tool_call>{call('look')}", "", [("add", {}), ("look", {})]),
+    (f"[{call('add')}, {call('look')}]", "", [("add", {}), ("look", {})]),
+    (call("other", a=1), call("other", a=1), []),
+    ("a <tool_bar> is no call ", "a <tool_bar> is no call ", []),
+    ("<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
+]
+
+
+@pytest.mark.parametrize(("text", "rest", "calls"), ANSWERS)
+async def test_calls_are_read_where_the_model_decides(
+    model: TeolaLLM, llm: ScriptedLLM, text: str, rest: str, calls: list[Any]
+) -> None:
+    llm.answer = lambda asked: text
+    given: dict[str, Any] = {"chat_history": [ChatMessage("hi")], "allow_parallel_tool_calls": True}
+    streamed = list(model.stream_chat_with_tools(TOOLS, **given))
+    astreamed = [one async for one in await model.astream_chat_with_tools(TOOLS, **given)]
+    whole = [model.chat_with_tools(TOOLS, **given), await model.achat_with_tools(TOOLS, **given)]
+    for made in (*whole, streamed[-1], astreamed[-1]):
+        assert (made.message.content or "") == rest and found(model, made) == calls
+        assert made.additional_kwargs["completion_tokens"] and made.raw["finish_reason"] == "stop"
+    for pieces in (streamed, astreamed):
+        assert "".join(one.delta or "" for one in pieces) == rest
+        assert all(rest.startswith(one.message.content or "") for one in pieces)
+        assert not any(isinstance(block, ToolCallBlock) for one in pieces[:-1] for block in one.message.blocks)
+
+
+@pytest.mark.parametrize(("text", "rest", "calls"), ANSWERS)
+def test_only_what_is_certainly_text_is_told_early(text: str, rest: str, calls: list[Any]) -> None:
+    told = [certain_text(text[:end]) for end in range(len(text) + 1)]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(told))
+    assert read(text, ("add", "look"))[0].startswith(told[-1]) and rest.startswith(told[-1])
+
+
+def test_words_are_streamed_as_they_come(model: TeolaLLM, llm: ScriptedLLM) -> None:
+    llm.answer = lambda asked: f"I will add. <tool_call>{call('add', a=1)}</tool_call>"
+    pieces = list(model.stream_chat_with_tools(TOOLS, "hi"))
+    assert [one.delta for one in pieces] == ["I", " will", " add.", ""]
+
+
+def test_one_call_where_only_one_is_allowed(model: TeolaLLM, llm: ScriptedLLM) -> None:
+    llm.answer = lambda asked: f"[{call('add', a=1)}, {call('look', at='sea')}]"
+    assert found(model, model.chat_with_tools(TOOLS, "hi")) == [("add", {"a": 1})]
+    streamed = list(model.stream_chat_with_tools(TOOLS, "hi"))
+    assert found(model, streamed[-1]) == [("add", {"a": 1})]
+
+
+def test_calls_and_results_are_told_to_the_model_again(model: TeolaLLM, llm: ScriptedLLM) -> None:
+    llm.answer = lambda asked: f"Well. <tool_call>{call('add', a=1, b=2)}</tool_call>"
+    said = model.chat_with_tools(TOOLS, "hi").message
+    model.chat_with_tools(TOOLS, chat_history=[ChatMessage("hi"), said, ChatMessage(role="tool", content="3")])
+    shown = [(m.role, m.content) for m in llm.asked[-1].prompt.messages]
+    assert shown == [("user", "hi"), ("assistant", f"Well.\n{call('add', a=1, b=2)}"), ("tool", "3")]
+
+
+def test_no_call_is_an_error_where_one_is_wanted(model: TeolaLLM, llm: ScriptedLLM) -> None:
+    llm.answer = lambda asked: "no"
+    with pytest.raises(ValueError, match="at least one tool call"):
+        model.get_tool_calls_from_response(model.chat_with_tools(TOOLS, "hi"))
+
+
+def test_what_cannot_be_asked_is_refused(model: TeolaLLM, pool: EnginePool) -> None:
+    with pytest.raises(RegistrationError, match=r"tool_choice.*'ad'"):
+        model.chat_with_tools(TOOLS, "hi", tool_choice="ad")
+    text = TeolaLLM(pool=pool, is_chat_model=False, is_function_calling_model=True)
+    with pytest.raises(RegistrationError, match="cannot tell its model of tools"):
+        text.chat_with_tools(TOOLS, "hi")
+
+
+def test_it_is_no_function_calling_model_unless_it_is_said_to_be(model: TeolaLLM, pool: EnginePool) -> None:
+    """Other objects of LlamaIndex ask in other ways then."""
+    assert model.metadata.is_function_calling_model
+    assert not TeolaLLM(pool=pool).metadata.is_function_calling_model
+
+
+class Fact(BaseModel):
+    """Something true."""
+
+    of: str
+
+
+def test_structured_answers_through_a_tool(model: TeolaLLM, llm: ScriptedLLM) -> None:
+    llm.answer = lambda asked: call("Fact", of="sheep")
+    program = FunctionCallingProgram.from_defaults(
+        output_cls=Fact, llm=model, prompt_template_str="A fact?", tool_required=True
+    )
+    assert program() == Fact(of="sheep") and json.loads(llm.asked[0].sampling.json_schema)

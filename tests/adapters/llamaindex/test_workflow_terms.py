@@ -1,0 +1,199 @@
+"""Terms of a run: tenant, app and weight on every call of its steps; a deadline ends it, whatever is at work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from differential.llamaindex.workflows import agents, flows
+from differential.llamaindex.workflows.stage import Stage, call, do, stage
+from llama_index.core.workflow import Context, StartEvent, StopEvent, Workflow, step
+from support.recording import Arrival, arrivals
+
+from teola_plugin import accelerate
+from teola_plugin.errors import QueryTimeout, RegistrationError
+
+pytestmark = pytest.mark.filterwarnings("ignore:WorkflowHandler:DeprecationWarning")
+ASKED: dict[str, Any] = {"about": "what grows"}
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Stage]:
+    with stage() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def all_seen(here: Stage) -> list[Arrival]:
+    return arrivals(here.pool)
+
+
+@pytest.fixture
+def seen(all_seen: list[Arrival]) -> list[Arrival]:
+    all_seen.clear()
+    return all_seen
+
+
+def run(workflow: Any, **given: Any) -> Any:
+    async def played() -> Any:
+        return await workflow.run(**(given or ASKED))
+
+    return asyncio.run(played())
+
+
+def talk(*rounds: Any) -> dict[str, Any]:
+    return {"user_msg": do(*rounds)}
+
+
+TOOLS = talk([call("look", at="sea"), call("look", at="ivory tower")])
+RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "rag": (flows.Rag, ASKED),
+    "workers": (flows.FanOut, ASKED),
+    "nested": (flows.Outer, ASKED),
+    "a thread": (flows.Sync, ASKED),
+    "resources": (lambda s: flows.given(s)(), ASKED),
+    "engines": (lambda s: flows.Engines(s, accelerate), ASKED),
+    "an agent": (agents.function, TOOLS),
+    "engines as tools": (lambda s: agents.function(s, *agents.engines(s)), talk([call("farm", input="oats")])),
+    "a team": (agents.team, TOOLS),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_terms_reach_the_engines(here: Stage, seen: list[Arrival], name: str) -> None:
+    make, given = RUNS[name]
+    fast = accelerate(make(here), pool=here.pool, app="mine")
+    run(fast.with_terms(tenant="acme", weight=2.5), **given)
+    assert seen and {(one.tenant, one.app, one.weight) for one in seen} == {("acme", "mine", 2.5)}
+    seen.clear()
+    run(fast, **given)
+    assert {(one.tenant, one.app, one.weight) for one in seen} == {("", "mine", 1.0)}
+
+
+@pytest.mark.parametrize("name", ["rag", "an agent"])
+def test_terms_reach_the_engines_where_no_query_can_begin(
+    here: Stage, seen: list[Arrival], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    make, given = RUNS[name]
+    fast = accelerate(make(here), pool=here.pool, app="mine")
+    monkeypatch.setattr(here.pool.runtime, "watch", broken)
+    run(fast.with_terms(tenant="acme", weight=2.5), **given)
+    assert {(one.tenant, one.app, one.weight) for one in seen} == {("acme", "mine", 2.5)}
+
+
+def test_a_workflow_inside_has_the_terms_around_it(here: Stage, seen: list[Arrival]) -> None:
+    outer = accelerate(flows.Outer(here, accelerate(flows.Rag(here), pool=here.pool)), pool=here.pool, app="outer")
+    run(outer.with_terms(tenant="acme"))
+    assert {(one.tenant, one.app) for one in seen} == {("acme", "outer")}
+
+
+def test_a_workflow_inside_with_terms_of_its_own_is_a_query_of_its_own(here: Stage, seen: list[Arrival]) -> None:
+    inner = accelerate(flows.Rag(here), pool=here.pool, app="inner").with_terms(tenant="zoo")
+    outer = accelerate(flows.Outer(here, inner), pool=here.pool, app="outer").with_terms(tenant="acme")
+    run(outer)
+    assert {(one.tenant, one.app) for one in seen} == {("acme", "outer"), ("zoo", "inner")}
+    assert inner.last_trace().query_id != outer.last_trace().query_id
+
+
+# ------------------------------------------------------------ deadlines
+
+
+class Own(Workflow):
+    """Code of the user's alone, which catches what it can."""
+
+    def __init__(self, cancelled: list[str]) -> None:
+        super().__init__()
+        self.cancelled = cancelled
+
+    @step
+    async def only(self, ctx: Context, ev: StartEvent) -> StopEvent:
+        try:
+            await asyncio.sleep(ev.get("takes", 30))
+        except asyncio.CancelledError:
+            self.cancelled.append("step")
+            raise
+        return StopEvent(result="done")
+
+
+async def timed(fast: Any, **given: Any) -> tuple[float, list[str]]:
+    """Seconds until `QueryTimeout`, and the events until then."""
+    begun, handler = time.monotonic(), fast.run(**given)
+    heard = [type(event).__name__ async for event in handler.stream_events()]
+    with pytest.raises(QueryTimeout, match="did not end before its deadline"):
+        await handler
+    assert isinstance(handler.exception(), QueryTimeout) and handler.is_done()
+    return time.monotonic() - begun, heard
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_deadline_interrupts_the_users_own_code(here: Stage, pooled: bool) -> None:
+    cancelled: list[str] = []
+    fast = accelerate(Own(cancelled), pool=here.pool if pooled else None).with_terms(deadline_s=0.1)
+    seconds, heard = asyncio.run(timed(fast))
+    assert seconds < 5 and cancelled == ["step"] and heard == ["WorkflowCancelledEvent"]
+    if pooled:
+        assert fast.last_trace().outcome == "timeout"
+
+
+def test_a_deadline_reaches_steps_that_wait_for_engines(here: Stage) -> None:
+    """An agent makes an answer of what its tools raise: it gets none, all the same."""
+    fast = accelerate(agents.function(here), pool=here.pool).with_terms(deadline_s=0.15)
+    seconds, heard = asyncio.run(timed(fast, **talk([call("look", at="f" * 40)])))
+    assert seconds < 1.0 and heard[-1] == "WorkflowCancelledEvent"
+
+
+def test_a_run_in_time_is_as_always(here: Stage) -> None:
+    fast = accelerate(Own([]), pool=here.pool).with_terms(deadline_s=20)
+    assert run(fast, takes=0.01) == "done"
+    retrying = accelerate(flows.Retrying(here, 9), pool=here.pool).with_terms(deadline_s=20)
+    with pytest.raises(ValueError, match="said"):
+        run(retrying)
+
+
+def test_a_run_in_time_can_be_cancelled(here: Stage) -> None:
+    cancelled: list[str] = []
+    fast = accelerate(Own(cancelled), pool=here.pool).with_terms(deadline_s=20)
+
+    async def played() -> None:
+        for way in ("cancel_run", "wait_for", "cancel"):
+            handler = fast.run()
+            await asyncio.sleep(0.02)
+            if way == "cancel_run":
+                await handler.cancel_run()
+            elif way == "cancel":
+                handler.cancel()
+            with pytest.raises((Exception, asyncio.CancelledError)):
+                await asyncio.wait_for(handler, 0.05)
+            await asyncio.sleep(0.02)
+            assert handler.is_done() and handler.ctx.is_running is False
+
+    asyncio.run(played())
+    assert cancelled == ["step"] * 3
+
+
+def test_a_run_of_the_users_own_is_interrupted(here: Stage) -> None:
+    class Waits(Own):
+        async def run(self, **given: Any) -> Any:  # type: ignore[override]
+            return await super().run(**given)
+
+    fast = accelerate(Waits([]), pool=here.pool).with_terms(deadline_s=0.1)
+    with pytest.raises(QueryTimeout):
+        run(fast)
+
+
+def test_a_deadline_of_the_query_around(here: Stage) -> None:
+    outer = accelerate(flows.Outer(here, accelerate(Own([]), pool=here.pool)), pool=here.pool)
+    seconds, _ = asyncio.run(timed(outer.with_terms(deadline_s=0.1), **ASKED))
+    assert seconds < 5
+
+
+def test_what_is_no_number_is_refused(here: Stage) -> None:
+    fast = accelerate(flows.Rag(here), pool=here.pool)
+    with pytest.raises(RegistrationError, match="deadline_s"):
+        fast.with_terms(deadline_s="soon")  # type: ignore[arg-type]

@@ -1,0 +1,171 @@
+"""`shims.llamaindex.workflows`: on the installed version, and what happens without each name that it touches."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+from llama_index.core.llms import ChatMessage
+from llama_index.core.llms.mock import MockFunctionCallingLLM
+from llama_index.core.tools import FunctionTool
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
+from llama_index.core.workflow.errors import WorkflowCancelledByUser
+from support.llamaindex_engines import Library
+
+from teola_plugin.adapters.llamaindex import TeolaLLM
+from teola_plugin.shims.llamaindex import copies, workflows
+from teola_plugin.shims.llamaindex.records import Unreadable
+
+
+class Flow(Workflow):
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.fails = fails
+
+    @step
+    async def only(self, ev: StartEvent) -> StopEvent:
+        await asyncio.sleep(ev.get("takes", 0.01))
+        if self.fails:
+            raise ValueError("failed")
+        return StopEvent(result="done")
+
+
+class Bare:
+    """A handler of another version."""
+
+
+# ------------------------------------------------------------ runs
+
+
+@pytest.mark.parametrize("way", ["done", "failed", "cancelled"])
+async def test_when_a_run_has_ended(way: str) -> None:
+    told: list[Any] = []
+    handler = Flow(way == "failed").run(takes=30 if way == "cancelled" else 0.0)
+    workflows.when_ended(handler, told.append)
+    await asyncio.sleep(0.01)
+    if way == "cancelled":
+        handler._result_task.cancel()
+    with pytest.raises((ValueError, asyncio.CancelledError)) if way != "done" else pytest.MonkeyPatch.context():
+        await handler
+    [error] = told
+    assert type(error) is {"done": type(None), "failed": ValueError, "cancelled": asyncio.CancelledError}[way]
+
+
+def test_when_a_run_will_never_end() -> None:
+    told: list[Any] = []
+    loop = asyncio.new_event_loop()
+
+    async def begun() -> None:
+        workflows.when_ended(Flow().run(takes=30), told.append)
+
+    loop.run_until_complete(begun())
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    del task
+    gc.collect()
+    assert [type(one) for one in told] == [asyncio.CancelledError]
+
+
+def test_a_handler_of_another_version_tells_when_it_is_freed() -> None:
+    told: list[Any] = []
+    handler: Any = Bare()
+    workflows.when_ended(handler, told.append)
+    assert told == []
+    del handler
+    gc.collect()
+    assert told == [None]
+
+
+async def test_a_result_of_ones_own() -> None:
+    async def other(result: workflows.Result, cancel: workflows.Result) -> Any:
+        event = await result()
+        return StopEvent(result=f"{event.result}, and more")
+
+    handler = Flow().run()
+    before = type(handler._external_adapter)
+    workflows.with_result(handler, other)
+    assert isinstance(handler._external_adapter, before) and issubclass(before, object)
+    assert isinstance(handler._external_adapter, workflows.ResultHooks)
+    assert await handler == "done, and more" and handler.ctx.is_running is False
+
+
+async def test_a_run_that_is_cancelled_by_its_result() -> None:
+    async def at_once(result: workflows.Result, cancel: workflows.Result) -> Any:
+        await cancel()
+        return await result()
+
+    handler = Flow().run(takes=30)
+    workflows.with_result(handler, at_once)
+    with pytest.raises(WorkflowCancelledByUser):
+        await handler
+    assert [type(event).__name__ async for event in handler.stream_events()] == ["WorkflowCancelledEvent"]
+
+
+def test_a_handler_without_an_adapter_keeps_its_result() -> None:
+    def never(result: workflows.Result, cancel: workflows.Result) -> Awaitable[Any]:
+        raise AssertionError
+
+    handler: Any = Bare()
+    workflows.with_result(handler, never)
+    assert vars(handler) == {}
+
+
+# ------------------------------------------------------------ classes
+
+
+def test_free_steps_of_a_class() -> None:
+    class Free(Workflow):
+        pass
+
+    @step(workflow=Free)
+    async def free(ev: StartEvent) -> StopEvent:
+        return StopEvent(result="free")
+
+    sub: Any = type("Free", (Free,), {})
+    assert "free" not in vars(sub)["_step_functions"]
+    assert "free" in workflows.with_steps_of(sub, Free)()._get_steps()
+    assert workflows.with_steps_of(Bare, object) is Bare and vars(Bare).get("_step_functions") is None
+
+
+def test_names_of_steps_and_what_they_use() -> None:
+    model, other = object(), object()
+
+    class Using(Flow):
+        @step
+        async def only(self, ev: StartEvent) -> StopEvent:
+            return StopEvent(result=(model, MODEL, self.fails))
+
+    assert workflows.step_names(Using()) == ["only"]
+    used = list(workflows.used_by_steps(Using()))
+    assert any(one is model for one in used) and any(one is MODEL for one in used)
+    assert not any(one is other for one in used)
+    assert workflows.step_names(Bare()) == [] and list(workflows.used_by_steps(Bare())) == []
+
+
+MODEL = object()
+
+
+# ------------------------------------------------------------ tools, coroutines
+
+
+def test_how_a_model_is_told_of_tools(stock: Library) -> None:
+    tool = FunctionTool.from_defaults(lambda of: of, name="same", description="The same.")
+    messages = [ChatMessage("which?")]
+    llm = TeolaLLM(pool=stock.llm.pool, is_function_calling_model=True)
+    made = workflows.tool_arguments(llm, [tool], messages, {"allow_parallel_tool_calls": True})
+    assert made["messages"] == messages and made["parallel_tool_calls"] is True
+    assert made["tools"] == [tool.metadata.to_openai_tool()]
+    assert workflows.tool_arguments(MockFunctionCallingLLM(), [tool], messages, {})["messages"] == messages
+
+
+def test_coroutines_that_wait_for_nothing() -> None:
+    async def nothing() -> int:
+        return 1
+
+    assert copies.at_once(nothing()) == 1
+    with pytest.raises(Unreadable, match="takes waiting"):
+        copies.at_once(asyncio.sleep(0))
