@@ -6,9 +6,10 @@ import operator
 from typing import Annotated, Any
 
 from langgraph.graph import START, StateGraph
+from typing_extensions import TypedDict
+
 from support.graphs.case import Turn, case
 from support.graphs.kit import Kit, joined
-from typing_extensions import TypedDict
 
 
 class State(TypedDict, total=False):
