@@ -14,7 +14,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
 from langchain_core.tools import StructuredTool, Tool
 
-from teola_plugin.graph import Component, Ref, Role, on_loop, simple
+from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
 from teola_plugin.tracer.draft import Draft, Span, may_raise
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.filling import Filling, as_prompt
@@ -237,13 +237,21 @@ class Walk:
         try:
             value = self._input(node, given)
         except NotUnderstood:
-            self.user_code()
+            if self._runs_user_code(node):
+                self.user_code()
             return UNKNOWN_VALUE
         made, span = walk_into(self.draft, node, value, self.name, f"{self.name}:{self.line}", kwargs)
         self.emitted(span)
         if any(c.role in (Role.OPAQUE, Role.TOOL) for c in list(self.draft.components.values())[before:]):
             self.runs_user_code = True
         return symbol_of(made)
+
+    @staticmethod
+    def _runs_user_code(node: Runnable[Any, Any]) -> bool:
+        """Whether not all of it is understood, whatever it is called with."""
+        trial = Draft()
+        walk_into(trial, node, Ref(INPUT), "", "", {})
+        return any(c.role in (Role.OPAQUE, Role.TOOL) for c in trial.components.values())
 
     def _input(self, node: Runnable[Any, Any], given: Symbol) -> Value:
         if isinstance(given, (Prompted, Ref)):
