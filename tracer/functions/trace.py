@@ -10,6 +10,7 @@ from typing import Any
 
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Draft, Span, Traced
+from teola_plugin.tracer.functions.entering import entered, unbound
 from teola_plugin.tracer.functions.exporting import exported, producers
 from teola_plugin.tracer.functions.live import NO_SPAN, asks, settle
 from teola_plugin.tracer.functions.machine import Flow, Frame
@@ -25,7 +26,7 @@ from teola_plugin.tracer.functions.values import (
     known_object,
     symbol_of,
 )
-from teola_plugin.tracer.functions.walk import Walk, entered, unbound
+from teola_plugin.tracer.functions.walk import Walk
 from teola_plugin.tracer.symbols import NotUnderstood, Value
 
 log = logging.getLogger("teola_plugin")
@@ -63,7 +64,8 @@ def walk_function(
 
     `name` leads the names of its components. `state` names the argument whose keys are read as attributes, too (a
     pydantic model, a dataclass). Arguments that are not given, and have no default, are unknown. Takes functions, bound
-    methods, and `functools.partial` of them. Never raises; of a function that is not understood nothing is known.
+    methods, callable objects, tools made of functions, and `functools.partial` of them. Never raises; of a function
+    that is not understood nothing is known. The first function of a file takes the time to parse the file.
     """
     try:
         return _walked(func, given, draft, name, state)
