@@ -144,7 +144,7 @@ class GraphFacts:
         for name in self._visited:
             if plans is None or (name == node.name and first):
                 continue
-            plan = plans.traced(name, pushed=False)
+            plan = plans.traced(name, None, pushed=False)
             if plan is None or all(c.name != call for c in plan.template.components):
                 continue
             waits = waits_for(plan, call)

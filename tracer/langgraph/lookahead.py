@@ -170,9 +170,10 @@ def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
         return new
     if how == "unknown" or old is UNKNOWN_VALUE:
         return UNKNOWN_VALUE
+    before = old.items if isinstance(old, Series) else (Spread(old),)
     if isinstance(new, Series):
-        return Series((Spread(old), *new.items))
-    return Series((Spread(old), new if isinstance(new, Built) else Spread(new)))
+        return Series((*before, *new.items))
+    return Series((*before, new if isinstance(new, Built) else Spread(new)))
 
 
 def _waits(draft: Draft) -> None:

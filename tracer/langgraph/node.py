@@ -36,9 +36,7 @@ class Visited:
 NOTHING = Visited()
 
 
-def visit(
-    draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str, decide: Decide | None = None
-) -> Visited:
+def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str, decide: Decide | None = None) -> Visited:
     """Adds to the draft what it will ask engines for. Never raises for what it does not understand."""
     functions = functions_of(bound)
     if functions is None:
