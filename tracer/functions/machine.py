@@ -100,8 +100,11 @@ class Walker(Protocol):
     def may_try(self) -> bool:
         """Whether the ways of a condition are to be walked."""
 
-    def trial(self) -> Walker:
-        """The same walk from here on, on a draft of its own: nothing of it counts before it is taken over."""
+    def trial(self, taken: set[str]) -> Walker:
+        """The same walk from here on, on a draft of its own: nothing of it counts before it is taken over.
+
+        `taken` are names of components, to which its own are added.
+        """
 
     def finished(self, output: Ref | None) -> tuple[Ref, bool] | None:
         """Of a body: what it gives, and whether that is `output`; None for one that asks engines for nothing."""

@@ -63,7 +63,8 @@ def walk_function(
 
     `name` leads the names of its components. `state` names the argument whose keys are read as attributes, too (a
     pydantic model, a dataclass). Arguments that are not given, and have no default, are unknown. Takes functions, bound
-    methods, and `functools.partial` of them. Never raises; of a function that is not understood nothing is known.
+    methods, callable objects, tools made of functions, and `functools.partial` of them. Never raises; of a function
+    that is not understood nothing is known. The first function of a file takes the time to parse the file.
     """
     try:
         return _walked(func, given, draft, name, state)

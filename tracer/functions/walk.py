@@ -12,8 +12,9 @@ from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
+from langchain_core.tools import StructuredTool, Tool
 
-from teola_plugin.graph import Component, Ref, Role, on_loop, simple
+from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
 from teola_plugin.tracer.draft import Draft, Span, may_raise
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.filling import Filling, as_prompt
@@ -176,7 +177,7 @@ class Walk:
             return self.draft.real(symbol, self.name, ())
         if isinstance(symbol, Fields) and not symbol.items and symbol.base is not None:
             return symbol.base
-        if isinstance(symbol, (Unknown, Coming)):
+        if isinstance(symbol, (Unknown, Coming, Defined)):
             raise NotUnderstood("a value that is not known")
         if isinstance(symbol, Computed):
             found = symbol.ref_in(self.draft)
@@ -215,7 +216,7 @@ class Walk:
         self.shared.made.add(name)
         if may_be_list:
             self.draft.lists[name] = ""
-        return self.draft.call(name, call, (), **inputs)
+        return self.draft.add(Component(name, Role.CALL, tuple(inputs.items())), call)
 
     def _any_ref(self, symbol: Symbol) -> Ref:
         """A ref also for what is not known: a prompt may begin with what is."""
@@ -236,13 +237,21 @@ class Walk:
         try:
             value = self._input(node, given)
         except NotUnderstood:
-            self.user_code()
+            if self._runs_user_code(node):
+                self.user_code()
             return UNKNOWN_VALUE
         made, span = walk_into(self.draft, node, value, self.name, f"{self.name}:{self.line}", kwargs)
         self.emitted(span)
         if any(c.role in (Role.OPAQUE, Role.TOOL) for c in list(self.draft.components.values())[before:]):
             self.runs_user_code = True
         return symbol_of(made)
+
+    @staticmethod
+    def _runs_user_code(node: Runnable[Any, Any]) -> bool:
+        """Whether not all of it is understood, whatever it is called with."""
+        trial = Draft()
+        walk_into(trial, node, Ref(INPUT), "", "", {})
+        return any(c.role in (Role.OPAQUE, Role.TOOL) for c in trial.components.values())
 
     def _input(self, node: Runnable[Any, Any], given: Symbol) -> Value:
         if isinstance(given, (Prompted, Ref)):
@@ -283,9 +292,8 @@ class Walk:
     def may_try(self) -> bool:
         return self.nested < NESTED
 
-    def trial(self) -> Walker:
-        """The same walk, on a draft of its own: nothing of it counts before it is taken over."""
-        names, draft = dict(self.frame.names), Draft(names=self.draft.names)
+    def trial(self, taken: set[str]) -> Walker:
+        names, draft = dict(self.frame.names), Draft(names=taken)
         trial = replace(self, draft=draft, frame=replace(self.frame, names=names), span=Span(), nested=self.nested + 1)
         trial.changed, trial.left_out, trial.runs_user_code = dict(self.changed), False, False
         return trial
@@ -308,7 +316,15 @@ def _first(node: Any) -> Any:
 
 
 def unbound(func: Any, given: Sequence[Symbol]) -> tuple[FunctionType | None, list[Symbol]]:
-    """The function of a bound method, and its arguments with `self`; None for anything but a function in Python."""
+    """The function of a bound method, and its arguments with `self`; None for anything but a function in Python.
+
+    Also of an object that is called, and of a tool.
+    """
+    if type(func) in (StructuredTool, Tool):
+        func = func.func if func.func is not None else func.coroutine
+    own = next((vars(one)["__call__"] for one in type(func).__mro__ if "__call__" in vars(one)), None)
+    if type(own) is FunctionType:
+        func = MethodType(own, func)
     if type(func) is MethodType:
         func, given = func.__func__, [Known(func.__self__), *given]
     return (func if type(func) is FunctionType else None), list(given)

@@ -9,7 +9,7 @@ of the state unknown, and what reads them waits for the plain graph.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from teola_plugin.graph import INPUT, Component, Ref, Role
@@ -19,7 +19,7 @@ from teola_plugin.tracer.functions.live import alive
 from teola_plugin.tracer.functions.values import known_object
 from teola_plugin.tracer.langgraph.arms import begun_before_chosen
 from teola_plugin.tracer.langgraph.node import NOTHING, Visited, unknown, visit
-from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, reachable
+from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, backwards
 
 STATE, ARGUMENT = "state", "argument"
 """Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
@@ -43,8 +43,8 @@ class _State:
 @dataclass(slots=True)
 class _Lookahead:
     shape: GraphShape
-    behind: Mapping[str, frozenset[str]]
-    """What may come behind each node: an arm that leads back goes round once more, on a guess about the last round."""
+    backwards: Mapping[str, frozenset[str]]
+    """Arms that go round once more are not guessed at: the round before has to show that it was not enough."""
     names: set[str] = field(default_factory=set)
 
     def template(self, start: NodeShape, pushed: bool) -> Traced:
@@ -70,6 +70,8 @@ class _Lookahead:
         else:
             made = visit(draft, node.bound, given, node.name)
             after = self._updated(state, made, alone=not pushed)
+            if before:
+                _waits(draft)
         if node.pauses:
             return made.span
         way = (*before, node.name)
@@ -78,6 +80,8 @@ class _Lookahead:
         for name in (*node.then, *made.goto):
             self._certain(draft, made.span, name, after, way)
         for branch in node.branches:
+            if branch.path is None and made.goto:
+                continue  # its command says where it goes
             self._branch(draft, made.span, node, branch, after, way)
         return made.span
 
@@ -100,7 +104,7 @@ class _Lookahead:
                 for name in chosen.goto:
                     self._certain(draft, chosen.span, branch.node(name), state, before)
                 return
-        arms = [name for name in branch.nodes if node.name not in self.behind.get(name, ())]
+        arms = [name for name in branch.nodes if name not in self.backwards[node.name]]
         self._arms(draft, arms, state, before)
 
     def _sent(self, draft: Draft, span: Span, sent: Sent, state: _State, before: tuple[str, ...]) -> None:
@@ -165,6 +169,13 @@ def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
     return Series((Spread(old), new if isinstance(new, Built) else Spread(new)))
 
 
+def _waits(draft: Draft) -> None:
+    """Code of a node that is yet to come runs behind the barrier before it."""
+    for name, c in draft.components.items():
+        if c.role is Role.OPAQUE and not c.attributes.slow:
+            draft.components[name] = replace(c, attributes=c.attributes.with_(slow=True))
+
+
 def _wider(first: Span, second: Span) -> Span:
     """The second, which came behind the first; the first where there is nothing of the second."""
     return second if second.heads else first
@@ -176,4 +187,4 @@ def _then(draft: Draft, first: Span, second: Span) -> None:
 
 def lookahead(shape: GraphShape, node: str, *, pushed: bool) -> Traced:
     """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`."""
-    return _Lookahead(shape, reachable(shape)).template(shape.nodes[node], pushed)
+    return _Lookahead(shape, backwards(shape)).template(shape.nodes[node], pushed)

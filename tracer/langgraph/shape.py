@@ -147,6 +147,32 @@ def reachable(shape: GraphShape) -> dict[str, frozenset[str]]:
     return found
 
 
+def backwards(shape: GraphShape) -> dict[str, frozenset[str]]:
+    """For each node, those of its arms that go round once more: they lead back to it, and further from the end."""
+    behind, ends = reachable(shape), _to_the_end(shape)
+    found = {}
+    for name, node in shape.nodes.items():
+        arms = {arm for branch in node.branches for arm in branch.nodes if arm in shape.nodes}
+        found[name] = frozenset(arm for arm in arms if name in behind[arm] and ends[arm] >= ends[name])
+    return found
+
+
+def _to_the_end(shape: GraphShape) -> dict[str, int]:
+    """How many nodes come after each at least."""
+    found = {name: 0 for name, node in shape.nodes.items() if _may_end(node)}
+    left = [name for name in shape.nodes if name not in found]
+    for far in range(1, len(shape.nodes) + 1):
+        near = [name for name in left if any(one in found for one in _all_next(shape.nodes[name], shape))]
+        found |= dict.fromkeys(near, far)
+        left = [name for name in left if name not in found]
+    return found | dict.fromkeys(left, len(shape.nodes))
+
+
+def _may_end(node: NodeShape) -> bool:
+    chosen = [end for branch in node.branches for end in branch.nodes]
+    return END in chosen or not (node.then or node.joins or chosen)
+
+
 def _all_next(node: NodeShape, shape: GraphShape) -> frozenset[str]:
     chosen = [end for branch in node.branches for end in branch.nodes]
     return frozenset(name for name in (*node.then, *node.joins, *chosen) if name in shape.nodes)
