@@ -178,5 +178,5 @@ def first_difference(one: Any, other: Any, path: str = "") -> str:
 
 
 def ways_of(case: Case) -> list[str]:
-    known = [way for way in (GRAPH if case.is_graph else RUNNABLE) if case.streams or "stream" not in way]
+    known = [way for way in (GRAPH if case.is_graph else RUNNABLE) if not case.not_by or case.not_by not in way]
     return [way for way in known if not case.only or is_async(way) == (case.only == "async")]

@@ -33,8 +33,8 @@ class Case:
     only: Only = ""
     is_graph: bool = True
     """False for a chain with graphs in it."""
-    streams: bool = True
-    """False where the plain object gives something else at random when it streams."""
+    not_by: str = ""
+    """Ways with this in their name are left out: what the plain graph gives there is a matter of chance."""
 
 
 GRAPHS: dict[str, Case] = {}
