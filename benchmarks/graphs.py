@@ -99,9 +99,11 @@ class Row:
         self.differ: set[str] = set()
 
     def measure(self, runner: asyncio.Runner, repeats: int) -> None:
+        gc.collect()
+        gc.freeze()  # what is there already need not be looked through before every run
         expected = timed(runner, self.kit, self.graphs["plain"], self.app, PLAIN[0])[1]
         self.calls = list(self.kit.calls)
-        for i in range(repeats):
+        for i in range(repeats if self.app.gain else 2 * repeats):
             for way in self.ways[:: 1 if i % 2 == 0 else -1]:
                 begun = time.monotonic()
                 took, found = timed(runner, self.kit, self.graphs[way.split()[0]], self.app, way)
@@ -172,8 +174,6 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
                 first = {name: Row(APPS[name], quick) for name in names}
                 for row in first.values():
                     row.measure(runner, 3)  # imports and first-use costs
-                gc.collect()
-                gc.freeze()  # what is there already need not be looked through before every run
                 for name in names:
                     row = Row(APPS[name], kit)
                     row.measure(runner, options.repeats)

@@ -1,4 +1,4 @@
-"""LangChain's objects on a pool, e.g. `from teola_plugin.langchain import ChatTeola`."""
+"""LangChain's objects on a pool, and what agents need: `from teola_plugin.langchain import ChatTeola`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,30 @@ if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
     from teola_plugin.adapters.langchain.indexing import TeolaIndexer
     from teola_plugin.adapters.langchain.llm import TeolaLLM
+    from teola_plugin.adapters.langchain.read_only import read_only
     from teola_plugin.adapters.langchain.rerank import TeolaRerank
     from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+    from teola_plugin.adapters.langgraph.middleware import EngineMiddleware
 
 _HOMES = {
-    "ChatTeola": "chat",
-    "TeolaEmbeddings": "embeddings",
-    "TeolaIndexer": "indexing",
-    "TeolaLLM": "llm",
-    "TeolaRerank": "rerank",
-    "TeolaVectorStore": "vectorstore",
+    "ChatTeola": "langchain.chat",
+    "EngineMiddleware": "langgraph.middleware",
+    "TeolaEmbeddings": "langchain.embeddings",
+    "TeolaIndexer": "langchain.indexing",
+    "TeolaLLM": "langchain.llm",
+    "TeolaRerank": "langchain.rerank",
+    "TeolaVectorStore": "langchain.vectorstore",
+    "read_only": "langchain.read_only",
 }
 
-__all__ = ["ChatTeola", "TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"]
-__getattr__, __dir__ = lazy(
-    __name__, {name: f"teola_plugin.adapters.langchain.{home}" for name, home in _HOMES.items()}
-)
+__all__ = [
+    "ChatTeola",
+    "EngineMiddleware",
+    "TeolaEmbeddings",
+    "TeolaIndexer",
+    "TeolaLLM",
+    "TeolaRerank",
+    "TeolaVectorStore",
+    "read_only",
+]
+__getattr__, __dir__ = lazy(__name__, {name: f"teola_plugin.adapters.{home}" for name, home in _HOMES.items()})

@@ -7,12 +7,17 @@ from importlib import import_module
 from typing import Any
 
 
+def later(home: str, name: str) -> Any:
+    """A name of another module, imported now: also of a layer above, for which a lower one is a door."""
+    return getattr(import_module(home), name)
+
+
 def lazy(module: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a module whose public names live in other modules, by their full names."""
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        return later(homes[name], name)
 
     return get, lambda: sorted(homes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, Shape, Terms, WorkflowTemplate
+from teola_plugin.lazy_names import later
 from teola_plugin.observe.otel_sink import tracing_sink
 from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace
@@ -179,16 +180,33 @@ class EnginePool:
         payloads: Sequence[Any],
         *,
         stream: bool = False,
+        tentative: bool = False,
         keep_remote: bool = False,
         run: Any = None,
         terms: Terms | None = None,
     ) -> CallHandle:
         """One request per payload on an engine; inside a live query (`run`), work done ahead is claimed.
 
-        With `keep_remote`, a shared pool may leave large values where they are made: see `RemoteValue`. `terms`
-        (tenant, app, deadline, weight) are those of a call that joins no live query.
+        `tentative`: what is streamed is read as a guess at the result. With `keep_remote`, a shared pool may leave
+        large values where they are made: see `RemoteValue`. `terms` (tenant, app, deadline, weight) are those of a call
+        that joins no live query.
         """
-        return self.runtime.call(kind, engine, payloads, stream=stream, keep_remote=keep_remote, run=run, terms=terms)
+        return self.runtime.call(
+            kind, engine, payloads, stream=stream, tentative=tentative, keep_remote=keep_remote, run=run, terms=terms
+        )
+
+    def bound(self, obj: Any, engine: str) -> Any:
+        """The user's own model, embeddings or cross encoder, its work done by `engine`: to put where the object stood.
+
+        For code that `accelerate(..., bind=)` does not look into: nodes of graphs, functions, agents. A copy; the
+        object is left as it is. Whether and how an engine serves it, and what it answers, is as with `bind=`, and so
+        are the refusals. In LangChain the copy is of a subclass of the object's own class. In LlamaIndex it is where
+        the object keeps its own code (`OpenAI` and `OpenAILike` on an `OpenAIServer`, `HuggingFaceEmbedding`,
+        `SentenceTransformerRerank`); other LLMs become a `TeolaLLM`, other embeddings a `TeolaEmbedding`.
+        Raises `RegistrationError` for what cannot be served faithfully.
+        """
+        # What knows the frameworks lies above this module, and is imported only when somebody has an object of theirs.
+        return later("teola_plugin.adapters", "bound")(obj, engine, self)
 
     def admin(self, engine: str, method: str, *args: Any) -> Future[Any]:
         """Run a coroutine method of an engine that is no request, e.g. `count` of a store."""

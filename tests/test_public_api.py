@@ -58,7 +58,9 @@ PUBLIC = {
     "teola_plugin.engines.tiny_llama": ["make"],
     "teola_plugin.engines.vector_pgvector": ["PgVectorEngine"],
     "teola_plugin.langchain": [
-        *("ChatTeola", "TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"),
+        *("ChatTeola", "EngineMiddleware"),
+        *("TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"),
+        "read_only",
     ],
     "teola_plugin.llamaindex": ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"],
     "teola_plugin.runtime.virtual_time": ["run_virtual"],

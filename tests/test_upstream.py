@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GRAPHS = '''
+GRAPHS = """
 from typing_extensions import TypedDict
 
 import pytest
@@ -63,13 +63,36 @@ def test_plain():
 @pytest.mark.xfail
 def test_expected():
     raise ValueError
-'''
-CHAINS = '''
+"""
+MODELS = """
+from typing_extensions import TypedDict
+
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableParallel
+from langgraph.graph import START, StateGraph
+
+class State(TypedDict, total=False):
+    question: str
+    first: str
+    second: str
+
+def test_asked():
+    graph = StateGraph(State)
+    for name in ("first", "second"):
+        model = FakeListChatModel(responses=[name + "!"])
+        chain = ChatPromptTemplate.from_template(name + ": {question}") | model | StrOutputParser()
+        graph.add_node("say_" + name, RunnableParallel({name: chain}))
+    graph.add_edge(START, "say_first").add_edge("say_first", "say_second")
+    assert graph.compile().invoke({"question": "Q"}) == {"question": "Q", "first": "first!", "second": "second!"}
+"""
+CHAINS = """
 from langchain_core.runnables import RunnableLambda
 
 def test_called():
     assert (RunnableLambda(lambda x: x + 1) | RunnableLambda(str)).invoke(1) == "2"
-'''
+"""
 
 
 @pytest.fixture
@@ -80,6 +103,7 @@ def upstream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(importlib.import_module("upstream_suites"), "HOME", tmp_path)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "test_graphs.py").write_text(GRAPHS)
+    (tmp_path / "own" / "test_models.py").write_text(MODELS)
     (tmp_path / "own" / "test_chains.py").write_text(CHAINS)
     return module
 
@@ -108,8 +132,8 @@ def test_whatever_makes_a_graph_makes_an_accelerated_one(upstream: Any) -> None:
     assert ran.count() == "1 failed, 6 passed, 1 xfailed"
     assert ran.outcomes["test_graphs.py::test_plain"] == "failed"
     assert {test.partition("::")[2]: calls for test, calls in ran.calls.items()} == {
-        "test_compiled": {"graph": 1, "call": 1, "node": 1},
-        "test_graph_in_a_graph": {"graph": 2, "call": 2, "node": 2},
+        "test_compiled": {"graph": 1, "call": 1, "node": 2},  # the start is a node, too
+        "test_graph_in_a_graph": {"graph": 2, "call": 2, "node": 4},
         "test_entrypoint": {"graph": 1, "call": 1, "node": 1},
         "test_pregel": {"graph": 1, "call": 1, "node": 1},
         "test_drawn": {"graph": 1},
@@ -119,7 +143,16 @@ def test_whatever_makes_a_graph_makes_an_accelerated_one(upstream: Any) -> None:
 
 def test_with_a_pool_a_call_begins_one_query_whatever_it_holds(upstream: Any) -> None:
     ran = own_tests(upstream, "graphs").run("pool", ["test_graphs.py"])
-    assert ran.calls["test_graphs.py::test_graph_in_a_graph"] == {"graph": 2, "call": 2, "query": 1, "node": 2}
+    calls = ran.calls["test_graphs.py::test_graph_in_a_graph"]
+    assert {**calls, "part": 0} == {"graph": 2, "call": 2, "query": 1, "node": 4, "part": 0}
+    assert calls["part"]
+
+
+def test_behind_a_model_stands_an_engine_whose_work_is_of_use(upstream: Any) -> None:
+    ran = own_tests(upstream, "graphs").run("models", ["test_models.py"])
+    assert ran.count() == "1 passed"
+    calls = ran.calls["test_models.py::test_asked"]
+    assert calls["asked"] == 2 and calls["used"] >= 4, "a prefilling and a decoding for each model"
 
 
 def test_chains_are_routed_where_they_are_called(upstream: Any) -> None:
@@ -139,6 +172,11 @@ def test_a_difference_fails_unless_it_is_declared(upstream: Any, capsys: pytest.
     assert "1 tests route nothing: test_graphs 1\n    test_graphs.py::test_nothing" in said
     assert compared({"test_plain": "it asks whether it is plain"})
     assert "excluded: test_plain: it asks whether it is plain" in capsys.readouterr().out
+
+
+def test_a_test_is_excluded_with_all_its_parameters_or_with_some(upstream: Any) -> None:
+    assert upstream.names_of("tests/test_a.py::TestB::test_c[x::y-1]") == ("test_c", "test_c[x::y-1]")
+    assert upstream.names_of("tests/test_a.py::test_c") == ("test_c", "test_c")
 
 
 @pytest.mark.parametrize("route", ["graphs:sideways", "trees:default"])

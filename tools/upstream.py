@@ -38,6 +38,10 @@ WORDS = {
         "call": "calls of accelerated graphs",
         "query": "of them began a query; the others belong to one, or have no pool",
         "node": "nodes said when they ran",
+        "part": "parts of a query ran ahead of a node",
+        "asked": "calls of models asked an engine",
+        "used": "steps on engines that ran ahead were of use",
+        "unused": "were of none",
     },
 }
 """What became of what tests made and called, by kind of suite."""
@@ -120,7 +124,8 @@ class Tests:
         command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "upstream_plugin", "--tb=short"]
         command += [*self.suite.options, f"--timeout={TIMEOUT}", f"--teola-report={report}"]
         command += [f"--teola-route={self.suite.kind}:{mode}"] if mode else []
-        env = {**os.environ, **self.suite.environ, "PYTHONPATH": str(ROOT / "tools"), "PYTHONDONTWRITEBYTECODE": "1"}
+        path = os.pathsep.join(filter(None, (str(ROOT / "tools"), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, **self.suite.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         started = time.monotonic()
         with (self.suite.home / f"{name}.log").open("w") as log:
             subprocess.run([*command, *tests], cwd=self.folder, env=env, stdout=log, stderr=subprocess.STDOUT)
@@ -146,9 +151,9 @@ def _compared(tests: Tests, mode: str, plain: Ran, wanted: list[str], names: boo
     _print_calls(routed, WORDS[suite.kind])
     _print_unrouted(plain, routed, names)
     for test, why in excluded.items():
-        if any(short(full) == test for full in plain.outcomes):
+        if any(test in names_of(full) for full in plain.outcomes):
             print(f"  excluded: {test}: {why}")
-    different = {test for test in plain.passed ^ routed.passed if short(test) not in excluded}
+    different = {test for test in plain.passed ^ routed.passed if excluded.keys().isdisjoint(names_of(test))}
     if different:
         different = tests.twice(mode, sorted(different))
     for test in sorted(different):
@@ -158,9 +163,11 @@ def _compared(tests: Tests, mode: str, plain: Ran, wanted: list[str], names: boo
     return not different
 
 
-def short(test: str) -> str:
-    """The name by which a test is excluded: without its file and its parameters."""
-    return test.partition("[")[0].rsplit("::", 1)[-1]
+def names_of(test: str) -> tuple[str, str]:
+    """By which it is excluded: without its file, with its parameters and without them."""
+    path, bracket, parameters = test.partition("[")
+    name = path.rsplit("::", 1)[-1]
+    return name, name + bracket + parameters
 
 
 def _print_calls(routed: Ran, words: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
-"""Routes graphs of LangGraph: whatever a test compiles or constructs is the accelerated graph, and stays in its hands.
+"""Routes graphs of LangGraph: what a test compiles or constructs is an accelerated graph, and stays in its hands.
 
-`StateGraph.compile` and calls of `Pregel(...)`, those of `@entrypoint` among them, give `accelerate(graph)`. So subgraphs
-are accelerated too, and not only calls are: state, updates, copies, drawings.
+`StateGraph.compile` and `Pregel(...)`, with which `@entrypoint` makes its graphs, give `accelerate(graph)`. So
+subgraphs are accelerated, too, and not only calls are tested: state, updates, copies, drawings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 MODES = {
     "default": "accelerate(graph)",
-    "pool": 'accelerate(graph, pool=pool, speculate="all"), every call is a query',
+    "pool": 'accelerate(graph, pool=pool, speculate="all"), every call is a query, and every plan runs',
+    "models": "the same, with an engine of the pool behind every chat model: see upstream_models",
 }
 
 
@@ -33,9 +34,12 @@ class Routing:
     def start(self) -> None:
         from langgraph.graph import StateGraph
 
-        if self.mode == "pool":
+        if self.mode != "default":
             self._pool = _fake_pool()
             self._terms = {"pool": self._pool, "speculate": "all"}
+            _adapter("ahead").runs_ahead = lambda source, graph: True
+        if self.mode == "models":
+            importlib.import_module("upstream_models").Backed(self._pool, self._note).start()
         compiled = StateGraph.compile
 
         @functools.wraps(compiled)
@@ -61,15 +65,16 @@ class Routing:
         self.calls[self.test][kind] += 1
 
     def _count(self) -> None:
-        """Calls of accelerated graphs, queries that they begin, and nodes that tell when they run."""
-        graph = importlib.import_module("teola_plugin.adapters.langgraph.graph").AcceleratedGraph
-        node = importlib.import_module("teola_plugin.adapters.langgraph.nodes").WatchedNode
-        counted = [(graph, "stream", "call"), (graph, "astream", "call")]
+        """Calls of accelerated graphs, nodes that tell when they run, and what became of the queries."""
+        graph = _adapter("graph").AcceleratedGraph
+        node = _adapter("nodes").WatchedNode
+        run = importlib.import_module("teola_plugin.runtime.query_run").QueryRun
+        counted = [(graph, "stream", "call"), (graph, "astream", "call"), (run, "part", "part")]
         counted += [(node, "invoke", "node"), (node, "ainvoke", "node")]
-        if self._pool is not None:
-            counted.append((type(self._pool.runtime), "watch", "query"))
         for owner, name, kind in counted:
             setattr(owner, name, self._counted(getattr(owner, name), kind))
+        if self._pool is not None:
+            self._pool.runtime.watch = self._watched(self._pool.runtime.watch)
 
     def _counted(self, original: Callable[..., Any], kind: str) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -78,6 +83,28 @@ class Routing:
             return original(*args, **kwargs)
 
         return counted
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watch(*args: Any, **kwargs: Any) -> Any:
+            calls = self.calls[self.test]
+            calls["query"] += 1
+            run = original(*args, **kwargs)
+            run.trace.add_done_callback(lambda future: _tell(future, calls))
+            return run
+
+        return watch
+
+
+def _tell(future: Any, calls: Counter[str]) -> None:
+    """What became of the engine work that parts of a query began ahead."""
+    trace = None if future.cancelled() else future.result()
+    for span in () if trace is None else trace.spans:
+        if span.engine and span.primitive.startswith("part"):
+            calls["used" if span.outcome == "done" else "unused"] += 1
+
+
+def _adapter(name: str) -> Any:
+    return importlib.import_module(f"teola_plugin.adapters.langgraph.{name}")
 
 
 def _fake_pool() -> Any:

@@ -47,10 +47,10 @@ class Report:
             self._outcomes[report.nodeid] = "xfailed" if expected and report.skipped else report.outcome
 
     def pytest_sessionfinish(self) -> None:
-        calls = {} if self._routing is None else self._routing.calls
-        self._path.write_text(json.dumps({"outcomes": self._outcomes, "calls": calls}, indent=1))
         if self._routing is not None:
             self._routing.stop()
+        calls = {} if self._routing is None else self._routing.calls
+        self._path.write_text(json.dumps({"outcomes": self._outcomes, "calls": calls}, indent=1))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -24,6 +24,7 @@ TIMEOUT = "120"
 
 _HANDLER = "it compares the config that a leaf gets, and a query on a pool adds one callback handler to it"
 _BLOCKS = "it calls a chain's sync `invoke` on a running loop, and waits there for a call that was made ahead"
+_WAITS = "it calls a sync `invoke` on a running loop, which a model on an engine of a pool holds up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ SUITES = (
             "tests/test_interruption.py",
         ),
         "graphs",
-        {"default": {}, "pool": {}},
+        {"default": {}, "pool": {}, "models": {}},
         unused=("pytest-repeat", "langgraph-cli", "uvloop", "pyperf", "py-spy"),
         environ={"NO_DOCKER": "true"},  # checkpointers and caches in memory and SQLite, without PostgreSQL and Redis
     ),
@@ -93,7 +94,17 @@ SUITES = (
         "langchain",
         ("tests/unit_tests/agents",),
         "graphs",
-        {"default": {}, "pool": {}},
+        {
+            "default": {},
+            "pool": {},
+            "models": {
+                "test_execution_order[False]": _WAITS,
+                "test_hook_execution[after-False]": _WAITS,
+                "test_hook_execution[before-False]": _WAITS,
+                "test_hook_with_class_inheritance[after-False]": _WAITS,
+                "test_hook_with_class_inheritance[before-False]": _WAITS,
+            },
+        },
         options=("--disable-socket", "--allow-unix-socket", "--benchmark-disable"),
         environ={"LANGGRAPH_TEST_FAST": "1"},  # the same: services are left out
     ),

@@ -115,6 +115,13 @@ class Draft:
         read = set[str]().union(*own.values())
         return Span(tuple(n for n in names if own[n].isdisjoint(own)), tuple(n for n in names if n not in read))
 
+    def then(self, first: Span, second: Span) -> Span:
+        """All of `first` before all of `second`."""
+        if not first.heads or not second.heads:
+            return second if second.heads else first
+        self.order += [(tail, head) for tail in first.tails for head in second.heads]
+        return Span(first.heads, second.tails)
+
     def body(self) -> Draft:
         return Draft(names=self.names)
 

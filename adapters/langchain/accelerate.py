@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableGenerator
 from langchain_core.runnables.base import RunnableEach
 
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
+from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, bound_object, pairs
 from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.live.parts import with_parts
+from teola_plugin.adapters.langchain.model import AcceleratedModel, ModelCalls, as_model
 from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
+from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.errors import RegistrationError, TraceError, unknown_name
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
@@ -28,6 +31,10 @@ from teola_plugin.tracer.report import TraceNode, TraceReport
 Node = Runnable[Any, Any]
 Graphs = Callable[..., Any]
 """(graph, pool=, passes=, speculate=, app=) -> the graph, accelerated; the very object for what is no graph."""
+_KINDS: tuple[tuple[type, type[AcceleratedRunnable]], ...] = (
+    (RunnableGenerator, AcceleratedGenerator),
+    (BaseLanguageModel, ModelCalls),
+)
 
 
 def accelerate_runnable(
@@ -40,8 +47,11 @@ def accelerate_runnable(
     app: str | None,
     shadow: float = 0.0,
     graphs: Graphs | None = None,
-) -> AcceleratedRunnable:
-    """See `teola_plugin.accelerate`. `graphs`: what becomes of graphs in the chain; they are left alone without it."""
+) -> Any:
+    """See `teola_plugin.accelerate`. An `AcceleratedRunnable`, or an object of the class of an accelerated model.
+
+    `graphs`: what becomes of graphs in the chain; they are left alone without it.
+    """
     if not isinstance(runnable, Runnable):
         raise TraceError(
             f"a {type(runnable).__qualname__} is a LangChain object but no Runnable.",
@@ -50,15 +60,27 @@ def accelerate_runnable(
     if speculate not in SPECULATE:
         raise unknown_name("value of speculate", speculate, list(SPECULATE))
     chosen = None if passes is None else resolve_passes(passes)
+    if isinstance(runnable, AcceleratedModel):
+        runnable = runnable.chain
     bind = pairs(bind)
     terms: Any = {"pool": pool, "bind": bind, "passes": chosen, "speculate": speculate, "app": app, "shadow": shadow}
     again = partial(accelerate_runnable, **terms, graphs=graphs)
     pool = pool or the_pool_of(runnable)
-    fast = Planner(pool, chosen, speculate, app, graphs).planned(runnable, bound(runnable, bind, pool))
+    fast = Planner(pool, chosen, speculate, app, graphs).planned(runnable, _served(runnable, bind, pool))
     fast.copied_by(again)
     if shadow:
         fast.shadowed(shadow)
-    return fast
+    return as_model(fast) if isinstance(runnable, BaseLanguageModel) else fast
+
+
+def _served(runnable: Node, bind: Sequence[tuple[Any, str]], pool: EnginePool | None) -> Any:
+    """The runnable, with what is bound to engines in its place; a model that is bound itself keeps its class."""
+    made = bound(runnable, bind, pool)
+    if made is runnable or not isinstance(runnable, BaseLanguageModel):
+        return made
+    engine = next(engine for obj, engine in bind if obj is runnable)
+    assert pool is not None
+    return bound_object(runnable, engine, pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +105,7 @@ class Planner:
         except Exception as error:
             log_fallback(error)
             chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
-        kind = AcceleratedGenerator if isinstance(runnable, RunnableGenerator) else AcceleratedRunnable
+        kind = next((kind for known, kind in _KINDS if isinstance(runnable, known)), AcceleratedRunnable)
         options: Any = {"passes": self.passes, "speculate": self.speculate, "app": self.app}
         return kind.of(runnable, traced, pool, chain=chain, routed=sooner, **options)
 
@@ -115,33 +137,3 @@ def untraced(runnable: Runnable[Any, Any], reason: str) -> Traced:
     """What is known of an object that could not be traced: it runs as it always did."""
     report = TraceReport((TraceNode("chain", type(runnable).__name__, "original", (), reason),))
     return Traced(WorkflowTemplate((), Ref(INPUT)), {}, lambda _: {}, {}, report)
-
-
-def the_pool_of(runnable: Any) -> EnginePool | None:
-    """The pool that the chain's pool-backed objects share; None without any. Raises `RegistrationError` for two."""
-    pools: dict[int, EnginePool] = {id(pool): pool for pool in _pools(runnable)}
-    if len(pools) > 1:
-        raise RegistrationError(
-            f"the chain uses {len(pools)} different engine pools.",
-            hint="say which one plans it: accelerate(..., pool=...)",
-        )
-    return next(iter(pools.values()), None)
-
-
-def _pools(root: Any) -> Iterator[EnginePool]:
-    """Pools of all objects below `root`, through fields and containers; user code is not looked into."""
-    todo, seen = [root], set[int]()
-    while todo:
-        node = todo.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        pool = getattr(node, "pool", None) if hasattr(type(node), "__teola_leaf__") else None
-        if isinstance(pool, EnginePool):
-            yield pool
-        if isinstance(node, Mapping):
-            todo += node.values()
-        elif isinstance(node, list | tuple):
-            todo += node
-        elif isinstance(node, Runnable):
-            todo += vars(node).values()

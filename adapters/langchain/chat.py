@@ -17,6 +17,7 @@ from pydantic import ConfigDict
 from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
+from teola_plugin.adapters.langchain.listening import Answer, ModelCall, listening
 from teola_plugin.adapters.langchain.messages import to_prompt
 from teola_plugin.adapters.langchain.structured import structured_output
 from teola_plugin.adapters.langchain.tools import Tool, Tools, described, taken
@@ -64,8 +65,8 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         asking = self._asking(stop, kwargs)
-        answer = self._call(messages, asking, run_manager)
-        return self._result(answer.result(), asking.tools)
+        answer = self._ask(messages, asking, run_manager)
+        return self._result(answer, answer.result(), asking.tools)
 
     async def _agenerate(
         self,
@@ -75,7 +76,8 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         asking = self._asking(stop, kwargs)
-        return self._result(await self._call(messages, asking, run_manager), asking.tools)
+        answer = self._ask(messages, asking, run_manager)
+        return self._result(answer, await answer, asking.tools)
 
     def _stream(
         self,
@@ -84,7 +86,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        handle = self._call(messages, _Asking(self.sampling(stop, kwargs)), run_manager, stream=True)
+        handle = self._call(messages, self.sampling(stop, kwargs), run_manager)
         streamed = ""
         with giving_up(handle):
             for piece in handle.pieces:
@@ -106,7 +108,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        handle = self._call(messages, _Asking(self.sampling(stop, kwargs)), run_manager, stream=True)
+        handle = self._call(messages, self.sampling(stop, kwargs), run_manager)
         streamed = ""
         with giving_up(handle):
             async for piece in handle.pieces:
@@ -129,16 +131,28 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
             sampling = replace(sampling, json_schema=tools.schema)
         return _Asking(sampling, tools)
 
-    def _call(
-        self, messages: Sequence[BaseMessage], asking: _Asking, run_manager: Any, *, stream: bool = False
-    ) -> CallHandle:
-        request = asking.payload(messages)
+    def _call(self, messages: Sequence[BaseMessage], sampling: Sampling, run_manager: Any) -> CallHandle:
+        """A call whose answer is read while it is written."""
+        request = Generate(to_prompt(messages), sampling)
         run, terms = call_context(self.pool, run_manager)
-        made: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=stream, run=run, terms=terms)
+        made: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=True, run=run, terms=terms)
         return made
 
-    def _result(self, values: Sequence[Generation], tools: Tools | None) -> ChatResult:
+    def _ask(self, messages: Sequence[BaseMessage], asking: _Asking, run_manager: Any) -> Answer:
+        """A call whose answer comes whole; an agent hears of the calls of tools in it."""
+        request = asking.payload(messages)
+        run, terms = call_context(self.pool, run_manager)
+        hearing = None
+        if run is not None and asking.tools is not None:
+            hearing = listening(ModelCall(self.pool, self.engine, run, request.prompt, asking.tools.names, to_prompt))
+        handle = self.pool.call(
+            _PREFILLING, self.engine, [request], stream=hearing is not None, tentative=True, run=run, terms=terms
+        )
+        return Answer(handle, hearing)
+
+    def _result(self, answer: Answer, values: Sequence[Generation], tools: Tools | None) -> ChatResult:
         message = self._message(values[0], tools)
+        answer.is_whole(message)
         info = {"finish_reason": values[0].finish_reason}
         return ChatResult(generations=[ChatGeneration(message=message, generation_info=info)])
 
@@ -198,7 +212,7 @@ class _Asking:
     """What a call is made with, beside its messages: the same for one made early, so that they are one request."""
 
     sampling: Sampling
-    tools: Tools | None = None
+    tools: Tools | None
 
     def payload(self, messages: Sequence[BaseMessage]) -> Generate:
         prompt = to_prompt(messages)

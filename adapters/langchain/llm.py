@@ -38,10 +38,8 @@ if TYPE_CHECKING:
 _PREFILLING = PrimitiveKind.PREFILLING
 
 
-class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
-    """Text in, text out, no chat template. Arguments and errors as for `ChatTeola`."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+class BatchesByQuery:
+    """Stands before LangChain's text models, which ask for all texts of a batch in one call."""
 
     def batch(
         self,
@@ -50,12 +48,13 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
         *,
         return_exceptions: bool = False,
         **kwargs: Any,
-    ) -> list[str]:
+    ) -> list[Any]:
         """Of several queries, or on several terms: one by one, so that each belongs to its own."""
+        one: Any = self
         if not _alike(get_config_list(config, len(inputs))):
-            return Runnable.batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+            return Runnable.batch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
         with config_scope(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
-            return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, no-any-return]
 
     async def abatch(
         self,
@@ -64,11 +63,18 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
         *,
         return_exceptions: bool = False,
         **kwargs: Any,
-    ) -> list[str]:
+    ) -> list[Any]:
+        one: Any = self
         if not _alike(get_config_list(config, len(inputs))):
-            return await Runnable.abatch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+            return await Runnable.abatch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
         with config_scope(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
-            return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, no-any-return]
+
+
+class TeolaLLM(BatchesByQuery, ConfigScopedModel, EngineModel, BaseLLM):
+    """Text in, text out, no chat template. Arguments and errors as for `ChatTeola`."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     def _generate(
         self,

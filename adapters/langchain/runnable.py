@@ -41,7 +41,16 @@ from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.langchain.trace import Traced
 
 
-class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any]):
+def _is_accelerated(cls: Any, instance: Any) -> bool:
+    """Accelerated models are of their own class, and accelerated Runnables as well."""
+    like = cls is AcceleratedRunnable and hasattr(type(instance), "__teola_accelerated_runnable__")
+    return like or bool(super(_KIND, cls).__instancecheck__(instance))
+
+
+_KIND: Any = type("AcceleratedKind", (type(RunnableBindingBase),), {"__instancecheck__": _is_accelerated})
+
+
+class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIND):  # type: ignore[metaclass]
     """The original (`.bound`) with a live query beside it.
 
     The original runs unchanged, so results, prompts, types, events and errors are its own. Its pool-backed parts find

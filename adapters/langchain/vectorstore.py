@@ -262,6 +262,11 @@ class TeolaVectorStore(VectorStore):
 class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
     """The retriever of a `TeolaVectorStore`; `search_type` and `search_kwargs` (`k`, `filter`) as in LangChain."""
 
+    @property
+    def pool(self) -> Any:
+        """That of its store."""
+        return getattr(self.vectorstore, "pool", None)
+
     def _joined(self, run_manager: Any) -> AbstractContextManager[None]:
         return joined(*call_context(self.vectorstore.pool, run_manager))  # type: ignore[attr-defined]
 

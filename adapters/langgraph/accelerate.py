@@ -8,11 +8,14 @@ from typing import Any
 
 from langgraph.pregel import Pregel
 
-from teola_plugin.adapters.langchain.accelerate import the_pool_of
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
+from teola_plugin.adapters.langgraph.agents.agent_call import around, in_loop
+from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
+from teola_plugin.adapters.langgraph.agents.tool_work import Planner
 from teola_plugin.adapters.langgraph.ahead import Plans
 from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain
 from teola_plugin.adapters.langgraph.nodes import WatchedNode
+from teola_plugin.adapters.langgraph.pools import the_pool_of_graph
 from teola_plugin.adapters.terms import NO_APP
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
@@ -50,10 +53,14 @@ def accelerate_graph(
         )
     chosen, given = None if passes is None else resolve_passes(passes), pairs(bind)
     again = partial(accelerate_graph, pool=pool, bind=given, passes=chosen, speculate=speculate, app=app)
-    found = pool or pool_of_nodes(graph)
-    plans = None if found is None else Plans(graph, found, chosen, speculate)
-    acceleration = Acceleration(graph, found, again, app or NO_APP, plans)
-    return accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given))
+    found = pool or the_pool_of_graph(graph)
+    acceleration = Acceleration(graph, found, again, app or NO_APP)
+    if found is not None:
+        acceleration.tools = eager_tools_of(graph, Planner(found, chosen, speculate))
+    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given))
+    if found is not None:
+        acceleration.plans = Plans(made, found, chosen, speculate)  # with what is bound to engines in its place
+    return made
 
 
 def _nodes(graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str]]) -> dict[str, Any]:
@@ -66,10 +73,7 @@ def _nodes(graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str
         if is_graph(runs):
             inner = runs if has_terms(runs) else acceleration.again(runs)
             changes = {"bound": inner, "subgraphs": [inner if one is runs else one for one in node.subgraphs]}
-        made[name] = watched_node(node, partial(WatchedNode, acceleration, name), **changes)
+        eager = acceleration.tools
+        instead = None if eager is None else with_eager_tools(runs, eager, around, in_loop)
+        made[name] = watched_node(node, partial(WatchedNode, acceleration, name), instead, **changes)
     return made
-
-
-def pool_of_nodes(graph: Any) -> EnginePool | None:
-    """The pool that pool-backed objects in nodes share. Raises `RegistrationError` for two."""
-    return the_pool_of([node.bound for node in graph.nodes.values()])

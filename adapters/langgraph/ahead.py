@@ -9,11 +9,15 @@ from typing import Any
 from teola_plugin.adapters.early_work import log_fallback, runs_ahead
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.query_run import PartRun, QueryRun
-from teola_plugin.shims.langgraph import sent, state_of
+from teola_plugin.shims.langgraph import branch_of, sent, state_of
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE, lookahead
-from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of
+from teola_plugin.tracer.langgraph.shape import GraphShape, begun_with, distances, shape_of
+
+DEPTH = 4
+"""Primitives that a node stands for, as far as depth goes: a prompt, its prefilling and decoding, a parser."""
 
 
 class Plans:
@@ -52,8 +56,18 @@ class Plans:
         traced = self.traced(node, pushed=pushed)
         if traced is None or self.shape is None:
             return None
-        value = {STATE: state_of(config, tuple(self.shape.updates)), ARGUMENT: given if pushed else None}
-        return run.part(self._plan(traced).graph, traced.calls, value)
+        state = state_of(config, tuple(self.shape.updates))
+        if self.shape.nodes[node].bound is None:
+            state = begun_with(self.shape, state, given)
+        value = {STATE: state, ARGUMENT: given if pushed else None}
+        end = current_place.get().depth - DEPTH * self.distances.get(node, 0)  # a plan goes on to the graph's end
+        return run.part(self._plan(traced).graph, traced.calls, value, depth=end, lookahead=True)
+
+    def place(self, node: str, config: Mapping[str, Any]) -> CallPlace:
+        """Where code of the node is: so far from the end of the query, and done with the tasks beside it."""
+        around = current_place.get()
+        depth = around.depth + DEPTH * self.distances.get(node, 0)
+        return CallPlace(depth, branch_of(config) or around.gang, around.step)
 
 
 class Parts:
@@ -65,8 +79,12 @@ class Parts:
         self._live: dict[int, list[PartRun]] = {}
         self._lock = threading.Lock()
 
+    def place(self, name: str, config: Mapping[str, Any]) -> CallPlace:
+        """Where the node's code is, in the query."""
+        return self._plans.place(name, config)
+
     def node_began(self, name: str, given: Any, config: Mapping[str, Any]) -> None:
-        """To be called from any thread. Raises nothing."""
+        """What its plan asks for begins, unless there is none. To be called from any thread. Raises nothing."""
         try:
             step = int((config.get("metadata") or {}).get("langgraph_step", 0))
             for part in self._over(step):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,6 +17,8 @@ from langgraph.pregel import Pregel
 from teola_plugin.adapters.early_work import joinable, log_fallback
 from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
+from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
+from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
 from teola_plugin.adapters.langgraph.ahead import Parts, Plans
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, astepped, stepped
 from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
@@ -38,6 +40,7 @@ class Acceleration:
     """`accelerate` on the same terms, for a copy of the original."""
     app: str = NO_APP
     plans: Plans | None = None
+    tools: EagerTools | None = None
     last: list[QueryRun] = field(default_factory=list)
 
 
@@ -55,7 +58,7 @@ class AcceleratedGraph:
 
     def _items(self, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
         items = super().stream(input, config, **kwargs)  # type: ignore[misc]
-        call = self._call(started)
+        call = self._call(started, kwargs)
         return items if call is None else stepped(call, items)
 
     @functools.wraps(Pregel.astream)
@@ -67,17 +70,18 @@ class AcceleratedGraph:
 
     def _aitems(self, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
         items = super().astream(input, config, **kwargs)  # type: ignore[misc]
-        call = self._call(started)
+        call = self._call(started, kwargs)
         return items if call is None else astepped(call, items)
 
     # ------------------------------------------------------------ one call
 
-    def _call(self, started: StartedCall) -> GraphCall | None:
-        run = started.run.whole if started.run is not None else None
-        if run is None:
+    def _call(self, started: StartedCall, kwargs: Mapping[str, Any]) -> GraphCall | None:
+        if started.run is None:
             return None
-        plans = self._teola.plans
-        return GraphCall(self._teola, run, None if plans is None else Parts(plans, run))
+        run, plans, tools = started.run.whole, self._teola.plans, self._teola.tools
+        stops = tools is None or tools.paused(kwargs.get("interrupt_before"), kwargs.get("interrupt_after"))
+        agent = None if tools is None or stops else AgentCall(tools, run)
+        return GraphCall(self._teola, run, None if plans is None else Parts(plans, run), agent)
 
     def _started(self, config: RunnableConfig | None) -> StartedCall:
         """A query of its own, or none where there is no pool. Raises `RegistrationError` for terms without sense."""
@@ -103,6 +107,17 @@ class AcceleratedGraph:
         return StartedCall(run, None, self, deadline=Deadline.of(run))  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ seeing it
+
+    def explain(self) -> str:
+        """Its nodes and edges, what of each prompt is constant and what breaks that, and what begins before its place,
+        as text. Nothing of the graph runs."""
+        from teola_plugin.adapters.langgraph.explain import NOTHING_AHEAD, explain_graph
+        from teola_plugin.adapters.langgraph.facts import GraphFacts
+
+        ours = self._teola
+        facts = GraphFacts(self, ours.plans, ours.tools)
+        note = NOTHING_AHEAD if ours.pool is None else ""
+        return explain_graph(facts.nodes, facts.starts, facts.chosen, note)
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, aclosing, closing, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
 from teola_plugin.adapters.langgraph.ahead import Parts
+from teola_plugin.adapters.langgraph.steps import Steps
+from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.query_run import QueryRun
 
 T = TypeVar("T")
@@ -24,6 +27,30 @@ class GraphCall:
     run: QueryRun
     parts: Parts | None = None
     """What runs ahead of its nodes."""
+    agent: AgentCall | None = None
+    """What begins early of its tools."""
+    steps: Steps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = Steps(self.run)
+
+    @contextmanager
+    def in_node(self, name: str, given: Any, config: Mapping[str, Any]) -> Iterator[None]:
+        """A task of a node runs in the body."""
+        place = current_place.get() if self.parts is None else self.parts.place(name, config)
+        with ExitStack() as around:
+            around.enter_context(self.steps.node(name, place, config))
+            if self.parts is not None:
+                self.parts.node_began(name, given, config)
+            if self.agent is not None:
+                around.enter_context(self.agent.in_node(name))
+            yield
+
+    def close(self) -> None:
+        """It is over: what nobody has claimed is given up."""
+        for one in (self.agent, self.parts, self.steps):
+            if one is not None:
+                one.close()
 
 
 current_call: ContextVar[GraphCall | None] = ContextVar("teola_graph_call", default=None)
@@ -44,8 +71,7 @@ def _ending(call: GraphCall) -> Iterator[None]:
     try:
         yield
     finally:
-        if call.parts is not None:
-            call.parts.close()
+        call.close()
 
 
 def stepped(call: GraphCall, items: Iterator[T]) -> Iterator[T]:

@@ -24,9 +24,8 @@ class WatchedNode(Runnable[Any, Any]):
         if call is None or call.graph is not self._graph:
             yield
             return
-        if call.parts is not None:
-            call.parts.node_began(self._name, input, config or {})
-        yield
+        with call.in_node(self._name, input, config or {}):
+            yield
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         with self._task(input, config):

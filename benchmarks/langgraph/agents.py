@@ -13,6 +13,7 @@ from langgraph.types import Command
 
 from benchmarks.langgraph.answers import AT_ONCE
 from benchmarks.langgraph.kits import Kit
+from teola_plugin.langchain import read_only
 
 SYSTEM = (
     "You are a helpful assistant with access to the reports of a company and to the notes of its staff. Look up what "
@@ -29,10 +30,10 @@ def search_reports(kit: Kit) -> Any:
     return create_retriever_tool(kit.retriever(), "search_reports", "Search the company's reports.")
 
 
-def react(kit: Kit) -> Any:
+def react(kit: Kit, *middleware: Any) -> Any:
     """Two collections, one after the other."""
     notes = create_retriever_tool(kit.retriever(kit.notes), "search_notes", "Search the notes of the staff.")
-    return create_agent(kit.llm, [search_reports(kit), notes], system_prompt=SYSTEM)
+    return create_agent(kit.llm, [search_reports(kit), notes], system_prompt=SYSTEM, middleware=middleware)
 
 
 def react_parallel(kit: Kit) -> Any:
@@ -41,22 +42,23 @@ def react_parallel(kit: Kit) -> Any:
 
 
 def slow_tools(kit: Kit) -> Any:
-    """Two services that take a second each, called in one answer."""
+    """Two services that take a second each, called in one answer, and declared to only read."""
 
+    @read_only
     @tool
     def share_price(company: str) -> str:
         """The price of a company's share."""
         time.sleep(kit.tool_s)
         return f"{company}: 17.40"
 
+    @read_only
     @tool
     def headlines(topic: str) -> str:
         """What newspapers write on a topic."""
         time.sleep(kit.tool_s)
         return f"Nothing new on {topic}."
 
-    tools = [kit.read_only(share_price), kit.read_only(headlines)]
-    return create_agent(kit.llm, tools, system_prompt=f"{SYSTEM} {AT_ONCE}")
+    return create_agent(kit.llm, [share_price, headlines], system_prompt=f"{SYSTEM} {AT_ONCE}")
 
 
 class Router(TypedDict):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.tools import BaseTool
 
 from benchmarks.langchain.kits import corpus, web
 from benchmarks.langgraph.answers import Size, said
@@ -51,8 +50,6 @@ class Kit:
     """A search on the web, in the user's own code."""
     tool_s: float
     """What a slow tool takes."""
-    read_only: Callable[[BaseTool], BaseTool]
-    """How its author declares that a tool only reads."""
     calls: list[Call] = field(default_factory=list)
     """What the model was asked for since `fresh`."""
 
@@ -86,16 +83,7 @@ def make_kit(machine: Mapping[str, EngineProfile], size: Size, tool_s: float) ->
     with pool:
         chat = ChatTeola(pool=pool, max_tokens=MOST_TOKENS)
         stores = filled("reports", 3), filled("notes", 4)
-        yield Kit(size, pool, chat, *stores, web(machine, PASSAGE), tool_s, declared(), calls)
-
-
-def declared() -> Callable[[BaseTool], BaseTool]:
-    """`read_only`, where this version of the package has it."""
-    try:
-        from teola_plugin.langchain import read_only
-    except ImportError:
-        return lambda tool: tool
-    return read_only  # type: ignore[no-any-return]
+        yield Kit(size, pool, chat, *stores, web(machine, PASSAGE), tool_s, calls)
 
 
 def arguments_end(text: str) -> list[int]:

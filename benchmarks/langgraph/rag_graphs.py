@@ -52,19 +52,19 @@ ROUTER = (
 class GradeDocuments(BaseModel):
     """Binary score for relevance check on retrieved documents."""
 
-    binary_score: str = Field(description="Documents are relevant to the question, 'yes' or 'no'")
+    binary_score: Literal["yes", "no"] = Field(description="Documents are relevant to the question, 'yes' or 'no'")
 
 
 class GradeHallucinations(BaseModel):
     """Binary score for hallucination present in generation answer."""
 
-    binary_score: str = Field(description="Answer is grounded in the facts, 'yes' or 'no'")
+    binary_score: Literal["yes", "no"] = Field(description="Answer is grounded in the facts, 'yes' or 'no'")
 
 
 class GradeAnswer(BaseModel):
     """Binary score to assess answer addresses question."""
 
-    binary_score: str = Field(description="Answer addresses the question, 'yes' or 'no'")
+    binary_score: Literal["yes", "no"] = Field(description="Answer addresses the question, 'yes' or 'no'")
 
 
 class RouteQuery(BaseModel):

@@ -104,12 +104,13 @@ class JokeState(TypedDict):
     subject: str
 
 
-def map_reduce(kit: Kit) -> Any:
+def map_reduce(kit: Kit, *, topics: type[BaseModel] = Subjects, best: type[BaseModel] = BestJoke) -> Any:
+    """`topics` and `best`: schemas with the fields of `Subjects` and `BestJoke`."""
     model = kit.llm
 
     def generate_topics(state: OverallState) -> dict[str, Any]:
         prompt = SUBJECTS.format(topic=state["topic"])
-        response = model.with_structured_output(Subjects).invoke(prompt)
+        response = model.with_structured_output(topics).invoke(prompt)
         return {"subjects": response.subjects}
 
     def generate_joke(state: JokeState) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def map_reduce(kit: Kit) -> Any:
     def best_joke(state: OverallState) -> dict[str, Any]:
         jokes = "\n\n".join(state["jokes"])
         prompt = BEST.format(topic=state["topic"], jokes=jokes)
-        response = model.with_structured_output(BestJoke).invoke(prompt)
+        response = model.with_structured_output(best).invoke(prompt)
         return {"best_selected_joke": state["jokes"][response.id]}
 
     graph = StateGraph(OverallState)

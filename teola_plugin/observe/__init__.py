@@ -6,6 +6,7 @@ from teola_plugin.observe.otel import emit
 from teola_plugin.observe.progress import progress
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GraphEdge, GraphNode, GraphView, PathStep, QueryTrace, Span
+from teola_plugin.observe.steps import Step
 from teola_plugin.observe.text import format_summary, timeline_text
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "PathStep",
     "QueryTrace",
     "Span",
+    "Step",
     "TraceRecorder",
     "chrome_trace",
     "emit",

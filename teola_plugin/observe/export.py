@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from teola_plugin.observe.layout import pack_lanes
 from teola_plugin.observe.spans import QueryTrace, Span
+from teola_plugin.observe.steps import Step, nested
 
 Event = dict[str, Any]
 
@@ -19,16 +20,17 @@ def chrome_trace(traces: Iterable[QueryTrace], *, by: Literal["query", "engine"]
 
     `by="query"` makes one process a query with the engines as threads; `by="engine"` makes one process an engine,
     with the queries as threads. A thread is a lane: its slices never overlap. Flow arrows lead from the primitives
-    that were waited for.
+    that were waited for. Where the plain object told of steps, there are threads for each kind of them.
     """
     found = list(traces)
     origin = min((t.started for t in found), default=0.0)
-    groups: dict[tuple[str, str], list[tuple[QueryTrace, Span]]] = {}
+    groups: dict[tuple[str, str], list[tuple[QueryTrace, Span | Step]]] = {}
     for trace in found:
-        for span in trace.spans:
-            query, engine = f"{trace.app} {trace.query_id}".strip(), span.engine or "client"
-            key = (query, engine) if by == "query" else (engine, query)
-            groups.setdefault(key, []).append((trace, span))
+        query = f"{trace.app} {trace.query_id}".strip()
+        of_engines: list[tuple[str, Span | Step]] = [(span.engine or "client", span) for span in trace.spans]
+        for thread, one in [*_steps(trace), *of_engines]:
+            key = (query, thread) if by == "query" else (thread, query)
+            groups.setdefault(key, []).append((trace, one))
     events: list[Event] = []
     places: dict[int, tuple[int, int]] = {}
     pids: dict[str, int] = {}
@@ -37,16 +39,32 @@ def chrome_trace(traces: Iterable[QueryTrace], *, by: Literal["query", "engine"]
         if process not in pids:
             pids[process] = len(pids) + 1
             events.append(_meta("process_name", pids[process], 0, process))
-        lanes = pack_lanes([_extent(trace, span) for trace, span in members])
+        lanes = pack_lanes([_extent(trace, one) for trace, one in members])
         for lane in range(max(lanes) + 1):
             name = thread if lane == 0 else f"{thread} ({lane + 1})"
             events.append(_meta("thread_name", pids[process], next_tid + lane, name))
-        for (trace, span), lane in zip(members, lanes, strict=True):
-            place = places[id(span)] = (pids[process], next_tid + lane)
-            events.extend(_slices(trace, span, place, origin))
+        for (trace, one), lane in zip(members, lanes, strict=True):
+            place = places[id(one)] = (pids[process], next_tid + lane)
+            if isinstance(one, Step):
+                events.append(_step_slice(trace, one, place, origin))
+            else:
+                events.extend(_slices(trace, one, place, origin))
         next_tid += max(lanes) + 1
     events.extend(_flows(found, places, origin))
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"queries": len(found)}}
+
+
+def _steps(trace: QueryTrace) -> Iterator[tuple[str, Span | Step]]:
+    """Each with its thread: one for each kind, the outermost first."""
+    kinds = dict.fromkeys(step.kind for _, step in sorted(nested(trace.steps), key=lambda found: found[0]))
+    for kind in kinds:
+        yield from ((f"{kind}s", step) for step in trace.steps if step.kind == kind)
+
+
+def _step_slice(trace: QueryTrace, step: Step, place: tuple[int, int], origin: float) -> Event:
+    begin, end = (_micros(at, origin) for at in _extent(trace, step))
+    args = {"query": trace.query_id, "kind": step.kind, "outcome": step.outcome, "step": step.id, "in": step.parent}
+    return _slice(step.name, step.kind, place, begin, end, {**dict(step.facts), **args})
 
 
 def write_chrome_trace(
@@ -58,8 +76,10 @@ def write_chrome_trace(
     return target
 
 
-def _extent(trace: QueryTrace, span: Span) -> tuple[float, float]:
-    return span.queued, max(span.begin, trace.ended if span.done is None else span.done)
+def _extent(trace: QueryTrace, one: Span | Step) -> tuple[float, float]:
+    if isinstance(one, Step):
+        return one.began, max(one.began, trace.ended if one.ended is None else one.ended)
+    return one.queued, max(one.begin, trace.ended if one.done is None else one.done)
 
 
 def _micros(seconds: float, origin: float) -> float:
@@ -106,6 +126,7 @@ def _args(trace: QueryTrace, span: Span) -> Event:
         "tokens": span.tokens,
         "cached": span.cached,
         "tentative": span.tentative,
+        **({"step": span.step} if span.step else {}),
         **{f"detail.{key}": value for key, value in span.detail},
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from teola_plugin.observe.spans import PathStep, QueryTrace
-from teola_plugin.observe.svg import element, facts, family, family_label, words
+from teola_plugin.observe.svg import element, facts, family, family_label, step_facts, words
 from teola_plugin.observe.svg_graph import graph_svg
 from teola_plugin.observe.svg_timeline import timeline_svg
 from teola_plugin.observe.text import duration
@@ -69,9 +69,11 @@ def _names(traces: Sequence[QueryTrace]) -> list[str]:
 
 
 def _facts(traces: Sequence[QueryTrace]) -> dict[str, list[tuple[str, str]]]:
-    """Tooltips: by span (`trace/number`) for the timeline, by primitive (`trace:id`) for graph and table."""
+    """Tooltips: by span (`trace/number`) and step (`trace/s1`) for the timeline, by primitive (`trace:id`) for graph
+    and table."""
     found: dict[str, list[tuple[str, str]]] = {}
     for i, trace in enumerate(traces):
+        steps = {step.id: step for step in trace.steps}
         for name, kind, engine, depth, _ in trace.view().nodes:
             about = [
                 ("kind", words(kind)),
@@ -81,8 +83,11 @@ def _facts(traces: Sequence[QueryTrace]) -> dict[str, list[tuple[str, str]]]:
             ]
             found[f"{i}:{name}"] = [("", name), *about]
         for number, span in enumerate(trace.spans):
-            lines = [("", span.primitive), *facts(span, trace.started)]
+            lines = [("", span.primitive), *facts(span, trace.started, steps.get(span.step))]
             found[f"{i}/{number}"] = found[f"{i}:{span.primitive}"] = lines
+        for step in trace.steps:
+            around = steps[step.parent].label if step.parent in steps else ""
+            found[f"{i}/s{step.id}"] = [("", step.name), *step_facts(step, around, trace.started)]
     return found
 
 
@@ -156,6 +161,8 @@ def _timeline_legend(traces: Sequence[QueryTrace]) -> str:
     items.append(
         '<li><svg class="sample"><rect class="key" x="1" y="1" width="20" height="12"/></svg>critical path</li>'
     )
+    if any(t.steps for t in traces):
+        items.append('<li><svg class="sample step"><rect class="run" width="22" height="14"/></svg>steps, tools</li>')
     if any(s.unused for s in spans):
         items.append(
             '<li><svg class="sample k-control unused"><rect class="run" width="22" height="14"/></svg>unused</li>'

@@ -6,10 +6,11 @@ else `teola.*`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.observe.spans import QueryTrace, Span
+from teola_plugin.observe.steps import Step
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -45,9 +46,10 @@ def emit(
 ) -> int:
     """Send `trace` to OpenTelemetry: one span for the query and below it one for each primitive.
 
-    Uses the global tracer provider unless one is given. Spans link to those that they waited for. The query's span is
-    a child of the one in `parent`, or of the current one. Returns how many spans were made: 0 when opentelemetry-api
-    is not installed.
+    Where the plain object told of steps, there is one for each of those, too, inside of each other as they were; a
+    primitive is below its step, or links to it if it began before. Uses the global tracer provider unless one is given.
+    Spans link to those that they waited for. The query's span is a child of the one in `parent`, or of the current one.
+    Returns how many spans were made: 0 when opentelemetry-api is not installed.
     """
     try:
         from opentelemetry import trace as api
@@ -63,11 +65,15 @@ def emit(
     )
     if trace.outcome == "failed":
         root.set_status(api.StatusCode.ERROR)
+    steps = {0: (root, trace.started)}
+    for step in trace.steps:
+        around, _ = steps.get(step.parent, steps[0])
+        steps[step.id] = _emit_step(tracer, around, step, trace, clock), step.began
     made: dict[str, SpanContext] = {}
     for span in sorted(trace.spans, key=lambda s: s.begin):
-        made[span.primitive] = _emit_span(tracer, root, span, trace, clock, made, model_of)
+        made[span.primitive] = _emit_span(tracer, steps, span, trace, clock, made, model_of)
     root.end(clock.nanos(trace.ended))
-    return 1 + len(trace.spans)
+    return 1 + len(trace.steps) + len(trace.spans)
 
 
 class _Clock:
@@ -81,9 +87,24 @@ class _Clock:
         return int((at + self._offset) * 1e9)
 
 
+def _emit_step(tracer: Tracer, around: Any, step: Step, trace: QueryTrace, clock: _Clock) -> Any:
+    from opentelemetry import trace as api
+
+    one = tracer.start_span(
+        step.name,
+        context=api.set_span_in_context(around),
+        start_time=clock.nanos(step.began),
+        attributes=_step_attributes(step, trace),
+    )
+    if step.outcome == "failed":
+        one.set_status(api.StatusCode.ERROR)
+    one.end(clock.nanos(trace.ended if step.ended is None else step.ended))
+    return one
+
+
 def _emit_span(
     tracer: Tracer,
-    root: Any,
+    steps: Mapping[int, tuple[Any, float]],
     span: Span,
     trace: QueryTrace,
     clock: _Clock,
@@ -92,12 +113,17 @@ def _emit_span(
 ) -> SpanContext:
     from opentelemetry import trace as api
 
+    links = [api.Link(made[p]) for p in span.parents if p in made]
+    around, began = steps.get(span.step, steps[0])
+    if began > span.begin and span.step:  # a child that begins before its parent is taken for a clock that is wrong
+        links.append(api.Link(around.get_span_context(), {"teola.link": "early for"}))
+        around, _ = steps[0]
     one = tracer.start_span(
         span.primitive,
-        context=api.set_span_in_context(root),
+        context=api.set_span_in_context(around),
         start_time=clock.nanos(span.begin),
         attributes=_span_attributes(span, model_of),
-        links=[api.Link(made[p]) for p in span.parents if p in made],
+        links=links,
     )
     if span.first is not None:
         one.add_event("first piece", timestamp=clock.nanos(span.first))
@@ -121,6 +147,15 @@ def _query_attributes(trace: QueryTrace) -> dict[str, Any]:
         "teola.wasted.primitives": lost,
         "teola.wasted.tokens": lost_tokens,
     }
+
+
+def _step_attributes(step: Step, trace: QueryTrace) -> dict[str, Any]:
+    told: dict[str, Any] = {f"teola.step.{key}": value for key, value in step.facts}
+    told |= {"teola.query.id": trace.query_id, "teola.step.kind": step.kind, "teola.outcome": step.outcome}
+    if step.kind == "tool":
+        tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": step.name}
+        return told | tool | {"openinference.span.kind": "TOOL", "tool.name": step.name}
+    return told | {"openinference.span.kind": "CHAIN"}
 
 
 def _span_attributes(span: Span, model_of: ModelOf | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from teola_plugin.observe.spans import Detail, GraphView, PassRun, QueryTrace, Span
+from teola_plugin.observe.steps import StepLog
 
 
 class TraceSink(Protocol):
@@ -26,7 +27,9 @@ class TraceSink(Protocol):
 class _OpenSpan:
     """A span under way. Plain slots: this is written several times a primitive."""
 
-    __slots__ = ("about", "batch", "cached", "done", "first", "instance", "outcome", "queued", "started", "tokens")
+    __slots__ = (
+        "about", "batch", "cached", "done", "first", "instance", "outcome", "queued", "started", "step", "tokens",
+    )  # fmt: skip
 
     def __init__(self, queued: float, about: tuple[str, str, tuple[str, ...], int, int, bool, tuple[str, ...], Detail]):
         self.queued = queued
@@ -37,7 +40,7 @@ class _OpenSpan:
         self.outcome = ""
         self.instance = ""
         self.batch = -1
-        self.tokens = self.cached = 0
+        self.tokens = self.cached = self.step = 0
 
 
 class _OpenQuery:
@@ -164,13 +167,16 @@ class TraceRecorder:
         tentative: bool = False,
         parents: tuple[str, ...] = (),
         detail: Detail = (),
+        step: int = 0,
     ) -> None:
         """A primitive entered a queue. A second time is a retry: it gets a span of its own."""
         query = self._open.get(query_id)
         if query is None:
             return
         about = (kind, engine, scope, depth, size, tentative, parents, detail if self.details else ())
-        query.add(primitive, _OpenSpan(at, about))
+        span = _OpenSpan(at, about)
+        span.step = step
+        query.add(primitive, span)
 
     def started(self, query_id: str, primitive: str, at: float, *, instance: str = "", batch: int = -1) -> None:
         """It began to run; further batches of the same primitive keep the first start."""
@@ -202,7 +208,15 @@ class TraceRecorder:
         if span is not None:
             span.outcome = outcome
 
-    def finish(self, query_id: str, at: float, *, outcome: str = "done") -> QueryTrace | None:
+    def at_step(self, query_id: str, primitive: str, step: int) -> None:
+        """Which step of the plain object it belongs to, known only later."""
+        span = self._find(query_id, primitive)
+        if span is not None:
+            span.step = step
+
+    def finish(
+        self, query_id: str, at: float, *, outcome: str = "done", steps: StepLog | None = None
+    ) -> QueryTrace | None:
         """The query ended: its trace, which is also kept. Spans still open count as cancelled.
 
         None when the query is unknown or already finished.
@@ -223,6 +237,8 @@ class TraceRecorder:
             query.graph,
             query.wall,
             query.left_out,
+            steps.told() if steps is not None else (),
+            steps.left_out if steps is not None else 0,
         )
         self._keep_trace(trace)
         if self.sink is not None:
@@ -237,9 +253,10 @@ class TraceRecorder:
 
     def _keep_trace(self, trace: QueryTrace) -> None:
         self._kept.append(trace)
-        self._spans += len(trace.spans)
+        self._spans += len(trace.spans) + len(trace.steps)
         while len(self._kept) > self._keep or (self._spans > MOST_KEPT and len(self._kept) > 1):
-            self._spans -= len(self._kept.popleft().spans)
+            gone = self._kept.popleft()
+            self._spans -= len(gone.spans) + len(gone.steps)
 
     def _find(self, query_id: str, primitive: str) -> _OpenSpan | None:
         query = self._open.get(query_id)
@@ -276,4 +293,5 @@ def _closed(query_id: str, app: str, primitive: str, span: _OpenSpan) -> Span:
         tentative=tentative,
         parents=parents,
         detail=detail,
+        step=span.step,
     )

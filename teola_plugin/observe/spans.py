@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from teola_plugin.observe.steps import Step
+
 GraphNode = tuple[str, str, str, int, bool]
 """(id, kind, engine, depth, tentative)"""
 GraphEdge = tuple[str, str, Literal["data", "order"]]
@@ -55,6 +57,8 @@ class Span:
     parents: tuple[str, ...] = ()
     """Ids of the primitives it waited for."""
     detail: Detail = ()
+    step: int = 0
+    """Id of the step of the plain object that it belongs to, by a call or as planned; 0 where that is not known."""
 
     @property
     def begin(self) -> float:
@@ -127,6 +131,10 @@ class QueryTrace:
     """Unix time of `started`; 0 where unknown (virtual time)."""
     left_out: int = 0
     """Spans between the first and the latest that were not kept, because there were too many."""
+    steps: tuple[Step, ...] = ()
+    """Of the plain object, where it told of any, in the order in which they began."""
+    steps_left_out: int = 0
+    """Those between the first and the latest that were not kept."""
 
     @property
     def seconds(self) -> float:
@@ -205,6 +213,7 @@ class QueryTrace:
             "wasted_primitives": lost,
             "wasted_tokens": lost_tokens,
             "left_out": self.left_out,
+            "steps": len(self.steps),
             "busy": {engine: self.busy(engine) for engine in self.engines},
             "passes": [name for name, fired, _ in self.passes if fired],
         }

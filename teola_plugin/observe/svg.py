@@ -6,6 +6,7 @@ import math
 from html import escape
 
 from teola_plugin.observe.spans import Span
+from teola_plugin.observe.steps import Step
 from teola_plugin.observe.text import duration, shortened
 
 MONO = 0.61
@@ -81,8 +82,20 @@ def tick_label(value: float, total: float) -> str:
     return f"{value * factor:g} {unit}" if value else "0"
 
 
-def facts(span: Span, origin: float) -> list[tuple[str, str]]:
-    """What the tooltip says about a span; times count from the query's start."""
+def step_facts(step: Step, around: str, origin: float) -> list[tuple[str, str]]:
+    """What the tooltip says about a step, which is inside of `around`."""
+    found = [("kind", step.kind), *((key, _said(value)) for key, value in step.facts)]
+    found.append(("ran", duration(step.seconds) if step.ended is not None else "did not end"))
+    found.append(("from", f"{duration(max(0.0, step.began - origin))} on"))
+    return [*found, *([("in", around)] if around else []), ("outcome", step.outcome)]
+
+
+def _said(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def facts(span: Span, origin: float, step: Step | None = None) -> list[tuple[str, str]]:
+    """What the tooltip says about a span, which belongs to `step`; times count from the query's start."""
     found = [
         ("kind", words(span.kind)),
         ("engine", " / ".join(filter(None, (span.engine or "client", span.instance)))),
@@ -101,5 +114,7 @@ def facts(span: Span, origin: float) -> list[tuple[str, str]]:
     found.append(("depth", str(span.depth)))
     if span.scope:
         found.append(("scope", " / ".join(span.scope)))
+    if step is not None:
+        found.append(("step", step.label))
     found.append(("outcome", span.outcome + (", tentative" if span.tentative else "")))
     return found + list(span.detail)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from teola_plugin.observe.layout import pack_lanes
 from teola_plugin.observe.spans import PathStep, QueryTrace, Span
+from teola_plugin.observe.steps import Step, nested
 from teola_plugin.observe.svg import MONO, element, family, fitted, text, tick_label, ticks
 from teola_plugin.observe.text import shortened
 
@@ -39,6 +40,10 @@ def timeline_svg(trace: QueryTrace, index: int, seconds: float) -> str:
     top = _AXIS
     body.append(_strip(path, scale, top, index))
     top += _LANE + 2 * _PAD
+    if trace.steps:
+        markup, height = _steps(trace, scale, top, index)
+        body.append(markup)
+        top += height
     numbered = list(enumerate(trace.spans))
     for row, engine in enumerate((*trace.engines, "")):
         members = [(number, span) for number, span in numbered if span.engine == engine]
@@ -109,12 +114,50 @@ def _group(
     return "".join(parts), height
 
 
-class _Bar:
-    """One span on the scale, with the place of its label: in the bar, else right of it, else left of it."""
+def _steps(trace: QueryTrace, scale: _Scale, top: float, index: int) -> tuple[str, float]:
+    """The lanes of the plain object's steps, those inside of others below them, and their height."""
+    levels: dict[int, list[_Bar]] = {}
+    for level, step in nested(trace.steps):
+        levels.setdefault(level, []).append(_step_bar(step, trace, scale, index))
+    parts = [
+        text(8, top + _PAD + 14, "steps", "engine"),
+        text(8, top + _PAD + 28, f"{len(trace.steps)} in all", "note"),
+    ]
+    lane = 0
+    for _, bars in sorted(levels.items()):
+        lanes = pack_lanes([(bar.begin, bar.end) if bar.inside else bar.extent for bar in bars])
+        for bar, offset in zip(bars, lanes, strict=True):
+            parts.append(bar.draw(top + _PAD + (lane + offset) * _LANE + (_LANE - _BAR) / 2, False, index))
+        lane += max(lanes) + 1
+    return "".join(parts), max(lane * _LANE, 2 * _LANE - 8) + 2 * _PAD
 
-    def __init__(self, span: Span, number: int, trace: QueryTrace, scale: _Scale) -> None:
+
+def _step_bar(step: Step, trace: QueryTrace, scale: _Scale, index: int) -> _Bar:
+    drawn = Span("", "", step.name, step.kind, step.began, step.began, None, step.ended)
+    look = f"step{' tool' if step.kind == 'tool' else ''}{' tentative' if step.early else ''}"
+    return _Bar(drawn, 0, trace, scale, where=f"{index}:step {step.id}", key=f"{index}/s{step.id}", look=look)
+
+
+class _Bar:
+    """One span on the scale, with the place of its label: in the bar, else right of it, else left of it.
+
+    `where` and `key` name it for hovering, `look` is its class; not given, they are those of a primitive.
+    """
+
+    def __init__(
+        self,
+        span: Span,
+        number: int,
+        trace: QueryTrace,
+        scale: _Scale,
+        *,
+        where: str = "",
+        key: str = "",
+        look: str = "",
+    ) -> None:
         self.span = span
         self.number = number
+        self.where, self.key, self.look = where, key, look
         until = trace.ended if span.done is None else span.done
         self.end = scale(until)
         self.begin = min(self.end, scale(span.begin) if span.started is not None else self.end)
@@ -145,8 +188,8 @@ class _Bar:
         if self.first is not None:
             parts.append(element("line", x1=self.first, x2=self.first, y1=y - 2, y2=y + _BAR + 2, cls="first"))
         parts.append(text(self.at, y + 11, self.label, "inside" if self.inside else "beside", text_anchor=self.anchor))
-        look = ["span", f"k-{family(self.span.kind)}"]
+        look = ["span", self.look or f"k-{family(self.span.kind)}"]
         marks = (("critical", critical), ("tentative", self.span.tentative), ("unused", self.span.unused))
         look += [word for word, on in marks if on]
-        where = f"{index}:{self.span.primitive}"
-        return element("g", "".join(parts), cls=" ".join(look), data_p=where, data_k=f"{index}/{self.number}")
+        where, key = self.where or f"{index}:{self.span.primitive}", self.key or f"{index}/{self.number}"
+        return element("g", "".join(parts), cls=" ".join(look), data_p=where, data_k=key)

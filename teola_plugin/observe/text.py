@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from teola_plugin.observe.spans import QueryTrace, Span
+from teola_plugin.observe.steps import Step, nested
 
 LEGEND = ". waiting  # running  + first piece  x unused  * critical"
+STEPS_LEGEND = "= a step of the object itself: a superstep, a node, a tool"
 
 
 def duration(seconds: float) -> str:
@@ -26,47 +28,70 @@ def shortened(text: str, width: int) -> str:
 
 
 def timeline_text(trace: QueryTrace, width: int = 100) -> str:
-    """The timeline of `trace`: a bar and its seconds for each primitive, in the order they began.
+    """The timeline of `trace`: a bar and its seconds for each primitive, in the order they began; above them, where the
+    plain object told of steps, a bar for each of those.
 
     No line is longer than `width` characters (60 at least).
     """
     width = max(60, width)
     critical = {step.span for step in trace.critical_path()}
     spans = sorted(trace.spans, key=lambda s: (s.begin, s.queued))
-    names = min(max((len(s.primitive) for s in spans), default=9) + 2, width // 3)
-    engines = min(max((len(s.engine or "client") for s in spans), default=6), width // 8)
+    steps = [(_step_name(level, step), step) for level, step in nested(trace.steps)]
+    longest = [*(len(s.primitive) for s in spans), *(len(name) for name, _ in steps)]
+    names = min(max(longest, default=9) + 2, width // 3)
+    kinds = [*(len(s.engine or "client") for s in spans), *(len(step.kind) for _, step in steps)]
+    engines = min(max(kinds, default=6), width // 8)
     room = width - names - engines - 14
     total = duration(trace.seconds)
-    head = f"{'primitive':{names}} {'engine':{engines}}  0{total:>{room - 1}}"
-    lines = [_headline(trace), head]
+    lines = [_headline(trace), f"{'primitive':{names}} {'engine':{engines}}  0{total:>{room - 1}}"]
+
+    def row(name: str, engine: str, bar: str, took: str) -> None:
+        lines.append(f"{name:{names}} {shortened(engine, engines):{engines}} |{bar}| {shortened(took, 9):>9}")
+
+    for name, step in steps:
+        took = duration(step.seconds) if step.ended is not None else step.outcome
+        row(shortened(name, names - 2), step.kind, _step_bar(step, trace, room), took)
     for span in spans:
         name = shortened(span.primitive, names - 2) + (" *" if span in critical else "")
-        engine = shortened(span.engine or "client", engines)
         took = duration(span.seconds) if span.done is not None else span.outcome
-        lines.append(f"{name:{names}} {engine:{engines}} |{_bar(span, trace, room)}| {shortened(took, 9):>9}")
-    return "\n".join([*lines, LEGEND])
+        row(name, span.engine or "client", _bar(span, trace, room), took)
+    return "\n".join([*lines, LEGEND, *([STEPS_LEGEND] if steps else [])])
+
+
+def _step_name(level: int, step: Step) -> str:
+    return "  " * min(level, 6) + step.name + (" (early)" if step.early else "")
 
 
 def _headline(trace: QueryTrace) -> str:
     name = shortened(f"{trace.app} {trace.query_id}".strip(), 32)
     lost = f" ({trace.left_out} primitives left out)" if trace.left_out else ""
+    lost += f" ({trace.steps_left_out} steps left out)" if trace.steps_left_out else ""
     return f"{name}: {trace.outcome} in {duration(trace.seconds)}{lost}"
 
 
-def _bar(span: Span, trace: QueryTrace, room: int) -> str:
-    def cell(at: float) -> int:
-        share = (at - trace.started) / trace.seconds if trace.seconds else 0.0
-        return min(room - 1, max(0, int(share * room)))
+def _cell(at: float, trace: QueryTrace, room: int) -> int:
+    share = (at - trace.started) / trace.seconds if trace.seconds else 0.0
+    return min(room - 1, max(0, int(share * room)))
 
+
+def _step_bar(step: Step, trace: QueryTrace, room: int) -> str:
+    end = trace.ended if step.ended is None else step.ended
+    begin = _cell(step.began, trace, room)
+    until = room if end >= trace.ended else _cell(end, trace, room)
+    return f"{' ' * begin}{'=' * max(1, until - begin)}".ljust(room)[:room]
+
+
+def _bar(span: Span, trace: QueryTrace, room: int) -> str:
     end = trace.ended if span.done is None else span.done
-    queued, begin = cell(span.queued), cell(span.begin if span.started is not None else end)
-    until = room if end >= trace.ended else cell(end)
+    queued = _cell(span.queued, trace, room)
+    begin = _cell(span.begin if span.started is not None else end, trace, room)
+    until = room if end >= trace.ended else _cell(end, trace, room)
     bar = [" "] * room
     bar[queued:begin] = "." * (begin - queued)
     until = max(until, begin + 1)
     bar[begin:until] = ("x" if span.unused else "#") * (until - begin)
     if span.first is not None:
-        bar[cell(span.first)] = "+"
+        bar[_cell(span.first, trace, room)] = "+"
     return "".join(bar[:room])
 
 

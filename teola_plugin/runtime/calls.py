@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.identities import Identity, Party
-from teola_plugin.runtime.works.work import PendingCall, Work, request_id
+from teola_plugin.runtime.works.work import PendingCall, Work, placed, request_id
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")
@@ -42,6 +43,8 @@ class Call:
     """Where its pieces go, if it is streamed."""
     keep_remote: bool = False
     """Whether its values may stay where they are made."""
+    step: int = 0
+    """Of the plain object: the one that calls; 0 where that is not known."""
     works: list[Work] = field(default_factory=list)
     """One for each payload, once they are made or claimed."""
     given_up: bool = False
@@ -104,7 +107,9 @@ class PlainCalls:
         loop = asyncio.get_running_loop()
         if loop.time() >= deadline:
             return False
-        timer = loop.call_at(deadline, self._ring, call, name)
+        timer = loop.call_at(
+            deadline, self._ring, call, name, context=Context()
+        )  # once cancelled, it stays for a while
         call.future.add_done_callback(lambda _: timer.cancel())
         return True
 
@@ -137,7 +142,10 @@ class PlainCalls:
         if run.claims:
             known = call.identities[number] if call.identities else None
             known = known or engines.identity_of(call.port, run.query.tenant, payload)
-        work = engines.join(run, Party.PLAIN, call.port, call.kind, payload, known, name)
+        work = engines.join(run, Party.PLAIN, call.port, call.kind, payload, known, call.terms, name)
+        work.taken = run.calls_made
+        if work.made and call.step:
+            self._driver.trace.at_step(run, work, call.step)
         if not work.made and not run.claims:  # nobody can come to read its pieces
             work.request = replace(work.request, stream=call.log is not None)
         if call.log is not None:
@@ -147,7 +155,7 @@ class PlainCalls:
     @staticmethod
     def _own(run: QueryRun, call: Call, payload: Any, name: str) -> Work:
         """Of no live query."""
-        terms, streamed = run.query.terms, call.log is not None
+        terms, streamed = call.terms, call.log is not None
         request = Request(request_id(run.id), call.kind, payload, query=run.id, tenant=terms.tenant, stream=streamed)
         work = Work(request, call.port.name, None, name, terms=terms, made=False)
         work.subscribe(Party.PLAIN, terms)
@@ -165,12 +173,15 @@ class PlainCalls:
             work.primitive = name
             if call.keep_remote:
                 work.request = replace(work.request, keep_remote=True)
-        depth, query = 0, driver.query(run) if live else None
+        depth, query = call.terms.depth, driver.query(run) if live else None
         if query is not None:
-            # The plain object waits for this very call: nothing of its query is more urgent.
-            depth = query.deepest()
-            driver.trace.called(run, name, fresh, depth)
-        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, fresh)
+            # The plain object waits for this very call: nothing of its query is more urgent, what is for later less so.
+            depth = max(depth, query.deepest() + run.looks_ahead)
+            driver.trace.called(run, name, fresh, depth, call.step)
+        for work in fresh:
+            work.terms = placed(work.terms, depth, work.terms.gang)
+            work.queued_depth = depth
+        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, call.terms.gang, fresh)
         if known is not None:
             call.port.depths(known)
         call.port.enqueue(fresh, event)
@@ -184,8 +195,13 @@ class PlainCalls:
 
         None where that cannot be: the query is over, or pieces were passed on.
         """
-        if lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up or (call.log and lost.pieces):
+        if lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up:
             return None
+        if call.log is not None and lost.pieces:
+            if not call.log.tentative:
+                return None
+            call.log.close()
+            call.log = None
         lost.unsubscribe(Party.PLAIN)  # so it counts as wasted
         number = next(i for i, work in enumerate(call.works) if work is lost)
         work = call.works[number] = self._claimed(run, call, number, name)

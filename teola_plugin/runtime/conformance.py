@@ -145,6 +145,29 @@ class RuntimeConformance:
             assert list(first[0]) == list(again[0]) and pool.runtime.asked(run.id) == 1  # asked for once
             run.close()
 
+    def test_a_later_part_adopts_what_an_earlier_one_has_asked_for(self) -> None:
+        graph = Graph([embedding("e", "slow", Ref("$input"))], Ref("e"))
+        with self.pool() as pool:
+            run = pool.runtime.watch(Query({"input": None}), joins=True)
+            first, second = (run.part(graph, {}, "adopted", depth=3, gang="both", lookahead=True) for _ in range(2))
+            first.close()
+            [vector] = run.call(_K.EMBEDDING, "slow", [EmbedText("adopted")]).result(_SECONDS)
+            assert len(vector) and pool.runtime.asked(run.id) == 1  # asked for once
+            second.close()
+            run.close()
+            trace = run.trace.result(_SECONDS)
+            assert trace is not None and trace.wasted() == (0, 0)
+
+    def test_what_no_part_wants_any_more_frees_the_engine(self) -> None:
+        graph = Graph([embedding("e", "slow", Ref("$input"))], Ref("e"))
+        with self.pool() as pool:
+            run = pool.runtime.watch(Query({"input": None}), joins=True)
+            for number in range(3):
+                run.part(graph, {}, f"given up {number}", lookahead=True).close()
+            assert run.call(_K.EMBEDDING, "slow", [EmbedText("wanted")]).result(_SECONDS)
+            assert pool.runtime.asked(run.id) == 0
+            run.close()
+
     # ------------------------------------------------------------ ends
 
     def test_a_wrong_value_fails_the_query_and_nothing_else(self) -> None:

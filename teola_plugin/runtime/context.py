@@ -1,11 +1,15 @@
-"""The query that the running code belongs to, so that pool-backed objects called anywhere below join it."""
+"""The query that running code belongs to, and its place there: pool-backed objects called anywhere below join it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teola_plugin.graph import Terms
+from teola_plugin.observe.steps import OpenStep
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.query_run import QueryRun
@@ -14,3 +18,31 @@ current_run: ContextVar[QueryRun | None] = ContextVar("teola_current_run", defau
 
 current_terms: ContextVar[Terms | None] = ContextVar("teola_current_terms", default=None)
 """Of calls that belong to no live query: what their caller asked for, also where planning fell back."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlace:
+    """Where in its query the running code is. Calls that no graph has planned, and parts that begin there, go by it."""
+
+    depth: int = 0
+    """How far its end is from the end of the query, in primitives."""
+    gang: str = ""
+    """Calls of one gang are done with the last of them: branches that run side by side and are put together."""
+    step: OpenStep | None = None
+    """What `QueryRun.step_began` gave for the node or the tool that runs, for traces."""
+
+
+NOWHERE = CallPlace()
+
+current_place: ContextVar[CallPlace] = ContextVar("teola_current_place", default=NOWHERE)
+
+
+@contextmanager
+def placed(place: CallPlace) -> Iterator[None]:
+    """Code in the body is there."""
+    token = current_place.set(place)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a generator may be closed in another context than it began in
+            current_place.reset(token)

@@ -15,10 +15,12 @@ from teola_plugin.requests.results import Piece
 class PieceLog:
     """Pieces of one request in order, kept from the start, so that late readers miss nothing.
 
-    Written on the pool's loop; read from any thread. A reader gets every piece, then the end.
+    Written on the pool's loop; read from any thread. A reader gets every piece, then the end. What a `tentative` one
+    reads is a guess at the result: the request may be done again and say something else, and then the log just ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tentative: bool = False) -> None:
+        self.tentative = tentative
         self._pieces: list[Piece] = []
         self._closed = False
         self._lock = threading.Lock()

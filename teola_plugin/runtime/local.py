@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -20,16 +20,18 @@ from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import Version
 from teola_plugin.runtime.calls import Call, PlainCalls
-from teola_plugin.runtime.context import current_terms
+from teola_plugin.runtime.context import current_place, current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
+from teola_plugin.runtime.part import Part
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.timeouts import at_most
+from teola_plugin.runtime.works.work import placed
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.graph_events import CancelQuery, Close
 
@@ -177,14 +179,18 @@ class LocalRuntime:
         """Works of a live query that are under way, or that its graph asked for."""
         return sum(1 for _ in self._driver.engines.works.of(query))
 
-    def begin_part(self, run: QueryRun, name: str, graph: Graph, calls: Calls, value: Any) -> None:
-        self.loop.tell(self._driver.begin_part, run, name, graph, calls, value)
+    def begin_part(self, run: QueryRun, part: Part) -> None:
+        self.loop.tell(self._driver.begin_part, run, part)
 
     def end_part(self, run: QueryRun, name: str) -> None:
         self.loop.tell(self._driver.end_part, run, name)
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
         self.loop.tell(self._driver.observe, run, primitive, value)
+
+    def record(self, write: Callable[[TraceRecorder, float], None]) -> None:
+        """What runs at the client without a graph that knows of it is written into traces, with the time it is now."""
+        self.loop.tell(write, self.recorder, self.time())
 
     def close_run(self, run: QueryRun) -> None:
         if not run.closed:
@@ -214,11 +220,15 @@ class LocalRuntime:
         payloads: Sequence[Any],
         *,
         stream: bool = False,
+        tentative: bool = False,
         keep_remote: bool = False,
         run: QueryRun | None = None,
         terms: Terms | None = None,
     ) -> CallHandle:
         """One request per payload; inside a live query, what was asked for already is claimed.
+
+        With `stream`, pieces can be read as they come: as a part of the result, or, `tentative`, as a guess at it,
+        which changes nothing of how the request is scheduled or done again.
 
         A call of no live query goes by `terms`, or those of the context. With `keep_remote`, large values may stay
         where they are made: what is got are `RemoteValue`s, for other requests.
@@ -226,8 +236,10 @@ class LocalRuntime:
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
-        given, log = list(payloads), PieceLog() if stream else None
+        given, log = list(payloads), PieceLog(tentative=tentative) if stream else None
         call = Call(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
+        if run is not None:
+            call.step = run.steps.id_of(current_place.get().step)
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         self.loop.post(self._calls.join, run, call)
@@ -270,10 +282,15 @@ class LocalRuntime:
 
 
 def _terms_of(run: QueryRun | None, terms: Terms | None) -> Terms:
-    """Of a call that may find its query over, or belongs to none: what goes on after a query keeps its tenant."""
-    if terms is not None or run is None:
-        return terms or current_terms.get() or Terms()
-    return replace(run.query.terms, deadline=None) if run.closed else run.query.terms
+    """Of a call, at its place; what goes on after a query keeps its tenant."""
+    if terms is not None:
+        return terms
+    if run is None:
+        found = current_terms.get() or Terms()
+    else:
+        found = replace(run.query.terms, deadline=None) if run.closed else run.query.terms
+    place = current_place.get()
+    return placed(found, place.depth, place.gang)
 
 
 @functools.lru_cache(maxsize=64)

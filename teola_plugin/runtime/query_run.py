@@ -10,20 +10,23 @@ from typing import Any, Protocol
 
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Query
+from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.observe.steps import OpenStep, StepLog
+from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.part import AskingPart, Part
 from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.runtime.works.identities import OWN_GRAPH, EarlyGraph
 from teola_plugin.runtime.works.work import Work
 
 
 class Runtime(Protocol):
     """What a query's handle needs of the runtime that the query lives in. To be called from any thread."""
 
-    def begin_part(
-        self, run: QueryRun, name: str, graph: Graph, calls: Mapping[str, Callable[..., Any]], value: Any
-    ) -> None: ...
+    def begin_part(self, run: QueryRun, part: Part) -> None: ...
 
     def end_part(self, run: QueryRun, name: str) -> None: ...
 
@@ -33,9 +36,13 @@ class Runtime(Protocol):
         self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = ..., run: QueryRun
     ) -> CallHandle: ...
 
+    def record(self, write: Callable[[TraceRecorder, float], None]) -> None: ...
+
     def close_run(self, run: QueryRun) -> None: ...
 
     def cancel_run(self, run: QueryRun) -> None: ...
+
+    def time(self) -> float: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +51,8 @@ class LivePrimitiveRun:
 
     primitive: Primitive
     depth: int
+    step: int = 0
+    """The step of the plain object that it belongs to, as far as known; see `Span.step`."""
     works: list[Work] = field(default_factory=list)
     group: GenerationGroup | None = None
     values: dict[str, Any] = field(default_factory=dict)
@@ -107,8 +116,10 @@ class QueryRun:
     """Primitives that were sent along with the one before them, and the names of their requests."""
     growing: list[GrowingPrompt] = field(default_factory=list)
     """Its prompts that may be prefilled as they grow."""
-    parts: dict[str, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)
-    """Callables of the parts that began later, by the name that leads the ids of their primitives."""
+    parts: dict[str, AskingPart] = field(default_factory=dict)
+    """Those that began later, by the name that leads the ids of their primitives."""
+    steps: StepLog = field(default_factory=StepLog)
+    """What the plain object told of its own steps, for the trace."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -127,14 +138,64 @@ class QueryRun:
 
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
         """The callables that the primitive's names are of."""
-        return self.parts.get(InstancePath(primitive).outermost, self.calls)
+        found = self._part_of(primitive)
+        return self.calls if found is None else found.part.calls
 
-    def part(self, graph: Graph, calls: Mapping[str, Callable[..., Any]], value: Any) -> PartRun:
-        """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query."""
+    def graph_of(self, primitive: str) -> EarlyGraph:
+        """The graph of the query that the primitive is of."""
+        found = self._part_of(primitive)
+        return OWN_GRAPH if found is None else found.graph_of(primitive)
+
+    def step_of(self, primitive: str) -> int:
+        """Id of the step of the plain object that the primitive was planned for; 0 where that is not known."""
+        found = self._part_of(primitive)
+        return 0 if found is None else found.step_of(primitive)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether parts of it run ahead of code that is yet to come."""
+        return any(live.part.lookahead for live in self.parts.values())
+
+    def _part_of(self, primitive: str) -> AskingPart | None:
+        return self.parts.get(InstancePath(primitive).outermost) if self.parts else None
+
+    def part(
+        self,
+        graph: Graph,
+        calls: Mapping[str, Callable[..., Any]],
+        value: Any,
+        *,
+        depth: int | None = None,
+        gang: str | None = None,
+        members: str = "",
+        lookahead: bool = False,
+        step: OpenStep | None = None,
+    ) -> PartRun:
+        """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query.
+
+        `depth` is how far its end is from the end of the query, in primitives; `gang` is what it is done with, if
+        others run beside it. Not given, both are those of the code that calls (`current_place`). `members` leads the
+        names of those components that are in the gang, where others come behind them. `lookahead`: it runs ahead of
+        code that later parts may be begun for, too; they adopt what it has asked for, but for what their own gang has.
+        Begin the later one before closing the earlier one, so that what is under way goes on. `step`: that of its
+        `members`, for the trace; not given, that of the code that calls.
+        """
         self.claims = True
-        name = f"part{next(self._numbers)}"
-        self.runtime.begin_part(self, name, graph, calls, value)
+        place, name = current_place.get(), f"part{next(self._numbers)}"
+        depth, gang = place.depth if depth is None else depth, place.gang if gang is None else gang
+        at = self.steps.id_of(step or place.step)
+        self.runtime.begin_part(self, Part(name, graph, calls, value, depth, gang, members, lookahead, at))
         return PartRun(self, name)
+
+    def step_began(self, kind: str, name: str, parent: OpenStep | None = None, **facts: object) -> OpenStep:
+        """A step of the plain object begins, for the trace: a `superstep`, a `node`, a call of a `tool`. Its parent is
+        that of the code that calls (`current_place`), unless one is given. From any thread. No prompts among `facts`.
+        """
+        return self.steps.began(kind, name, self.runtime.time(), parent or current_place.get().step, facts)
+
+    def step_ended(self, step: OpenStep, outcome: str = "done", **facts: object) -> None:
+        """It ends, and more may be known of it. Once: what comes later is not heard."""
+        self.steps.ended(step, self.runtime.time(), outcome, facts)
 
     def over(self) -> None:
         """The query has ended: what it held is let go."""
@@ -184,7 +245,8 @@ class PartRun:
         self.whole.observe(InstancePath(self.name).child(primitive), value)
 
     def close(self) -> None:
-        """The plain object has the part's value, or gave it up: what nobody claimed is dropped."""
+        """The plain object has the part's value, or gave it up: what nobody claimed, nor another part adopted, is
+        dropped."""
         self.whole.runtime.end_part(self.whole, self.name)
 
     cancel = close

@@ -10,7 +10,7 @@ from teola_plugin.scheduling.live_primitive import LivePrimitive
 
 
 class Depths:
-    """Longest ways to a sink, kept right as a query grows. They never become shorter: edges only come."""
+    """Longest ways to a sink and beyond, kept right as a query grows. They never become shorter: edges only come."""
 
     def __init__(self, live: dict[str, LivePrimitive], children: dict[str, list[str]]) -> None:
         self._live, self._children = live, children
@@ -29,7 +29,7 @@ class Depths:
         """`made` is new, in an order in which nothing leads to an earlier one. Returns what changed at engines."""
         for live in reversed(made):
             known = [child.depth for name in self._children.get(live.id, ()) if (child := self._live.get(name))]
-            live.depth = 1 + max(known, default=-1)
+            live.depth = max(live.least, 1 + max(known, default=-1))
         for live in made:
             self._spread(live)
         changed: dict[str, int] = {}

@@ -22,7 +22,7 @@ from teola_plugin.scheduling.graph_events import (
 )
 from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
 from teola_plugin.scheduling.live_query import LiveQuery
-from teola_plugin.scheduling.objectives import SINK, gathered
+from teola_plugin.scheduling.objectives import SINK, deduce, gathered, in_gang, sink_of
 
 _K = PrimitiveKind
 
@@ -56,7 +56,10 @@ class Expansion:
         """The part's e-graph joins the query's."""
         whole = Fragment(event.graph, event.graph.output)
         made, _ = whole.instantiate(event.name, {INPUT: Ref(event.value)})
-        self._spliced += query.splice(made, event.graph, event.name, SINK)
+        spliced = query.splice(made, event.graph, event.name, SINK, event.depth)
+        if event.gang:
+            _join_gang(spliced, event)
+        self._spliced += spliced
         if not query.read(event.value):
             self._steps.release(query, (event.value,))
         self._begin_spliced(query)
@@ -168,7 +171,7 @@ class Expansion:
         if tentative:  # not yet its holder's turn: what the holder waits for by order, its effects wait for too
             made = [p.with_(after=p.after + live.primitive.after) if p.effects else p for p in made]
         sink = gathered(live.id, together, live.wanted)
-        self._spliced += query.splice(made, body.graph, name, sink)
+        self._spliced += query.splice(made, body.graph, name, sink, live.least)
         return output
 
     def _begin_spliced(self, query: LiveQuery) -> None:
@@ -237,6 +240,15 @@ class Expansion:
         for live in query.within(name):
             self._steps.drop(query, live)
         self._steps.release(query, query.forget(name))
+
+
+def _join_gang(spliced: list[LivePrimitive], event: PartBegun) -> None:
+    """What is wanted of the part alone is wanted of its gang."""
+    wanted, sink = deduce(event.graph), sink_of(event.gang)
+    for live in spliced:
+        inner = InstancePath(live.id).inside(event.name) or ""
+        if in_gang(inner, event.members):
+            live.wanted = wanted[inner].inside(event.name, sink)
 
 
 def laid_out_early(live: LivePrimitive) -> bool:

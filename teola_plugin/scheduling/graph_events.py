@@ -77,6 +77,12 @@ class PartBegun(QueryEvent):
     graph: Graph
     value: str
     """Where its input is stored."""
+    depth: int = 0
+    """How far its end is from the end of the query: all of it is deeper by that much."""
+    gang: str = ""
+    """What its value is put together with that of other parts for; empty if somebody waits for it alone."""
+    members: str = ""
+    """Leads the names of those primitives that are in the gang; empty for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class LivePrimitive:
     """Whose values it reads."""
     status: Status = Status.WAITING
     depth: int = 0
+    least: int = 0
+    """What its depth is counted from: how far the end of its part is from the end of the query."""
     outputs: list[Ref] = field(default_factory=list)
     """Holders: outputs of the instances, in item order."""
     collects: set[str] = field(default_factory=set)

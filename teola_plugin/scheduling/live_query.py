@@ -103,16 +103,18 @@ class LiveQuery:
         for ref in refs:
             self._readers.setdefault(ref.producer, set()).add(holder)
 
-    def splice(self, primitives: Iterable[Primitive], body: Graph, name: str, sink: Wanted) -> list[LivePrimitive]:
-        """Add the primitives of an instance of `body`; `sink` is what is wanted of its output. They may read one
-        another in any order."""
+    def splice(
+        self, primitives: Iterable[Primitive], body: Graph, name: str, sink: Wanted, least: int
+    ) -> list[LivePrimitive]:
+        """Add the primitives of an instance of `body`; `sink` is what is wanted of its output, `least` the depth of
+        what leads nowhere. They may read one another in any order."""
         edges = [(p, Graph.edges_into(p)) for p in primitives]
         made = [self._insert(p, parents) for p, parents in edges]
         wanted = deduce(body)
         for live in made:
             inner = InstancePath(live.id).inside(name)
             assert inner is not None, f"{live.id} is not in {name}"
-            live.wanted = wanted[inner].inside(name, sink)
+            live.wanted, live.least = wanted[inner].inside(name, sink), least
         own = {live.id for live in made}
         for live, (p, parents) in zip(made, edges, strict=True):
             live.waits |= own.intersection(parents)  # an edge to a later one of the same instance was not ended either

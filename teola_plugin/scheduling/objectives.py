@@ -70,6 +70,17 @@ def deduce(graph: Graph) -> Mapping[str, Wanted]:
     return found
 
 
+def sink_of(gang: str) -> Wanted:
+    """What is wanted of the output of a graph whose value is put together with others in this gang; empty for none."""
+    return Wanted(Objective.THROUGHPUT, gang) if gang else SINK
+
+
+def in_gang(name: str, members: str) -> bool:
+    """Whether the primitive of that name is of the component `members`, or of those whose names that one leads; all
+    are where it is empty."""
+    return not members or (name.startswith(members) and name[len(members) : len(members) + 1] in ("", *".#[/"))
+
+
 def gathered(holder: str, count: int, wanted: Wanted) -> Wanted:
     """What is wanted of the output of an instance, if `count` of them are put together by a holder of which `wanted`
     is wanted."""

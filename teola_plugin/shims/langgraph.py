@@ -13,17 +13,18 @@ Wrap = Callable[[Any], Any]
 """What the loop runs for a node -> what it runs instead."""
 
 
-def watched_node(node: Any, wrap: Wrap, **changes: Any) -> Any:
+def watched_node(node: Any, wrap: Wrap, instead: Any = None, **changes: Any) -> Any:
     """A copy of a `PregelNode`, with other values for some fields, of which the loop runs `wrap(...)`.
 
-    `bound` stays what it was, by which the node cache tells nodes apart, and so do the writers. Private:
+    `instead`: what runs in place of `bound`, which stays what it was, for by it the node cache tells nodes apart; so do
+    the writers. Private:
     `PregelNode.node`, the cached property that the loop reads (`langgraph.pregel._read`); since langgraph 0.3. Where it
     is no cached property any more, the node is given back as it is: it runs as always, and nothing ahead of it.
     """
     if not hasattr(type(node), "node") or not hasattr(node, "copy"):
         return node
     copied = node.copy(changes)
-    run = copied.node
+    run = (copied if instead is None else copied.copy({"bound": instead})).node
     if run is None:
         return copied
     if not hasattr(getattr(type(node), "node", None), "attrname"):
@@ -51,6 +52,18 @@ def sent(config: Mapping[str, Any]) -> bool:
     """
     path = (config.get("metadata") or {}).get("langgraph_path") or ("",)
     return bool(path[0] == "__pregel_push")
+
+
+def branch_of(config: Mapping[str, Any]) -> str:
+    """The fan-out that a task was sent by (`Send`), the same for all of its branches; empty for any other task.
+
+    Private: as in `sent`, and the namespace of the checkpoint, in the config's metadata.
+    """
+    if not sent(config):
+        return ""
+    known = config["metadata"]
+    outer = str(known.get("langgraph_checkpoint_ns", "")).rpartition("|")[0]
+    return f"{outer}/{known.get('langgraph_step')}/{known.get('langgraph_node')}"
 
 
 class Functions(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,26 @@ class Op:
     """Whether the next step does not wait for it."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """A part that runs ahead of some of the steps."""
+
+    begins: int
+    """Before which step."""
+    ends: int
+    """Before which step; beyond the last one, it ends with its query."""
+    graph: Graph
+    calls: Mapping[str, Callable[..., Any]]
+    inputs: Mapping[str, Any]
+    lookahead: bool
+    gang: str
+    depth: int
+
+    def __str__(self) -> str:
+        how = f"{'lookahead' if self.lookahead else 'a part'} {self.gang} at depth {self.depth}"
+        return f"from step {self.begins} to {self.ends}: {how}\n{self.graph}"
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One query: its steps, its graph, and how it ends."""
@@ -54,10 +74,13 @@ class Case:
     inputs: Mapping[str, Any]
     begins: float
     cancelled: bool
+    parts: tuple[Ahead, ...] = ()
 
     def __str__(self) -> str:
         steps = "\n".join(f"  {op}" for op in self.ops)
-        return f"begins at {self.begins:.3f}, {'cancelled' if self.cancelled else 'closed'}\n{steps}\n{self.graph}"
+        parts = "\n".join(map(str, self.parts))
+        ends = "cancelled" if self.cancelled else "closed"
+        return f"begins at {self.begins:.3f}, {ends}\n{steps}\n{self.graph}\n{parts}"
 
 
 def vector(text: str) -> tuple[float, ...]:
@@ -86,7 +109,24 @@ def payloads(op: Op) -> tuple[PrimitiveKind, str, list[Any]]:
 def a_case(draw: random.Random, *, faults: bool = True, longest: float = 0.02) -> Case:
     ops = tuple(_op(draw, number, faults, longest) for number in range(draw.randrange(2, 9)))
     graph, calls, inputs = _graph(draw, ops)
-    return Case(ops, graph, calls, inputs, draw.random() * 2 * longest, faults and draw.random() < 0.15)
+    begins, cancelled = draw.random() * 2 * longest, faults and draw.random() < 0.15
+    return Case(ops, graph, calls, inputs, begins, cancelled, tuple(_parts(random.Random(begins), ops)))
+
+
+def _parts(draw: random.Random, ops: tuple[Op, ...]) -> Iterator[Ahead]:
+    """As a graph of nodes begins them: each for the next steps, while those before it are still there."""
+    for begins in sorted(draw.randrange(len(ops)) for _ in range(draw.choice((0, 0, 1, 2, 4)))):
+        last = min(len(ops), begins + draw.randrange(1, 5))
+        graph, calls, inputs = _graph(draw, ops[begins:last])
+        if draw.random() < 0.1:
+            calls = dict.fromkeys(calls, _broken)
+        ends = draw.randrange(begins, len(ops) + 2)
+        gang = draw.choice(("", "", f"g{begins}"))
+        yield Ahead(begins, ends, graph, calls, inputs, draw.random() < 0.8, gang, draw.randrange(4))
+
+
+def _broken(*args: Any, **kwargs: Any) -> Any:
+    raise ZeroDivisionError("the client's")
 
 
 def _text(draw: random.Random, faults: bool) -> str:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from generated.model_cases import COLLECTION, IDS, K_ALL, WORDS, Case, Op, a_case, payloads, rows, vector
+from generated.model_cases import COLLECTION, IDS, K_ALL, WORDS, Ahead, Case, Op, a_case, payloads, rows, vector
 from generated.model_store import HistoricStore, History, nearest
 from generated.worlds import Latency, ingested
 
@@ -20,7 +20,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, IngestRow, Prompt, Sampling
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Result
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.runtime.virtual_time import run_virtual
 
 
@@ -119,7 +119,9 @@ async def _query(pool: EnginePool, scene: Scene, name: str, case: Case) -> None:
     run = pool.runtime.submit(Query({"input": case.inputs}, id=name), case.graph, case.calls, ahead=True)
     beside: list[asyncio.Task[None]] = []
     cut = random.Random(name).randrange(len(case.ops)) if case.cancelled else len(case.ops)
-    for op in case.ops[:cut]:
+    parts: dict[Ahead, PartRun] = {}
+    for number, op in enumerate(case.ops[:cut]):
+        _begin_and_end(run, case, number, parts)
         await asyncio.sleep(op.pause)
         step = _step(pool, run, scene, op)
         if op.beside:
@@ -130,6 +132,16 @@ async def _query(pool: EnginePool, scene: Scene, name: str, case: Case) -> None:
         run.cancel()
     await asyncio.gather(*beside)  # each call ends, whatever became of the query
     run.close()
+
+
+def _begin_and_end(run: QueryRun, case: Case, number: int, parts: dict[Ahead, PartRun]) -> None:
+    """Parts that come with a step; new ones first, so that they may adopt what the old ones have asked for."""
+    for one in case.parts:
+        if one.begins == number:
+            how: dict[str, Any] = {"depth": one.depth, "gang": one.gang, "lookahead": one.lookahead}
+            parts[one] = run.part(one.graph, one.calls, one.inputs, **how)
+    for one in [one for one in parts if one.ends <= number]:
+        parts.pop(one).close()
 
 
 async def _step(pool: EnginePool, run: QueryRun, scene: Scene, op: Op) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from teola_plugin.observe.spans import GraphEdge, GraphView, QueryTrace, Span
+from teola_plugin.observe.steps import Step
 
 Row = tuple[str, str, str, float, float, float, tuple[str, ...]]
 
@@ -97,3 +100,29 @@ def _span(name: str, row: Row, origin: float) -> Span:
         tentative=guess,
         parents=parents,
     )
+
+
+STEPPED: tuple[Row, ...] = (
+    ("search.embedding", "EMBEDDING", "minilm", 0.0, 0.0, 0.1, ()),
+    ("search.searching", "SEARCHING", "store", 0.1, 0.1, 0.2, ("search.embedding",)),
+    ("grade.prefilling", "PREFILLING", "llm", 0.2, 0.2, 0.3, ("search.searching",)),
+    ("grade.decoding", "DECODING", "llm", 0.3, 0.3, 0.5, ("grade.prefilling",)),
+    ("llm.call#1", "PREFILLING", "llm", 0.3, 0.3, 0.6, ()),
+    ("lookahead", "EMBEDDING", "minilm", 0.6, 0.6, 0.7, ()),
+    ("answer.decoding", "DECODING", "llm", 0.6, 0.6, 1.0, ("grade.decoding",)),
+)
+"""A graph of two supersteps and a tool; the searching began before its node, the last embedding was for nothing."""
+
+
+def stepped() -> QueryTrace:
+    found = trace("graph", STEPPED, origin=10.0, tail=0.0)
+    steps = (
+        Step(1, "superstep", "1", 10.1, 10.6, facts=(("nodes", "grade, search"),)),
+        Step(2, "node", "search", 10.15, 10.25, parent=1, facts=(("task", "a1"),)),
+        Step(3, "node", "grade", 10.15, 10.6, parent=1, outcome="failed"),
+        Step(4, "tool", "lookup", 10.05, 10.2, parent=3, facts=(("early", True),)),
+        Step(5, "superstep", "2", 10.6, None, outcome="cancelled"),
+    )
+    of = {"search.embedding": 2, "search.searching": 2, "grade.prefilling": 3, "grade.decoding": 3, "llm.call#1": 3}
+    spans = tuple(replace(span, step=of.get(span.primitive, 0)) for span in found.spans)
+    return replace(found, spans=spans, steps=steps)

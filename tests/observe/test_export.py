@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from teola_plugin.observe import QueryTrace, Span, chrome_trace, write_chrome_trace
 
-from .sample_traces import FAST, PLAIN, trace
+from .sample_traces import FAST, PLAIN, stepped, trace
 
 
 def _slices(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -68,6 +68,24 @@ def test_every_arrow_leaves_and_enters_a_slice_and_points_forward() -> None:
                 (e["pid"], e["tid"]) == (arrow["pid"], arrow["tid"]) and e["ts"] <= arrow["ts"] <= e["ts"] + e["dur"]
                 for e in _slices(data)
             )
+
+
+@pytest.mark.parametrize("by", ["query", "engine"])
+def test_steps_have_threads_by_kind(by: Any) -> None:
+    data = chrome_trace([stepped()], by=by)
+    _check_format(json.loads(json.dumps(data)))
+    names = [e["args"]["name"] for e in data["traceEvents"] if e["name"] in ("process_name", "thread_name")]
+    if by == "query":
+        assert names[:5] == ["graph q-graph", "supersteps", "nodes", "nodes (2)", "tools"]
+    else:
+        assert {"supersteps", "nodes", "tools", "llm"} <= set(names)
+    slices = {e["name"]: e for e in _slices(data)}
+    assert (slices["grade"]["cat"], slices["grade"]["ts"], slices["grade"]["dur"]) == ("node", 150_000, 450_000)
+    assert slices["lookup"]["args"] == {
+        "query": "q-graph", "kind": "tool", "outcome": "done", "step": 4, "in": 3, "early": True,
+    }  # fmt: skip
+    assert slices["2"]["dur"] == 400_000, "to the end of its query"
+    assert slices["grade.decoding"]["args"]["step"] == 3 and "step" not in slices["lookahead"]["args"]
 
 
 times = st.floats(0.0, 1000.0, allow_nan=False)

@@ -11,10 +11,11 @@ import pytest
 
 from teola_plugin.observe import html_page
 from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.observe.steps import Step
 from teola_plugin.observe.svg import ticks
 from teola_plugin.observe.svg_timeline import _Bar, _Scale
 
-from .sample_traces import FAST, PLAIN, trace
+from .sample_traces import FAST, PLAIN, stepped, trace
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -97,11 +98,36 @@ def test_several_traces_share_a_scale_and_show_the_ratio() -> None:
     assert "1.54× later" in html_page([trace(), trace("plain", PLAIN)])
 
 
+def test_steps_have_lanes_above_the_engines_and_facts() -> None:
+    found = stepped()
+    page = Page(html_page([found]))
+    bars = page.classes("g", "step")
+    assert {a["data-k"] for a in bars} == {f"0/s{step.id}" for step in found.steps}
+    assert [a["data-k"] for a in bars if "tentative" in str(a["class"])] == ["0/s4"], "the tool ran early"
+    facts = {key: dict(told) for key, told in json.loads(page.text["script"][0]).items()}
+    assert facts["0/s1"] | {"kind": "superstep", "nodes": "grade, search", "ran": "500 ms"} == facts["0/s1"]
+    assert facts["0/s4"] | {"in": "node grade", "early": "yes", "outcome": "done"} == facts["0/s4"]
+    assert facts["0/s5"]["ran"] == "did not end" and facts["0/s3"]["outcome"] == "failed"
+    assert facts["0:grade.decoding"]["step"] == "node grade" and "step" not in facts["0:lookahead"]
+    lanes = {a["data-k"]: _lane(html_page([found]), str(a["data-k"])) for a in bars}
+    assert lanes["0/s1"] == lanes["0/s5"] < min(lanes["0/s2"], lanes["0/s3"]) and lanes["0/s2"] != lanes["0/s3"]
+    assert max(lanes["0/s2"], lanes["0/s3"]) < lanes["0/s4"] < _lane(html_page([found]), "0/0")
+    assert not Page(html_page([trace()])).classes("svg", "step"), "none told of, none in the legend"
+
+
+def _lane(page: str, key: str) -> float:
+    """The y of the bar of that key."""
+    return float(re.findall(rf'data-k="{key}"><rect x="[\d.]+" y="([\d.]+)"', page)[0])
+
+
 def test_hostile_names_stay_text() -> None:
     nasty = "</script><script>alert(1)</script>\"'&"
     base = trace("plain", PLAIN)
     span = dataclasses.replace(base.spans[0], primitive=nasty, kind=nasty, engine=nasty, detail=(("prompt", nasty),))
-    found = dataclasses.replace(base, spans=(span,), graph=None, app=nasty, graph_text=nasty, query_id=nasty)
+    steps = (Step(1, nasty, nasty, base.started, base.ended, outcome=nasty, facts=((nasty, nasty),)),)
+    found = dataclasses.replace(
+        base, spans=(span,), graph=None, app=nasty, graph_text=nasty, query_id=nasty, steps=steps
+    )
     page = Page(html_page([found], title=nasty))
     assert sum(t == "script" for t, _ in page.tags) == 2
     assert page.text["h1"] == [nasty]

@@ -10,7 +10,7 @@ import pytest
 
 from teola_plugin.observe import emit
 
-from .sample_traces import FAST, PLAIN, trace
+from .sample_traces import FAST, PLAIN, stepped, trace
 
 SCRIPT = """
 import sys
@@ -58,6 +58,31 @@ def test_attributes_follow_openinference_where_it_has_names(exported: tuple[Any,
     assert spans["answer.decoding"]["llm.token_count.completion"] == 195
     assert spans["answer.full_prefilling"]["llm.token_count.prompt_details.cache_read"] == 32
     assert spans["lookahead.searching"]["teola.outcome"] == "wasted"
+
+
+def test_steps_are_spans_around_the_primitives(exported: tuple[Any, Any]) -> None:
+    from opentelemetry.trace import StatusCode
+
+    provider, exporter = exported
+    found = stepped()
+    assert emit(found, provider) == 1 + len(found.steps) + len(found.spans)
+    spans = {s.name: s for s in exporter.get_finished_spans()}
+    names = {s.context.span_id: s.name for s in spans.values()}
+    around = {name: names[s.parent.span_id] for name, s in spans.items() if s.parent is not None}
+    assert around == {
+        "1": "graph", "2": "graph", "search": "1", "grade": "1", "lookup": "grade",
+        "grade.prefilling": "grade", "grade.decoding": "grade", "llm.call#1": "grade",
+        "search.embedding": "graph", "search.searching": "graph", "lookahead": "graph", "answer.decoding": "graph",
+    }  # fmt: skip
+    early = {link.attributes.get("teola.link"): names[link.context.span_id] for link in spans["search.embedding"].links}
+    assert early == {"early for": "search"}, "it began before its node"
+    tool = spans["lookup"].attributes
+    assert (tool["gen_ai.operation.name"], tool["gen_ai.tool.name"], tool["teola.step.early"]) == (
+        "execute_tool", "lookup", True,
+    )  # fmt: skip
+    assert spans["1"].attributes["teola.step.nodes"] == "grade, search"
+    assert spans["grade"].status.status_code is StatusCode.ERROR
+    assert spans["2"].end_time == spans["graph"].end_time
 
 
 def test_a_failure_is_an_error(exported: tuple[Any, Any]) -> None:

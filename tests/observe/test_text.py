@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from teola_plugin.observe import QueryTrace, format_summary, timeline_text
 from teola_plugin.observe.text import duration, shortened
 
-from .sample_traces import PLAIN, trace
+from .sample_traces import PLAIN, stepped, trace
 
 
 def test_a_timeline_reads_well() -> None:
@@ -27,6 +29,30 @@ def test_a_timeline_reads_well() -> None:
         "answer *    llm    |                #+###############|    500 ms",
         ". waiting  # running  + first piece  x unused  * critical",
     ]
+
+
+def test_steps_stand_above_the_primitives() -> None:
+    assert timeline_text(stepped(), 78).splitlines() == [
+        "graph q-graph: done in 1.00 s",
+        "primitive            engine     0                            1.00 s",
+        "1                    superstep |   =================               |    500 ms",
+        "  search             node      |     ===                           |    100 ms",
+        "  grade              node      |     ===============               |    450 ms",
+        "    lookup (early)   tool      | =====                             |    150 ms",
+        "2                    superstep |                    ===============| cancelled",
+        "search.embedding *   minilm    |###                                |    100 ms",
+        "search.searching *   store     |   ###                             |    100 ms",
+        "grade.prefilling *   llm       |      ####                         |    100 ms",
+        "grade.decoding *     llm       |          #+#####                  |    200 ms",
+        "llm.call#1           llm       |          ##########               |    300 ms",
+        "lookahead            minilm    |                    xxxx           |    100 ms",
+        "answer.decoding *    llm       |                    ##+############|    400 ms",
+        ". waiting  # running  + first piece  x unused  * critical",
+        "= a step of the object itself: a superstep, a node, a tool",
+    ]
+    assert all(len(line) <= 60 for line in timeline_text(stepped(), 60).splitlines())
+    lost = dataclasses.replace(stepped(), steps_left_out=3)
+    assert timeline_text(lost).splitlines()[0].endswith("(3 steps left out)")
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])

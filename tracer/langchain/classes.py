@@ -205,6 +205,11 @@ def is_accelerated(node: object) -> bool:
     return hasattr(type(node), "__teola_accelerated__")
 
 
+def planned(node: Any) -> Any:
+    """What runs for a chain that is accelerated by itself; the node itself for any other."""
+    return getattr(node, "chain", node) if is_accelerated(node) else node
+
+
 def pool_backed_inside(node: object, path: str) -> Iterator[tuple[str, object]]:
     """Pool-backed objects, and parts with plans of their own, that a composite holds as far as its attributes show."""
     stack = [(path, node)]

@@ -16,7 +16,7 @@ from langchain_core.runnables.retry import RunnableRetry
 
 from teola_plugin.graph import Component, Role
 from teola_plugin.tracer.draft import Draft
-from teola_plugin.tracer.langchain.classes import changed, is_accelerated
+from teola_plugin.tracer.langchain.classes import changed, planned
 
 Node = Runnable[Any, Any]
 _NEVER = frozenset({Role.OPAQUE, Role.TOOL, Role.INDEXING})
@@ -37,12 +37,8 @@ def choice(node: Node) -> Choice | None:
     for kind, make in _KINDS:
         if type(node) is kind and not changed(node, kind):
             found = make(node)
-            return found._replace(parts=tuple(_plain(part) for part in found.parts))
+            return found._replace(parts=tuple(planned(part) for part in found.parts))
     return None
-
-
-def _plain(part: Node) -> Node:
-    return part.chain if is_accelerated(part) else part  # type: ignore[attr-defined, no-any-return]
 
 
 _KINDS: tuple[tuple[type, Callable[[Any], Choice]], ...] = (

@@ -53,7 +53,7 @@ from teola_plugin.tracer.purity.purity import Purity, on_plain, size
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
 
-__all__ = ["Traced", "trace"]
+__all__ = ["Traced", "trace", "walk_into"]
 
 Node = Runnable[Any, Any]
 
@@ -71,12 +71,24 @@ def trace(runnable: object, leaves: Leaves | None = None) -> Traced:
     check_runnable(runnable, "chain")
     assert isinstance(runnable, Runnable)
     draft = Draft()
-    value, _ = Walk(draft, leaves).visit(runnable, Ref(INPUT), Place())
+    value, _ = _Walk(draft, leaves).visit(runnable, Ref(INPUT), _Place())
     return draft.finished(draft.real(value, "output", ()), "chain")
 
 
+def walk_into(
+    draft: Draft, node: Node, value: Value, prefix: str, path: str, kwargs: Mapping[str, Any]
+) -> tuple[Value, Span]:
+    """What `node` returns when user code calls it with `value`; its components go into `draft`. Nothing is watched.
+
+    `prefix` leads their names, `path` says in the report where the call stands. Raises `TraceError` for an object that
+    is no Runnable.
+    """
+    place = _Place(path, prefix=prefix, alone=False, watched=False, kwargs=kwargs)
+    return _Walk(draft).visit(node, value, place)
+
+
 @dataclass(frozen=True, slots=True)
-class Place:
+class _Place:
     """Where a node stands."""
 
     path: str = "chain"
@@ -99,11 +111,11 @@ class Place:
         """A name that leaves the prefix to the component that matters there."""
         return f"{self.prefix}.{word}" if self.prefix else word
 
-    def key(self, key: str) -> Place:
+    def key(self, key: str) -> _Place:
         path = f'{self.path}.steps__["{key}"]'
         return replace(self, path=path, tags=(*self.tags, paths.key(key)), prefix=self.part(key), alone=True)
 
-    def step(self, index: int, *, alone: bool) -> Place:
+    def step(self, index: int, *, alone: bool) -> _Place:
         return replace(
             self,
             path=f"{self.path}.steps[{index}]",
@@ -116,14 +128,14 @@ class Place:
 Lowered = tuple[Value, Span]
 
 
-class Walk:
+class _Walk:
     """Walks one template's part of the tree; a `.map()` body has a walk of its own."""
 
     def __init__(self, draft: Draft, leaves: Leaves | None = None) -> None:
         self._draft = draft
         self._leaves = leaves
         # (class, whether it takes bound arguments, how it is lowered), the first match counts
-        self._rules: tuple[tuple[type, bool, Callable[[Any, Value, Place], Lowered]], ...] = (
+        self._rules: tuple[tuple[type, bool, Callable[[Any, Value, _Place], Lowered]], ...] = (
             (RunnableSequence, True, self._sequence),
             (RunnableAssign, False, self._assign),
             (RunnableParallel, False, self._parallel),
@@ -136,7 +148,7 @@ class Walk:
             (BaseOutputParser, False, self._parser),
         )
 
-    def visit(self, node: Node, value: Value, place: Place) -> Lowered:
+    def visit(self, node: Node, value: Value, place: _Place) -> Lowered:
         """The symbolic value of `node` for the symbolic input `value`, and the span of its components."""
         check_runnable(node, place.path)
         try:
@@ -146,7 +158,7 @@ class Walk:
         self._look_ahead(node, value, place)
         return made
 
-    def _lowered(self, node: Node, value: Value, place: Place) -> Lowered:
+    def _lowered(self, node: Node, value: Value, place: _Place) -> Lowered:
         leaf = leaf_of(node, place.kwargs)
         if isinstance(leaf, str):
             raise NotUnderstood(leaf)
@@ -174,21 +186,15 @@ class Walk:
 
     # Structure
 
-    def _sequence(self, node: RunnableSequence[Any, Any], value: Value, place: Place) -> Lowered:
+    def _sequence(self, node: RunnableSequence[Any, Any], value: Value, place: _Place) -> Lowered:
         alone = place.alone and sum(not silent(step) for step in node.steps) <= 1
         whole = Span()
         for i, step in enumerate(node.steps):
             value, span = self.visit(step, value, place.step(i, alone=alone))
-            whole = self._then(whole, span)
+            whole = self._draft.then(whole, span)
         return value, whole
 
-    def _then(self, first: Span, second: Span) -> Span:
-        if not first.heads or not second.heads:
-            return second if second.heads else first
-        self._draft.order += [(tail, head) for tail in first.tails for head in second.heads]
-        return Span(first.heads, second.tails)
-
-    def _parallel(self, node: RunnableParallel[Any], value: Value, place: Place) -> Lowered:
+    def _parallel(self, node: RunnableParallel[Any], value: Value, place: _Place) -> Lowered:
         items: dict[str, Value] = {}
         heads: Names = ()
         tails: Names = ()
@@ -197,7 +203,7 @@ class Walk:
             heads, tails = heads + span.heads, tails + span.tails
         return Record(items), Span(heads, tails)
 
-    def _assign(self, node: RunnableAssign, value: Value, place: Place) -> Lowered:
+    def _assign(self, node: RunnableAssign, value: Value, place: _Place) -> Lowered:
         if other := changed(node.mapper, RunnableParallel):
             raise NotUnderstood(f"{other} overrides what RunnableParallel does")
         record = merged(value, {})  # it takes nothing but a dictionary, so keys are known to be keys
@@ -206,18 +212,18 @@ class Walk:
         assert isinstance(made, Record)
         return merged(record, made.items), span
 
-    def _binding(self, node: RunnableBinding[Any, Any], value: Value, place: Place) -> Lowered:
+    def _binding(self, node: RunnableBinding[Any, Any], value: Value, place: _Place) -> Lowered:
         inner = replace(place, path=f"{place.path}.bound", kwargs={**node.kwargs, **place.kwargs})
         return self.visit(node.bound, value, inner)
 
-    def _each(self, node: RunnableEach[Any, Any], value: Value, place: Place) -> Lowered:
+    def _each(self, node: RunnableEach[Any, Any], value: Value, place: _Place) -> Lowered:
         value = simplest(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("maps over a dictionary or a prompt")
         body = self._draft.body()
         wanted = place.name("each")
-        inner = Place(f"{place.path}.bound", (*place.tags, paths.UNTAGGED), wanted, False, False, place.kwargs)
-        inside, _ = Walk(body, self._leaves).visit(node.bound, Ref(ITEM), inner)
+        inner = _Place(f"{place.path}.bound", (*place.tags, paths.UNTAGGED), wanted, False, False, place.kwargs)
+        inside, _ = _Walk(body, self._leaves).visit(node.bound, Ref(ITEM), inner)
         hidden = next((n for n in body.nodes if n.level != "lowered"), None)
         if hidden is not None:
             raise NotUnderstood(f"{hidden.path} is not understood, so what it maps is not either: {hidden.reason}")
@@ -230,14 +236,14 @@ class Walk:
         component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template, attributes=said)
         return self._draft.add(component), Span((name,), (name,))
 
-    def _hidden(self, like: Node, place: Place) -> str:
+    def _hidden(self, like: Node, place: _Place) -> str:
         """Why not all of `like` is lowered: nothing inside can be watched, for the plain object is another."""
         trial = Draft()
-        Walk(trial, self._leaves).visit(like, Ref(INPUT), replace(place, watched=False))
+        _Walk(trial, self._leaves).visit(like, Ref(INPUT), replace(place, watched=False))
         row = next((n for n in trial.nodes if n.level != "lowered"), None)
         return "" if row is None else f"its {row.class_name} is not understood: {row.reason}"
 
-    def _like(self, node: Node, like: Node, value: Value, place: Place) -> Lowered:
+    def _like(self, node: Node, like: Node, value: Value, place: _Place) -> Lowered:
         """As `like` is lowered, all of which is."""
         rows, before = len(self._draft.nodes), len(self._draft.components)
         made = self.visit(like, simplest(value), replace(place, watched=False))
@@ -245,7 +251,7 @@ class Walk:
         self._row(node, place, "lowered", tuple(self._draft.components)[before:])
         return made
 
-    def _begun(self, node: Node, first: Node, value: Value, place: Place) -> Lowered:
+    def _begun(self, node: Node, first: Node, value: Value, place: _Place) -> Lowered:
         """What it asks for first is known; the rest is its own code, in its place."""
         if hidden := self._hidden(first, place):
             raise NotUnderstood(hidden)
@@ -257,7 +263,7 @@ class Walk:
         self._row(node, place, "joined", names, "its first requests are known; the rest of it joins the query")
         return after
 
-    def _look_ahead(self, node: Node, value: Value, place: Place) -> None:
+    def _look_ahead(self, node: Node, value: Value, place: _Place) -> None:
         """What it may choose asks engines for things that are known before."""
         found = choice(node) if place.watched and not place.kwargs else None
         if found is None:
@@ -266,7 +272,7 @@ class Walk:
         value = read_key(value, found.key) if found.key else value
         for part in found.parts:
             drafts.append(Draft(names=self._draft.names))
-            Walk(drafts[-1]).visit(part, value, inner)
+            _Walk(drafts[-1]).visit(part, value, inner)
         for component in begun_early(drafts, found.certain):
             self._draft.add(component)
         for draft in drafts:
@@ -275,7 +281,7 @@ class Walk:
 
     # Leaves
 
-    def _lambda(self, node: RunnableLambda[Any, Any], value: Value, place: Place) -> Lowered:
+    def _lambda(self, node: RunnableLambda[Any, Any], value: Value, place: _Place) -> Lowered:
         if isinstance(node, AsDict) and isinstance(value, Record):
             return self._silently(node, place, value)
         reads = Purity(None) if isinstance(node, Computed) else understood(vars(node).get("func"))
@@ -297,7 +303,7 @@ class Walk:
             self._draft.looked_up.append(value)
         return value
 
-    def _pure(self, node: RunnableLambda[Any, Any], reads: Purity, value: Value, place: Place) -> Lowered:
+    def _pure(self, node: RunnableLambda[Any, Any], reads: Purity, value: Value, place: _Place) -> Lowered:
         if reads.path is not None:
             return self._silently(node, place, self._looked_up(value, reads.path))
         keys = None if reads.keys is None else {key: read_key(value, key) for key in reads.keys}
@@ -309,7 +315,7 @@ class Walk:
         reads: Purity,
         keys: Mapping[str, Value] | None,
         value: Value,
-        place: Place,
+        place: _Place,
     ) -> Ref:
         """A CALL of the user's pure function, on what it reads."""
         func, name = node.func, self._draft.name(place.name(short_name(node)))
@@ -324,13 +330,13 @@ class Walk:
         marked = simple(size)(call) if reads.degree == 1 else call
         return self._draft.add(component, marked if isinstance(node, Computed) else may_raise(marked))
 
-    def _tuple(self, read: list[Value], place: Place) -> Ref:
+    def _tuple(self, read: list[Value], place: _Place) -> Ref:
         name = self._draft.name(place.part("items"))
         inputs = {str(i): self._draft.real(one, name, place.tags) for i, one in enumerate(read)}
         pack = on_loop(lambda **given: tuple(given[key] for key in inputs))
         return self._draft.call(name, pack, place.tags, **inputs)
 
-    def _attributes(self, node: Node, reads: AttributeGetter, value: Value, place: Place) -> Lowered:
+    def _attributes(self, node: Node, reads: AttributeGetter, value: Value, place: _Place) -> Lowered:
         value = simplest(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("reads an attribute of a dictionary or a prompt")
@@ -343,14 +349,14 @@ class Walk:
 
         return self._leaf(node, place, emit)
 
-    def _passthrough(self, node: RunnablePassthrough[Any], value: Value, place: Place) -> Lowered:
+    def _passthrough(self, node: RunnablePassthrough[Any], value: Value, place: _Place) -> Lowered:
         if node.func is None and node.afunc is None:
             return self._silently(node, place, value)
         why = "passes its input on, and calls your function beside: a side effect"
         _, span = self._opaque(node, value, place, why)
         return value, span
 
-    def _pick(self, node: RunnablePick, value: Value, place: Place) -> Lowered:
+    def _pick(self, node: RunnablePick, value: Value, place: _Place) -> Lowered:
         if isinstance(node.keys, str):
             return self._silently(node, place, read_key(value, node.keys))
         known = [k for k in node.keys if not isinstance(value, Record) or value.base is not None or k in value.items]
@@ -358,27 +364,27 @@ class Walk:
             raise NotUnderstood("picks nothing that the dictionary before it has")
         return self._silently(node, place, Record({key: read_key(value, key) for key in known}))
 
-    def _prompt(self, node: BasePromptTemplate[Any], value: Value, place: Place) -> Lowered:
+    def _prompt(self, node: BasePromptTemplate[Any], value: Value, place: _Place) -> Lowered:
         shape = understand(node)
         if isinstance(value, Ref) and len(shape.required) == 1:
             self._draft.filled_in.append(value.at(shape.required[0]))
         return self._silently(node, place, bind(shape, value))
 
-    def _parser(self, node: BaseOutputParser[Any], value: Value, place: Place) -> Lowered:
+    def _parser(self, node: BaseOutputParser[Any], value: Value, place: _Place) -> Lowered:
         return self._leaf(node, place, lambda: lower_parser(self._draft, node, value, place.name, place.tags))
 
-    def _silently(self, node: Node, place: Place, value: Value) -> Lowered:
+    def _silently(self, node: Node, place: _Place, value: Value) -> Lowered:
         self._row(node, place, "lowered")
         return value, Span()
 
-    def _leaf(self, node: Node, place: Place, emit: Callable[[], Ref]) -> Lowered:
+    def _leaf(self, node: Node, place: _Place, emit: Callable[[], Ref]) -> Lowered:
         before = len(self._draft.components)
         value = emit()
         names = tuple(self._draft.components)[before:]
         self._row(node, place, "lowered", names)
         return value, self._draft.span(names)
 
-    def _opaque(self, node: Node, value: Value, place: Place, why: str) -> Lowered:
+    def _opaque(self, node: Node, value: Value, place: _Place, why: str) -> Lowered:
         wanted = place.part if silent(node) else place.name
         name = self._draft.name(wanted(short_name(node)))
         said = Attributes(slow=isinstance(node, (BaseRetriever, BaseLanguageModel, BaseTool)))
@@ -402,7 +408,7 @@ class Walk:
     def _row(
         self,
         node: Node,
-        place: Place,
+        place: _Place,
         level: Level,
         components: Names = (),
         why: str = "",

@@ -2,25 +2,24 @@
 
 Nothing runs. Symbolic values flow through the nodes and the state between them, along the edges. What is surely next
 is asked for as soon as its inputs are known, before the barrier that the plain graph waits at. Of what may be next only
-what costs little is, or what one arm alone asks for (`begun_early`). A node that is not understood leaves the channels
+what costs little is, or what one arm alone asks for (`arms`). A node that is not understood leaves the channels
 of the state unknown, and what reads them waits for the plain graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-from langchain_core.messages import BaseMessage
-
-from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop
-from teola_plugin.tracer.draft import Draft, Span, Traced
-from teola_plugin.tracer.langchain.lookahead import begun_early
-from teola_plugin.tracer.langgraph.node import Visited, visit_node, visit_path
-from teola_plugin.tracer.langgraph.shape import ROOT, GraphShape, NodeShape
-from teola_plugin.tracer.symbols import Record, Value
+from teola_plugin.graph import INPUT, Component, Ref, Role
+from teola_plugin.tracer.draft import DERIVED, Draft, Span, Traced
+from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Sent, Series, Spread, Symbol, realised
+from teola_plugin.tracer.functions.live import alive
+from teola_plugin.tracer.functions.values import known_object
+from teola_plugin.tracer.langgraph.arms import begun_before_chosen
+from teola_plugin.tracer.langgraph.node import NOTHING, Visited, unknown, visit
+from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, backwards
 
 STATE, ARGUMENT = "state", "argument"
 """Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
@@ -30,26 +29,28 @@ FURTHEST = 6
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Symbolic values of the channels; None for one that nobody can tell."""
+    """Symbols of the channels' values."""
 
-    values: Mapping[str, Value | None]
+    values: Mapping[str, Symbol]
 
-    def read(self, names: tuple[str, ...] | None, unknown: Callable[[], Ref]) -> Value:
+    def read(self, names: Iterable[str] | None) -> Symbol:
         """The input of a node that reads these."""
         if names is None:
-            return self.values.get(ROOT) or unknown()
-        return Record({name: self.values.get(name) or unknown() for name in names})
+            return self.values.get(ROOT, UNKNOWN_VALUE)
+        return Fields({name: self.values.get(name, UNKNOWN_VALUE) for name in names}, attributes=True)
 
 
 @dataclass(slots=True)
 class _Lookahead:
     shape: GraphShape
+    backwards: Mapping[str, frozenset[str]]
+    """Arms that go round once more are not guessed at: the round before has to show that it was not enough."""
     names: set[str] = field(default_factory=set)
 
     def template(self, start: NodeShape, pushed: bool) -> Traced:
         draft = Draft(names=self.names)
         state = _State({name: Ref(INPUT).at(STATE).at(name) for name in self.shape.updates})
-        given = Ref(INPUT).at(ARGUMENT) if pushed else state.read(start.reads, partial(_unknown, draft))
+        given = Ref(INPUT).at(ARGUMENT) if pushed else state.read(start.reads)
         self._visit(draft, start, given, state, (), pushed=pushed)
         return draft.finished(Ref(INPUT), start.name)
 
@@ -57,78 +58,116 @@ class _Lookahead:
         self,
         draft: Draft,
         node: NodeShape,
-        given: Value,
+        given: Symbol,
         state: _State,
         before: tuple[str, ...],
         *,
         pushed: bool = False,
     ) -> Span:
         """Components of a node and of those behind it; `before` are the nodes on the way to it."""
-        made = visit_node(draft, node, given)
-        if node.pauses or not made.goes_on:
+        if node.bound is None:
+            made, after = NOTHING, state
+        else:
+            made = visit(draft, node.bound, given, node.name)
+            after = self._updated(state, made, alone=not pushed)
+        if node.pauses:
             return made.span
-        after = self._updated(draft, node, state, made, alone=not pushed)
-        on_the_way = (*before, node.name)
+        way = (*before, node.name)
+        if pushed:
+            return made.span  # the others that were sent beside it have to come, too
+        for name in (*node.then, *made.goto):
+            self._certain(draft, made.span, name, after, way)
         for branch in node.branches:
-            chosen = visit_path(
-                draft, branch.path, node, after.read(tuple(self.shape.updates), partial(_unknown, draft))
-            )
-            _then(draft, made.span, chosen.span)
-            self._arms(draft, branch.ends, after, on_the_way)
-        for name in node.then:
-            if (follower := self._follower(name, on_the_way)) is not None:
-                given = after.read(follower.reads, partial(_unknown, draft))
-                _then(draft, made.span, self._visit(draft, follower, given, after, on_the_way))
+            self._branch(draft, made.span, node, branch, after, way)
         return made.span
+
+    def _certain(self, draft: Draft, span: Span, name: str, state: _State, before: tuple[str, ...]) -> None:
+        follower = self._follower(name, before)
+        if follower is not None:
+            _then(draft, span, self._visit(draft, follower, state.read(follower.reads), state, before))
+
+    def _branch(
+        self, draft: Draft, span: Span, node: NodeShape, branch: Branch, state: _State, before: tuple[str, ...]
+    ) -> None:
+        if branch.path is not None:
+            chosen = visit(draft, branch.path, state.read(self.shape.updates), f"{node.name}.next")
+            _then(draft, span, chosen.span)
+            for sent in chosen.sent:
+                self._sent(draft, _wider(span, chosen.span), sent, state, before)
+            if chosen.sent:
+                return
+            if chosen.goto:
+                for name in chosen.goto:
+                    self._certain(draft, chosen.span, branch.node(name), state, before)
+                return
+        arms = [name for name in branch.nodes if name not in self.backwards[node.name]]
+        self._arms(draft, arms, state, before)
+
+    def _sent(self, draft: Draft, span: Span, sent: Sent, state: _State, before: tuple[str, ...]) -> None:
+        """One task for each item: a MAP of what the node asks for, and then what comes behind all of them."""
+        target = known_object(sent.one.fields.get("node", UNKNOWN_VALUE))[1]
+        node = self._follower(target, before) if isinstance(target, str) else None
+        items = realised(draft, sent.items, f"{target}.items")
+        if node is None or items is None:
+            return
+        body = draft.body()
+        made = visit(body, node.bound, sent.one.fields.get("arg", UNKNOWN_VALUE), node.name)
+        output = alive(body, None, set())
+        here = span
+        if output is not None:
+            name = draft.name(f"{node.name}.each", *DERIVED)
+            inputs = (("items", items), *sent.captured.items())
+            draft.absorb(body)
+            draft.add(Component(name, Role.MAP, inputs, body=body.template(output[0], name)))
+            here = Span((name,), (name,))
+            _then(draft, span, here)
+        if made.updates is not None and not node.pauses:
+            after = _State({**state.values, **dict.fromkeys(made.updates, UNKNOWN_VALUE)})
+            for name in node.then:
+                self._certain(draft, here, name, after, (*before, node.name))
 
     def _follower(self, name: str, before: tuple[str, ...]) -> NodeShape | None:
         node = self.shape.nodes.get(name)
         return None if node is None or node.skippable or name in before or len(before) >= FURTHEST else node
 
-    def _arms(self, draft: Draft, ends: tuple[str, ...] | None, state: _State, before: tuple[str, ...]) -> None:
+    def _arms(self, draft: Draft, names: Iterable[str], state: _State, before: tuple[str, ...]) -> None:
         """Of the nodes that may be chosen, what may begin before one is."""
-        arms = [node for name in ends or () if (node := self._follower(name, before)) is not None]
+        arms = [node for name in names if (node := self._follower(name, before)) is not None]
         drafts = [Draft(names=self.names) for _ in arms]
         for arm, own in zip(arms, drafts, strict=True):
-            self._visit(own, arm, state.read(arm.reads, partial(_unknown, own)), state, before)
-        for component in begun_early(drafts, certain=False):
+            self._visit(own, arm, state.read(arm.reads), state, before)
+        for component in begun_before_chosen(drafts, partial(unknown, draft)):
             draft.add(component)
         for own in drafts:
             draft.calls |= own.calls
             draft.lists |= {name: how for name, how in own.lists.items() if name in draft.components}
 
-    def _updated(self, draft: Draft, node: NodeShape, state: _State, made: Visited, *, alone: bool) -> _State:
+    def _updated(self, state: _State, made: Visited, *, alone: bool) -> _State:
         """The state behind a node. Of one of several that run side by side, what it adds is not all that is added."""
         if made.updates is None:
             return _State({})
         values = dict(state.values)
-        for name, value in made.updates.items():
-            if name in values:
-                values[name] = self._channel(draft, node, name, values[name], value) if alone else None
+        for name, new in made.updates.items():
+            how = self.shape.updates.get(name)
+            if how is not None:
+                values[name] = _channel(how, values.get(name, UNKNOWN_VALUE), new) if alone else UNKNOWN_VALUE
         return _State(values)
 
-    def _channel(self, draft: Draft, node: NodeShape, name: str, old: Value | None, new: Value | None) -> Value | None:
-        how = self.shape.updates[name]
-        if how == "replace" or new is None:
-            return new if how == "replace" else None
-        if how == "unknown" or old is None:
-            return None
-        made = draft.name(f"{node.name}.{name}")
-        pair = {"old": draft.real(old, made, ()), "new": draft.real(new, made, ())}
-        return draft.call(made, on_loop(_appended), (), **pair)
+
+def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
+    """What a channel holds after an update. Messages have ids in the plain graph, which no prompt shows."""
+    if how == "replace":
+        return new
+    if how == "unknown" or old is UNKNOWN_VALUE:
+        return UNKNOWN_VALUE
+    if isinstance(new, Series):
+        return Series((Spread(old), *new.items))
+    return Series((Spread(old), new if isinstance(new, Built) else Spread(new)))
 
 
-def _unknown(draft: Draft) -> Ref:
-    """What nobody can tell before the plain graph has come there."""
-    name = "unknown"
-    if name not in draft.components:
-        draft.add(Component(name, Role.OPAQUE, ()))
-    return Ref(name)
-
-
-def _appended(old: Any, new: Any) -> list[Any]:
-    """As `operator.add` of lists and `add_messages` of new messages do, up to the messages' ids."""
-    return [*old, *([new] if isinstance(new, BaseMessage) else new)]
+def _wider(first: Span, second: Span) -> Span:
+    """The second, which came behind the first; the first where there is nothing of the second."""
+    return second if second.heads else first
 
 
 def _then(draft: Draft, first: Span, second: Span) -> None:
@@ -137,4 +176,4 @@ def _then(draft: Draft, first: Span, second: Span) -> None:
 
 def lookahead(shape: GraphShape, node: str, *, pushed: bool) -> Traced:
     """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`."""
-    return _Lookahead(shape).template(shape.nodes[node], pushed)
+    return _Lookahead(shape, backwards(shape)).template(shape.nodes[node], pushed)

@@ -4,48 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from teola_plugin.graph import Component, Role
+from langchain_core.runnables import Runnable
+
+from teola_plugin.graph import Component, Ref, Role
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, Span
-from teola_plugin.tracer.langchain.trace import Place, Walk
-from teola_plugin.tracer.langgraph.shape import NodeShape
-from teola_plugin.tracer.symbols import Record, Value
+from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Sent, Symbol, realised, walk_function
+from teola_plugin.tracer.functions.live import NO_SPAN
+from teola_plugin.tracer.functions.values import symbol_of
+from teola_plugin.tracer.langchain.trace import walk_into
+from teola_plugin.tracer.symbols import Prompted, Record, Value
 
 
 @dataclass(frozen=True, slots=True)
 class Visited:
-    """What became of a node."""
+    """What became of a node, or of what chooses the way behind it."""
 
-    span: Span
-    updates: Mapping[str, Value | None] | None
-    """What it writes, by channel, None for a value that is not known; None where that is not known at all."""
-    goes_on: bool = True
-    """Whether the graph goes on by its edges alone."""
-
-
-def visit_node(draft: Draft, node: NodeShape, given: Value) -> Visited:
-    """Adds to the draft what the node will ask engines for. Never raises for what it does not understand."""
-    place = Place(path=f"graph.{node.name}", tags=(node.name,), prefix=node.name)
-    return _visited(draft, node.bound, given, place)
+    span: Span = NO_SPAN
+    updates: Mapping[str, Symbol] | None = None
+    """What it writes, by channel; None where that is not known."""
+    goto: tuple[str, ...] = ()
+    """Where it goes, as far as it says so itself."""
+    sent: tuple[Sent, ...] = ()
+    """What it sends to nodes, one task for each item of a list."""
 
 
-def visit_path(draft: Draft, path: Any, node: NodeShape, state: Value) -> Visited:
-    """The same for what chooses the way behind the node."""
-    place = Place(path=f"graph.{node.name}.next", tags=(node.name,), prefix=f"{node.name}.next")
-    return _visited(draft, path, state, place)
+NOTHING = Visited()
 
 
-def _visited(draft: Draft, bound: Any, given: Value, place: Place) -> Visited:
-    if functions_of(bound) is not None:
-        return _opaque(draft, place)
-    value, span = Walk(draft).visit(bound, given, place)
-    return Visited(span, value.items if isinstance(value, Record) and value.base is None else None)
+def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str) -> Visited:
+    """Adds to the draft what it will ask engines for. Never raises for what it does not understand."""
+    functions = functions_of(bound)
+    if functions is None:
+        value, span = walk_into(draft, bound, _value(draft, given, name), name, f"graph.{name}", {})
+        made = symbol_of(value)
+        return Visited(span, made.items if isinstance(made, Fields) and made.base is None else None)
+    func = functions.func or functions.afunc
+    first = _first_argument(func)
+    walked = walk_function(func, {first: given}, draft, name, state=first) if first else None
+    if walked is None:
+        return NOTHING
+    sent = (walked.value,) if isinstance(walked.value, Sent) else ()
+    return Visited(walked.span, walked.updates, walked.goto, sent)
 
 
-def _opaque(draft: Draft, place: Place) -> Visited:
-    """User code: nothing is known of what it does, or writes."""
-    name = draft.name(place.prefix)
-    draft.add(Component(name, Role.OPAQUE, (), scope=place.tags))
-    return Visited(Span((name,), (name,)), None)
+def unknown(draft: Draft) -> Ref:
+    """What nobody can tell before the plain graph has come there."""
+    name = "unknown"
+    if name not in draft.components:
+        draft.add(Component(name, Role.OPAQUE, ()))
+    return Ref(name)
+
+
+def _first_argument(func: Any) -> str:
+    """The name of the one that gets the state."""
+    while type(func) is partial and not func.args:
+        func = func.func
+    code = getattr(getattr(func, "__func__", func), "__code__", None)
+    skipped = 1 if hasattr(func, "__self__") else 0
+    return code.co_varnames[skipped] if code is not None and code.co_argcount > skipped else ""
+
+
+def _value(draft: Draft, given: Symbol, name: str) -> Value:
+    """For a Runnable: refs, and dictionaries of refs."""
+    if isinstance(given, Fields):
+        return Record({key: _value(draft, one, name) for key, one in given.items.items()}, given.base)
+    if isinstance(given, Ref | Prompted):
+        return given
+    return (None if given is UNKNOWN_VALUE else realised(draft, given, name)) or unknown(draft)

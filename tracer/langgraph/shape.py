@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,9 +23,17 @@ class Branch:
     """A conditional edge."""
 
     path: Any
-    """The Runnable that chooses."""
-    ends: tuple[str, ...] | None
-    """The nodes that it may choose; None where it may name any."""
+    """The Runnable that chooses; None where the node itself does, by a `Command`."""
+    ends: tuple[tuple[Any, str], ...] = ()
+    """What it may say, and the node that it stands for; empty where it may name any."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Those that it may choose, as far as that is known."""
+        return tuple(dict.fromkeys(node for _, node in self.ends))
+
+    def node(self, said: str) -> str:
+        return next((node for word, node in self.ends if word == said), said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class NodeShape:
 
     name: str
     bound: Any
-    """What it does: a Runnable."""
+    """What it does: a Runnable; None for the start, which writes the input."""
     reads: tuple[str, ...] | None
     """Channels that make its input; None where that is the state itself."""
     then: tuple[str, ...]
@@ -65,18 +73,18 @@ def shape_of(graph: Any) -> GraphShape | None:
         return None
     builder, nodes = graph.builder, {}
     for name, node in graph.nodes.items():
-        if name == START:
-            continue
+        if name == START and not builder.branches.get(START):
+            continue  # the first nodes begin as soon
         channels = node.channels
         then = tuple(sorted(end for start, end in builder.edges if start == name and end != END))
         joins = tuple(sorted({end for starts, end in builder.waiting_edges if name in starts and end != END}))
         nodes[name] = NodeShape(
             name,
-            node.bound,
+            None if name == START else node.bound,
             None if channels == ROOT else tuple([channels] if isinstance(channels, str) else channels),
             then,
             joins,
-            tuple(_branch(spec) for spec in builder.branches.get(name, {}).values()),
+            tuple(_branches(builder, name)),
             bool(node.cache_policy or graph.cache_policy) or _named(graph.interrupt_before_nodes, name),
             _named(graph.interrupt_after_nodes, name),
         )
@@ -89,9 +97,11 @@ def _named(names: str | Sequence[str], name: str) -> bool:
     return names == "*" or name in names
 
 
-def _branch(spec: Any) -> Branch:
-    ends = None if spec.ends is None else tuple(dict.fromkeys(end for end in spec.ends.values() if end != END))
-    return Branch(spec.path, ends)
+def _branches(builder: Any, name: str) -> Iterator[Branch]:
+    for spec in builder.branches.get(name, {}).values():
+        yield Branch(spec.path, tuple((spec.ends or {}).items()))
+    if name != START and (told := builder.nodes[name].ends):
+        yield Branch(None, tuple((end, end) for end in told))
 
 
 def _update(channel: Any) -> Update:
@@ -122,6 +132,61 @@ def distances(shape: GraphShape) -> dict[str, int]:
     return {name: measure(name, frozenset()) for name in shape.nodes}
 
 
+def reachable(shape: GraphShape) -> dict[str, frozenset[str]]:
+    """The nodes that may come behind each, itself among them where it is in a circle."""
+    follows = {name: _all_next(node, shape) for name, node in shape.nodes.items()}
+    found: dict[str, frozenset[str]] = {}
+    for name, todo in follows.items():
+        seen, left = set[str](), list(todo)
+        while left:
+            one = left.pop()
+            if one not in seen:
+                seen.add(one)
+                left += follows[one]
+        found[name] = frozenset(seen)
+    return found
+
+
+def backwards(shape: GraphShape) -> dict[str, frozenset[str]]:
+    """For each node, those of its arms that go round once more: they lead back to it, and further from the end."""
+    behind, ends = reachable(shape), _to_the_end(shape)
+    found = {}
+    for name, node in shape.nodes.items():
+        arms = {arm for branch in node.branches for arm in branch.nodes if arm in shape.nodes}
+        found[name] = frozenset(arm for arm in arms if name in behind[arm] and ends[arm] >= ends[name])
+    return found
+
+
+def _to_the_end(shape: GraphShape) -> dict[str, int]:
+    """How many nodes come after each at least."""
+    found = {name: 0 for name, node in shape.nodes.items() if _may_end(node)}
+    left = [name for name in shape.nodes if name not in found]
+    for far in range(1, len(shape.nodes) + 1):
+        near = [name for name in left if any(one in found for one in _all_next(shape.nodes[name], shape))]
+        found |= dict.fromkeys(near, far)
+        left = [name for name in left if name not in found]
+    return found | dict.fromkeys(left, len(shape.nodes))
+
+
+def _may_end(node: NodeShape) -> bool:
+    chosen = [end for branch in node.branches for end in branch.nodes]
+    return END in chosen or not (node.then or node.joins or chosen)
+
+
 def _all_next(node: NodeShape, shape: GraphShape) -> frozenset[str]:
-    chosen = [end for branch in node.branches for end in branch.ends or ()]
+    chosen = [end for branch in node.branches for end in branch.nodes]
     return frozenset(name for name in (*node.then, *node.joins, *chosen) if name in shape.nodes)
+
+
+def begun_with(shape: GraphShape, state: Mapping[str, Any], given: Any) -> dict[str, Any]:
+    """The state behind the start: with what the graph was called with."""
+    found = dict(state)
+    for name, value in given.items() if isinstance(given, dict) else ():
+        how, old = shape.updates.get(name), found.get(name)
+        if how == "replace":
+            found[name] = value
+        elif how in ("append", "messages") and isinstance(value, list):
+            found[name] = [*(old or ()), *value]
+        else:
+            found.pop(name, None)
+    return found

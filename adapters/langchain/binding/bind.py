@@ -18,30 +18,18 @@ from teola_plugin.adapters.langchain.binding.huggingface import (
     is_cross_encoder,
     is_own_decoder,
 )
+from teola_plugin.adapters.langchain.binding.models import model_on
 from teola_plugin.adapters.langchain.binding.openai import is_openai_chat, served_by_server
+from teola_plugin.adapters.langchain.binding.same_class import in_class_of
 from teola_plugin.adapters.langchain.binding.stores import retriever_on, store_on
 from teola_plugin.adapters.langchain.binding.walk import Make, replaced
-from teola_plugin.adapters.langchain.chat import ChatTeola
-from teola_plugin.adapters.langchain.llm import TeolaLLM
-from teola_plugin.adapters.langchain.tools import taken
-from teola_plugin.adapters.sampling import sampling_fields
+from teola_plugin.adapters.own_class import ServedBy
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
 Node = Runnable[Any, Any]
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 """Objects and the engine that serves each; pairs where an object cannot be hashed. Objects count by identity."""
-
-_KEPT = (
-    "callbacks",
-    "tags",
-    "metadata",
-    "verbose",
-    "cache",
-    "rate_limiter",
-    "disable_streaming",
-    "custom_get_token_ids",
-)
 
 
 def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:
@@ -72,6 +60,22 @@ def bound(chain: Any, bind: Sequence[tuple[Any, str]], pool: EnginePool | None) 
     return chain
 
 
+def bound_object(obj: Any, engine: str, pool: EnginePool) -> Any:
+    """A copy of one object, of a subclass of its class, served as `bind=` serves it; see `EnginePool.bound`.
+
+    Raises `RegistrationError` for what cannot be served faithfully.
+    """
+    check_engine(pool, engine)
+    wanted = ServedBy(pool, engine)
+    known: ServedBy | None = getattr(type(obj), "__teola_served_by__", None)
+    if known is not None and known != wanted:
+        raise RegistrationError(
+            f"the {type(obj).__name__} is served by the engine {known.engine!r} already.",
+            hint="bind the object that it was made of",
+        )
+    return obj if known is not None else in_class_of(obj, _stand_in(obj, engine, pool)(obj, {}), wanted)
+
+
 def _stand_in(obj: Any, engine: str, pool: EnginePool) -> Make:
     """What replaces `obj`. Raises `RegistrationError` for what no engine can do."""
     if is_cross_encoder(obj):
@@ -86,7 +90,7 @@ def _stand_in(obj: Any, engine: str, pool: EnginePool) -> Make:
     if is_openai_chat(obj) and carries_openai(pool.engine(engine)):
         return _once(obj, lambda kwargs: served_by_server(obj, engine, pool))
     if isinstance(obj, BaseChatModel | BaseLLM):
-        return _once(obj, lambda kwargs: _model(obj, engine, kwargs, pool))
+        return _once(obj, lambda kwargs: model_on(obj, engine, pool, kwargs))
     if isinstance(obj, BaseDocumentCompressor) or hasattr(obj, "score"):
         raise RegistrationError(
             f"a reranker ({type(obj).__name__}) cannot be bound.",
@@ -121,22 +125,5 @@ def _embeddings(obj: Embeddings, engine: str, pool: EnginePool) -> Make:
 def _absent(obj: Any) -> RegistrationError:
     return RegistrationError(
         f"the {type(obj).__name__} in bind= does not occur in the chain where it could be replaced.",
-        hint="bind the very object that the chain holds; what functions and agents call inside cannot be replaced",
+        hint="bind the very object that the chain holds; for what functions and agents hold, pool.bound(model, engine)",
     )
-
-
-def _model(obj: Any, engine: str, kwargs: Mapping[str, Any], pool: EnginePool) -> Node:
-    fields = _fields(obj)
-    if isinstance(obj, BaseChatModel):
-        made: Any = ChatTeola(pool=pool, engine=engine, **fields)
-    else:
-        made = TeolaLLM(pool=pool, engine=engine, **{k: v for k, v in fields.items() if k in TeolaLLM.model_fields})
-    made.sampling(None, taken(kwargs)[0] if isinstance(obj, BaseChatModel) else kwargs)  # what the chain binds to it
-    return made  # type: ignore[no-any-return]
-
-
-def _fields(model: Any) -> dict[str, Any]:
-    """Fields of a pool-backed model that answers as `model` is set up to. Raises `RegistrationError`."""
-    values = sampling_fields(model, dict(getattr(model, "model_kwargs", None) or {}))
-    kept = {key: value for key in _KEPT if (value := getattr(model, key, None)) is not None}
-    return values | kept | {"name": model.get_name()}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, cast
+from weakref import WeakSet
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
@@ -25,6 +25,7 @@ from teola_plugin.adapters.openai.bypass import (
     raising_pool_errors_in,
 )
 from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
+from teola_plugin.adapters.own_class import ServedBy, subclass_of
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable
 from teola_plugin.errors import RegistrationError
@@ -32,6 +33,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.shims.langchain import chat_completion_params, chat_result, prompt_value
 from teola_plugin.shims.openai import http_client, key_is_asked_for
+from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
 
 _FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
@@ -50,22 +52,27 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
     """The object as it is, carried by the engine. Raises `RegistrationError` where the two talk to different places."""
     server: Any = pool.engine(engine)
     _check(obj, server)
-    own: Any = type(obj)
-    cls = _served_class(own, bool(server.prefix_caching))
-    copied = obj.model_copy()
-    made = cls.model_construct()
-    vars(made).update(vars(copied))
-    for slot in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
-        object.__setattr__(made, slot, getattr(copied, slot))
-    clients: dict[str, Any] = {"_teola_engine": engine, "_teola_pool": pool}
+    base = _ServedAhead if server.prefix_caching else _Served
+    cls = subclass_of(type(obj), base, ServedBy(pool, engine))
+    return of_class(cls, obj, _carried(obj, ServedBy(pool, engine)), {})
+
+
+_CARRIED: WeakSet[Any] = WeakSet()
+"""HTTP clients whose requests an engine carries."""
+
+
+def _carried(obj: Any, served_by: ServedBy) -> dict[str, Any]:
+    """Clients as the object's are, whose requests the engine carries."""
+    found: dict[str, Any] = {}
     if obj.root_client is not None:
-        root = obj.root_client.copy(http_client=EngineTransport.client(http_client(obj.root_client), pool, engine))
-        clients |= {"root_client": root, "client": root.chat.completions}
-    root = obj.root_async_client.copy(
-        http_client=AsyncEngineTransport.client(http_client(obj.root_async_client), pool, engine)
-    )
-    vars(made).update(clients | {"root_async_client": root, "async_client": root.chat.completions})
-    return made
+        sync = EngineTransport.client(http_client(obj.root_client), *served_by)
+        root = obj.root_client.copy(http_client=sync)
+        found |= {"root_client": root, "client": root.chat.completions}
+        _CARRIED.add(sync)
+    on_loop = AsyncEngineTransport.client(http_client(obj.root_async_client), *served_by)
+    root = obj.root_async_client.copy(http_client=on_loop)
+    _CARRIED.add(on_loop)
+    return found | {"root_async_client": root, "async_client": root.chat.completions}
 
 
 def _check(obj: Any, server: Any) -> None:
@@ -85,13 +92,20 @@ def _check(obj: Any, server: Any) -> None:
 class _Served(ConfigScopedModel):
     """Before the object's class in the order of methods: calls find their query, wherever they run."""
 
-    if TYPE_CHECKING:
-        _teola_engine: str
-        _teola_pool: EnginePool
+    __teola_served_by__: ClassVar[ServedBy]
 
     @property
     def pool(self) -> EnginePool:  # type: ignore[override]
-        return self._teola_pool
+        return self.__teola_served_by__.pool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """One that its class makes, as `configurable_fields` has it do, is served like the one that it is made after.
+        Raises `RegistrationError` where it talks to another place."""
+        super().__init__(*args, **kwargs)
+        served_by, made = self.__teola_served_by__, cast(Any, self)
+        _check(made, served_by.pool.engine(served_by.engine))
+        if http_client(made.root_async_client) not in _CARRIED:
+            vars(self).update(_carried(made, served_by))
 
     def _generate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
         with joined(*call_context(self.pool, run_manager)), raising_pool_errors():
@@ -121,14 +135,13 @@ class _ServedAhead(_Served):
         given = {key: value for key, value in kwargs.items() if key not in _FOR_TRACES}
         if cached or model.rate_limiter is not None or model.root_client is None:
             return None
-        if key_is_asked_for(model.root_client):
+        if key_is_asked_for(model.root_client) or http_client(model.root_client) not in _CARRIED:
             return None
         params = chat_completion_params(model, given)
         if params is None or not joinable(params | (params.get("extra_body") or {})):
             return None
-        return GenerationLeaf(
-            model._teola_engine, lambda value: _asked(model, value, given), lambda made: _message(model, made)
-        )
+        engine = model.__teola_served_by__.engine
+        return GenerationLeaf(engine, lambda value: _asked(model, value, given), lambda made: _message(model, made))
 
 
 def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
@@ -151,10 +164,3 @@ def _message(model: Any, generation: Generation) -> Any:
     info = {**(result.generations[0].generation_info or {}), **(result.llm_output or {})}
     message.response_metadata = {**info, **message.response_metadata}
     return message
-
-
-@lru_cache(maxsize=64)
-def _served_class(cls: Any, ahead: bool) -> Any:
-    """A subclass of the object's class with its name, so that traces and events tell the same."""
-    base = _ServedAhead if ahead else _Served
-    return type(cls.__name__, (base, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})

@@ -72,7 +72,7 @@ def run_compare(options: argparse.Namespace) -> int:
 def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     from teola_plugin import accelerate
     from teola_plugin.adapters import DISABLE
-    from teola_plugin.adapters.langchain.accelerate import the_pool_of
+    from teola_plugin.adapters.langchain.pools import the_pool_of
     from teola_plugin.cli.compare import given, plot
     from teola_plugin.cli.compare.figures import facts
     from teola_plugin.cli.compare.measure import Session

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 from collections import Counter
 from collections.abc import Callable
+from contextvars import Context
 
 
 class Deadlines:
@@ -41,7 +42,7 @@ class Deadlines:
             self._timer.cancel()
             self._timer = None
         if first is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(first, self._rings)
+            self._timer = asyncio.get_running_loop().call_at(first, self._rings, context=Context())  # no caller's
 
     def _rings(self) -> None:
         self._timer = None

@@ -6,28 +6,37 @@ scheduler's; here they meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from teola_plugin.errors import QueryCancelled
-from teola_plugin.graph import Primitive, PrimitiveKind
+from teola_plugin.graph import Primitive, PrimitiveKind, Terms
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
 from teola_plugin.runtime.driver.enqueue_events import enqueue_event, gang_changed
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
+from teola_plugin.runtime.driver.primitive_news import PrimitiveNews
 from teola_plugin.runtime.driver.protocol import Driver
-from teola_plugin.runtime.driver.stream_news import tell
 from teola_plugin.runtime.failures import located
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
-from teola_plugin.runtime.works.identities import Fingerprint, Identity, Party, Rule, fingerprint, identity, rule_of
+from teola_plugin.runtime.works.identities import (
+    OWN_GRAPH,
+    EarlyGraph,
+    Fingerprint,
+    Identity,
+    Party,
+    Rule,
+    fingerprint,
+    identity,
+    rule_of,
+)
 from teola_plugin.runtime.works.table import WorkTable
-from teola_plugin.runtime.works.work import Work, request_id
+from teola_plugin.runtime.works.work import Work, placed, request_id
 from teola_plugin.runtime.works.writes import Writes
-from teola_plugin.scheduling.engine_events import Enqueue
-from teola_plugin.scheduling.graph_events import Dispatch, Started
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+from teola_plugin.scheduling.graph_events import Dispatch
 from teola_plugin.scheduling.live_primitive import LivePrimitive
 
 _K = PrimitiveKind
@@ -41,6 +50,7 @@ class EngineWork:
         self.works = WorkTable()
         self.writes = Writes()
         self.ahead = PreScheduling(lambda: driver.ports, self._enqueue_event)
+        self._news = PrimitiveNews(driver)
         self._fingerprints: dict[str, Fingerprint] = {}
 
     # ------------------------------------------------------------ dispatched primitives
@@ -85,20 +95,24 @@ class EngineWork:
         self._catch_up(run, live, fresh)
         if fresh:
             self._send(run, live, fresh)
+        else:
+            self.ahead.unneeded(run, p, len(live.works))
 
     def _joined(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> list[Work]:
         """Works for a primitive of the graph; those that have yet to be sent."""
         p, fresh = live.primitive, []
         port, name = self._driver.ports[p.engine], run.sent_ahead.get(p.id)
+        graph, terms = run.graph_of(p.id), placed(run.query.terms, live.depth, "")
+        lookahead = graph.lookahead or p.attributes.lookahead is not None
         for number, payload in enumerate(payloads):
             known = self.identity_of(port, run.query.tenant, payload)
             request = follower_request(name, number) if name else ""
-            work = self.join(run, Party.EARLY, port, p.kind, payload, known, p.id, request)
-            work.lookahead = not work.made and p.attributes.lookahead is not None
+            work = self.join(run, Party.EARLY, port, p.kind, payload, known, terms, p.id, request, graph)
+            work.adopt(graph, lookahead=lookahead)
             live.wait_for(work)
             run.waiters.setdefault(work.request.id, []).append(p.id)
             if not work.made and not (run.ahead and work.rule is Rule.WRITE):
-                work.made = True
+                work.made, work.queued_depth = True, live.depth
                 fresh.append(work)
         return fresh
 
@@ -110,10 +124,13 @@ class EngineWork:
         kind: PrimitiveKind,
         payload: Any,
         known: Identity | None,
+        terms: Terms,
         primitive: str,
         request: str = "",
+        graph: EarlyGraph = OWN_GRAPH,
     ) -> Work:
-        """The work of a party of a live query; one that is not `made` has to be sent. `request`: its id, if any."""
+        """The work of a party of a live query; one that is not `made` has to be sent. `request`: its id, if any;
+        `graph`: the one that asks, if it is early."""
 
         def make() -> Work:
             made = Request(
@@ -137,8 +154,19 @@ class EngineWork:
                 writes_seen=self.writes.version(port.name, payload),
             )
 
-        rule, terms = rule_of(payload), run.query.terms
-        return self.works.join(run.id, known, party, terms, rule, make)
+        rule = rule_of(payload)
+        work = self.works.join(run.id, known, party, terms, rule, make, graph)
+        if work.made:
+            self._found(run, port, work)
+        return work
+
+    def _found(self, run: QueryRun, port: Port, work: Work) -> None:
+        """Somebody else had asked for it: who comes now may be further from the end of the query."""
+        if work.by is Party.EARLY and not work.held_by:
+            self._driver.trace.used(run, work.primitive)
+        if work.terms.depth > work.queued_depth and not (work.began or work.ended):
+            work.queued_depth = work.terms.depth
+            port.depths(DepthChanged(self._driver.now(), run.id, {work.primitive: work.queued_depth}))
 
     def identity_of(self, port: Port, tenant: str, payload: Any) -> Identity | None:
         """May be asked from any thread."""
@@ -149,6 +177,8 @@ class EngineWork:
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
         p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)
+        for work in fresh:
+            work.queued_gang = event.gang
         port, query = self._driver.ports[p.engine], self._driver.query(run)
         if query is not None:
             self.ahead.leave(query, p, fresh)
@@ -172,38 +202,58 @@ class EngineWork:
         return None if query is None else query.get(name)
 
     def _catch_up(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
-        """Works that the plain object had started before may be under way or done already."""
+        """Works that the plain object or another graph had started before may be under way or done already."""
         if 0 < len(fresh) == len(live.works):
             return
         new = set(map(id, fresh))
         claimed = [work for work in live.works if work.made and id(work) not in new]
-        running = [work for work in claimed if not work.ended]
-        for work in running:
+        for work in claimed:
             work.passed_on |= bool(work.pieces) and live.reads_items
             for piece in list(work.pieces):
-                self._piece_of(run, live, piece)
+                self._news.piece(run, live, piece)
+        running = [work for work in claimed if not work.ended]
         known = gang_changed(self._driver.now(), run, self._live(run, live.primitive.id), running)
         if known is not None:
             self._driver.ports[live.primitive.engine].depths(known)
-        if claimed:
-            self._began(run, live)
+        if any(work.began or work.ended for work in claimed):
+            self._news.began(run, live)
         if live.left == 0:
-            self._all_ended(run, live)
+            self._news.all_ended(run, live)
 
     def cancel(self, run: QueryRun, name: str) -> None:
         """The graph does not want a primitive any more."""
         run.preparing.discard(name)
         live = run.primitives.get(name)
-        for work in live.works if live is not None else ():
-            waiters = run.waiters.get(work.request.id)
-            if waiters is not None and name in waiters:
-                waiters.remove(name)
+        works = self.leave(run, live) if live is not None else []
+        if not works or not all(work.wanted for work in works):
+            self._driver.trace.done(run, name, "cancelled")
+        elif name not in (work.primitive for work in works):
+            self._driver.trace.done(run, name)  # others go on with it
+
+    def leave(self, run: QueryRun, live: LivePrimitiveRun) -> list[Work]:
+        """A primitive waits no more for the works that it waited for. Returns those."""
+        name = live.primitive.id
+        works = [work for work in live.works if name in run.waiters.get(work.request.id, ())]
+        for work in works:
+            run.waiters[work.request.id].remove(name)
             self.give_up(work, Party.EARLY)
-        self._driver.trace.done(run, name, "cancelled")
+        return works
+
+    def used(self, run: QueryRun, name: str) -> None:
+        """A part is over, and what was made for it is of use to others."""
+        self._driver.trace.used(run, name)
 
     def settled(self, run: QueryRun, work: Work) -> None:
         """It is known now what came of work that the plain object did not claim."""
         self._driver.trace.settled(run, work)
+
+    def let_go(self, run: QueryRun, works: Iterable[Work]) -> None:
+        """Parts that had them are over: what has ended is forgotten, the rest will be when it ends."""
+        for work in works:
+            live = run.primitives.get(work.primitive)
+            if live is not None and all(one.ended and not one.held_by for one in live.works):
+                del run.primitives[work.primitive]
+        self.works.discard(run.id, works)
 
     def give_up(self, work: Work, party: Party) -> None:
         """A party does not want it any more: it is stopped with the last that does."""
@@ -214,20 +264,13 @@ class EngineWork:
     # ------------------------------------------------------------ what ports report
 
     def request_started(self, work: Work, instance: str, batch: int) -> None:
+        work.began = True
         run = self._driver.runs.get(work.request.query)
         if run is None:
             return
         self._driver.trace.started(run, work.primitive, instance, batch)
         for name in tuple(run.waiters.get(work.request.id, ())):
-            self._began(run, run.primitives[name], traced=name == work.primitive)
-
-    def _began(self, run: QueryRun, live: LivePrimitiveRun, *, traced: bool = False) -> None:
-        if live.began:
-            return
-        live.began = True
-        if not traced:
-            self._driver.trace.started(run, live.primitive.id)
-        self._driver.post(Started(self._driver.now(), run.id, live.primitive.id))
+            self._news.began(run, run.primitives[name], traced=name == work.primitive)
 
     def request_piece(self, work: Work, piece: Piece) -> None:
         work.add_piece(piece)
@@ -237,11 +280,7 @@ class EngineWork:
         self._driver.trace.first(run, work.primitive)
         for name in tuple(run.waiters.get(work.request.id, ())):
             work.passed_on |= run.primitives[name].reads_items
-            self._piece_of(run, run.primitives[name], piece)
-
-    def _piece_of(self, run: QueryRun, live: LivePrimitiveRun, piece: Piece) -> None:
-        for news in list(live.group.piece(piece.text)) if live.group is not None else ():
-            tell(self._driver, run, live, news)
+            self._news.piece(run, run.primitives[name], piece)
 
     def administered(self, engine: str, method: str, args: Sequence[Any]) -> None:
         """A method of an engine was called, maybe one that deletes."""
@@ -256,7 +295,7 @@ class EngineWork:
         self.works.ended(work, value, named)
         if run is None:
             return
-        if work.primitive not in run.primitives:
+        if work.primitive not in run.primitives or not (work.primitive in names or work.cancelled):
             self._driver.trace.ended(run, work.primitive, [value], failed=named is not None)
         for name in names:
             live = run.primitives.get(name)
@@ -266,19 +305,6 @@ class EngineWork:
             if named is not None:
                 self._driver.fail(run, name, named)
             elif live.left == 0:
-                self._all_ended(run, live)
-
-    def _all_ended(self, run: QueryRun, live: LivePrimitiveRun) -> None:
-        p, results = live.primitive, live.results
-        failed = next((work for work in live.works if work.failed), None)
-        if failed is not None:
-            self._driver.fail(run, p.id, failed.error or QueryCancelled("cancelled"))
-            return
-        self._driver.trace.ended(run, p.id, results)
-        value = requests.value(p, results)
-        if live.group is None:
-            run.store.put(p.id, value)
-            self._driver.made(run, p.id)
-            return
-        for news in list(live.group.ended(value)):
-            tell(self._driver, run, live, news)
+                self._news.all_ended(run, live)
+        if work.by is Party.EARLY and not work.held_by:
+            self.let_go(run, [work])

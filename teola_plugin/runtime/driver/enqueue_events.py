@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from teola_plugin.graph import Primitive, PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.works.work import Work
+from teola_plugin.runtime.works.identities import Party
+from teola_plugin.runtime.works.work import Work, placed
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.live_primitive import LivePrimitive
 from teola_plugin.scheduling.objectives import WARM_UP, Objective, Wanted
@@ -22,34 +23,57 @@ def enqueue_event(at: float, run: QueryRun, p: Primitive, depth: int, live: Live
 
 
 def gang_changed(at: float, run: QueryRun, live: LivePrimitive | None, claimed: Iterable[Work]) -> DepthChanged | None:
-    """The plain object called before the graph came to it. If the graph knows that call for a member of a gang, the
-    call's engine is told; otherwise None."""
-    if live is None or live.wanted.objective is not Objective.THROUGHPUT:
+    """Others had asked before the graph came to it. Their engine is told, if the graph knows a call of the plain object
+    for a member of a gang, or waits alone for what a gang had asked for; otherwise None."""
+    if live is None or live.wanted.objective is Objective.BACKGROUND:
         return None
-    calls = {entry.primitive for entry in claimed if not entry.ended and not entry.prefilled}
-    wanted = live.wanted.objective, _gang(run, live.wanted)
-    return DepthChanged(at, run.id, {}, dict.fromkeys(calls, wanted)) if calls else None
+    wanted, gang = live.wanted.objective, _gang(run, live.wanted)
+    member = wanted is Objective.THROUGHPUT
+    found = [work for work in claimed if not (work.ended or work.prefilled) and work.queued_gang != gang]
+    changed = [work for work in found if not member or work.by is Party.PLAIN]
+    for work in changed:
+        work.queued_gang = gang
+    calls = {work.primitive for work in changed}
+    return DepthChanged(at, run.id, {}, dict.fromkeys(calls, (wanted, gang))) if calls else None
 
 
 def call_enqueue_event(
-    at: float, run: QueryRun, kind: PrimitiveKind, name: str, depth: int, fresh: Sequence[Work]
+    at: float, run: QueryRun, kind: PrimitiveKind, name: str, depth: int, gang: str, fresh: Sequence[Work]
 ) -> tuple[Enqueue, DepthChanged | None]:
     """For a call of the plain object, which no graph says anything of, and what it tells of the call before.
 
-    Who calls again before the first token of an alike call waits for both: they are a gang. A call whose pieces are
-    read as they come is waited for.
+    Calls from branches that run side by side are the `gang` of their place. Of others, who calls again before the first
+    token of an alike call waits for both: they are a gang. A call whose pieces are read as they come is waited for.
     """
-    query, key = run.query, (fresh[0].engine, kind)
-    before, known = run.last_calls.get(key, (None, False))
-    streamed = any(entry.logs for entry in fresh)
+    query, engine = run.query, fresh[0].engine
+    before, known = (None, True) if gang else run.last_calls.get((engine, kind), (None, False))
+    streamed = any(entry.read for entry in fresh)
     beside = before is not None and not streamed and not (before.ended or before.prefilled)
-    member = beside or (len(fresh) > 1 and not streamed)
-    wanted = (Objective.THROUGHPUT, f"{run.id}/{key[0]}.calls") if member else (Objective.LATENCY, "")
-    if not streamed:
-        run.last_calls[key] = fresh[-1], member
+    member = not streamed and (bool(gang) or beside or len(fresh) > 1)
+    wanted = (Objective.THROUGHPUT, f"{run.id}/{gang or engine + '.calls'}") if member else (Objective.LATENCY, "")
+    for work in fresh:
+        work.queued_gang = wanted[1]
+    if not (streamed or gang):
+        run.last_calls[engine, kind] = fresh[-1], member
     event = Enqueue(at, run.id, name, kind, (), depth, query.app, query.weight, objective=wanted[0], gang=wanted[1])
-    news = DepthChanged(at, run.id, {}, {before.primitive: wanted}) if before and beside and not known else None
+    news = None
+    if before is not None and beside and not known:
+        before.queued_gang = wanted[1]
+        news = DepthChanged(at, run.id, {}, {before.primitive: wanted})
     return event, news
+
+
+def deeper(run: QueryRun, depths: Mapping[str, int]) -> dict[str, int]:
+    """Depths of dispatched primitives have changed: what engines have to be told, who know works by the primitive that
+    asked first, and go by the deepest that waits."""
+    told = dict(depths)
+    for name, depth in depths.items():
+        live = run.primitives.get(name)
+        for work in live.works if live is not None else ():
+            work.terms = placed(work.terms, max(depth, work.terms.depth), work.terms.gang)
+            work.queued_depth = work.terms.depth
+            told[work.primitive] = max(work.queued_depth, told.get(work.primitive, 0))
+    return told
 
 
 def _gang(run: QueryRun, wanted: Wanted) -> str:

@@ -61,9 +61,9 @@ class GenerationGroup:
     """The decodings `members` that the request of the prefilling `leader` serves, in order."""
 
     def __init__(self, leader: Primitive, members: Sequence[Primitive]) -> None:
-        self._leader, self._members = leader, tuple(members)
-        self._grows = [m for m in self._members if m.attributes.stream_items]
-        listed = next((m for m in self._members if m.kind is _K.PARTIAL_DECODING or m.attributes.stream_items), None)
+        self._leader, self.members = leader, tuple(members)
+        self._grows = [m for m in self.members if m.attributes.stream_items]
+        listed = next((m for m in self.members if m.kind is _K.PARTIAL_DECODING or m.attributes.stream_items), None)
         self._items = None if listed is None else ItemStream(listed.attributes.items or "json")
         self._closed = 0
         self.prefilled = False
@@ -86,27 +86,27 @@ class GenerationGroup:
         if self._items is not None:
             for item in self._items.finish():
                 yield from self._item(item)
-        for member in self._members:
+        for member in self.members:
             if member.item is not None and member.item >= self._closed:
                 yield NotNeeded(member.id)
-        for member in self._members:
+        for member in self.members:
             if member.kind is _K.DECODING:
                 yield Decoded(member.id, value, whole=True)
 
     def _prefilled(self) -> Iterator[News]:
         if not self.prefilled:
             self.prefilled = True
-            if self._members:
-                yield Began(self._members[0])
-            yield Prefilled(self._leader.id, bool(self._members))
+            if self.members:
+                yield Began(self.members[0])
+            yield Prefilled(self._leader.id, bool(self.members))
 
     def _item(self, item: Any) -> Iterator[News]:
         index, self._closed = self._closed, self._closed + 1
-        place = next((i for i, m in enumerate(self._members) if m.item == index), None)
+        place = next((i for i, m in enumerate(self.members) if m.item == index), None)
         if place is None:
             for member in self._grows:
                 yield Grown(member.id, index, InstancePath(member.id).stage(index), item)
             return
-        if place + 1 < len(self._members):
-            yield Began(self._members[place + 1])
-        yield Decoded(self._members[place].id, item)
+        if place + 1 < len(self.members):
+            yield Began(self.members[place + 1])
+        yield Decoded(self.members[place].id, item)

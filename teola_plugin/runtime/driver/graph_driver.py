@@ -20,12 +20,14 @@ from teola_plugin.runtime.client_values import client_value, computed, runs_user
 from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.deadlines import Deadlines
 from teola_plugin.runtime.driver.engine_work import EngineWork
+from teola_plugin.runtime.driver.enqueue_events import deeper
 from teola_plugin.runtime.driver.fragments import expansion
 from teola_plugin.runtime.driver.growing_prompts import growing_prompts
 from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefilling
 from teola_plugin.runtime.driver.query_end import settle, settle_part
 from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.failures import outcome_error
+from teola_plugin.runtime.part import Part
 from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling import GraphScheduler
@@ -99,13 +101,14 @@ class GraphDriver:
             self._deadlines.add(query.deadline)
         self.post(Admit(self.now(), run.id, graph, query.deadline, run.ahead))
 
-    def begin_part(self, run: QueryRun, name: str, graph: Graph, calls: requests.Calls, value: Any) -> None:
+    def begin_part(self, run: QueryRun, part: Part) -> None:
         """The plain object has come to a part that has an e-graph of its own."""
         if run.id in self.runs:
-            run.parts[name] = calls
-            run.has_user_code |= runs_user_code(graph)
-            run.store.put(f"${name}", value)
-            self.post(PartBegun(self.now(), run.id, name, graph, f"${name}"))
+            run.parts[part.name] = part.asks(run.calls_made)
+            run.has_user_code |= runs_user_code(part.graph)
+            run.store.put(part.stored, part.value)
+            place = part.depth, part.gang, part.members
+            self.post(PartBegun(self.now(), run.id, part.name, part.graph, part.stored, *place))
 
     def end_part(self, run: QueryRun, name: str) -> None:
         """It has the part's value: nobody will ask for what was made for it."""
@@ -269,7 +272,7 @@ class GraphDriver:
     # ------------------------------------------------------------ ends
 
     def _reprioritise(self, run: QueryRun, order: Reprioritise) -> None:
-        event = DepthChanged(self.now(), run.id, order.depths)
+        event = DepthChanged(self.now(), run.id, deeper(run, order.depths))
         for port in self.ports.values():
             port.depths(event)
 
@@ -288,7 +291,7 @@ class GraphDriver:
         try:
             settle(run, order.outcome, error, self.engines)
         finally:
-            trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome)
+            trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome, steps=run.steps)
             if not run.output.done():
                 if order.outcome == "done" and order.output is not None:
                     run.output.set_result(run.store.read(order.output))

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from teola_plugin.graph import Primitive, PrimitiveKind, Ref
+from teola_plugin.graph import InstancePath, Primitive, PrimitiveKind, Ref
 from teola_plugin.runtime.ports.port import Follow, ForwardingPort, Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.work import Work
@@ -35,13 +35,20 @@ class PreScheduling:
     ) -> None:
         self._ports, self._enqueue_event = ports, enqueue_event
 
-    def withdraw(self, run: QueryRun) -> None:
-        """Followers that the graph has not come to are not wanted any more."""
-        ahead, run.sent_ahead = run.sent_ahead, {}
-        for port in self._ports().values() if ahead else ():
+    def withdraw(self, run: QueryRun, part: str = "") -> None:
+        """Followers that the graph, or a part of it, has not come to are not wanted any more."""
+        ahead = [p for p in run.sent_ahead if not part or InstancePath(p).inside(part) is not None]
+        names = [run.sent_ahead.pop(p) for p in ahead]
+        for port in self._ports().values() if names else ():
             if isinstance(port, ForwardingPort):
-                for name in ahead.values():
+                for name in names:
                     port.disown(name)
+
+    def unneeded(self, run: QueryRun, p: Primitive, requests: int) -> None:
+        """The graph has come to it, and all that it asks for was asked for by others."""
+        name, port = run.sent_ahead.pop(p.id, None), self._ports()[p.engine]
+        if name is not None and isinstance(port, ForwardingPort):
+            port.disown(name, requests)
 
     def leave(self, query: LiveQuery, p: Primitive, entries: Iterable[Work]) -> None:
         """Mark the requests of a primitive whose value nobody but engines reads."""

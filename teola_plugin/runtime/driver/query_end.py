@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from teola_plugin.graph import InstancePath
 from teola_plugin.runtime.driver.engine_work import EngineWork
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.works.identities import Party
 
 
@@ -25,13 +25,27 @@ def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: En
 
 
 def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
-    """A part has its value: what was made for it, and has ended, is let go."""
+    """A part is over: what was made for it, no other part has, and has ended, is let go."""
+    for key in [key for key in run.errors if InstancePath(key).inside(name) is not None]:
+        del run.errors[key]
     over = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
-    works = [work for key in over for work in run.primitives[key].works]
-    for work in works:
+    engines.ahead.withdraw(run, name)
+    for key in over:
+        _leave(run, run.primitives[key], engines)
+    works = {id(work): work for key in over for work in run.primitives[key].works}
+    left = [work for work in works.values() if work.left_by(name)]
+    for work in left:
         if not work.plain:
             engines.settled(run, work)
-    for key in over:
-        if run.primitives[key].left == 0:
+    for key in over:  # what was adopted is run, and traced, as the primitive that asked first
+        if all(work.primitive != key for work in run.primitives[key].works):
             del run.primitives[key]
-    engines.works.discard(run.id, works)
+    engines.let_go(run, left)
+
+
+def _leave(run: QueryRun, live: LivePrimitiveRun, engines: EngineWork) -> None:
+    """A prefilling may be done whose decodings were cancelled just now: others may go on with them."""
+    works = engines.leave(run, live)
+    if works and live.group is not None and all(work.wanted for work in works):
+        for member in live.group.members:
+            engines.used(run, member.id)

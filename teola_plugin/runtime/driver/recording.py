@@ -21,7 +21,9 @@ class RunTrace:
     def __init__(self, recorder: TraceRecorder, now: Callable[[], float]) -> None:
         self.recorder, self._now = recorder, now
 
-    def queued(self, run: QueryRun, p: Primitive, depth: int = 0, payloads: Sequence[Any] | None = None) -> None:
+    def queued(
+        self, run: QueryRun, p: Primitive, depth: int = 0, payloads: Sequence[Any] | None = None, step: int = 0
+    ) -> None:
         """The primitive waits, with a request per payload; one that has none is one piece of work."""
         shown = payloads[:SHOWN_REQUESTS] if self.recorder.details and payloads is not None else ()
         self.recorder.queued(
@@ -36,17 +38,29 @@ class RunTrace:
             tentative=p.tentative,
             parents=Graph.edges_into(p),
             detail=tuple((f"request {i}", str(payload)) for i, payload in enumerate(shown)),
+            step=step or run.step_of(p.id),
         )
 
-    def called(self, run: QueryRun, name: str, works: Sequence[Work], depth: int) -> None:
+    def called(self, run: QueryRun, name: str, works: Sequence[Work], depth: int, step: int = 0) -> None:
         """The plain object calls, and no graph knows of it."""
-        request = works[0].request
-        kind, engine = request.kind.name, works[0].engine
-        self.recorder.queued(run.id, name, self._now(), kind=kind, engine=engine, depth=depth, size=len(works))
+        kind, engine = works[0].request.kind.name, works[0].engine
+        self.recorder.queued(
+            run.id, name, self._now(), kind=kind, engine=engine, depth=depth, size=len(works), step=step
+        )
+
+    def at_step(self, run: QueryRun, work: Work, step: int) -> None:
+        """A step of the plain object has claimed it: now it is known what its primitives are for."""
+        for name in {work.primitive, *run.waiters.get(work.request.id, ())}:
+            self.recorder.at_step(run.id, name, step)
+            live = run.primitives.get(name)
+            if live is not None:
+                live.step = step
+            for member in live.group.members if live is not None and live.group is not None else ():
+                self.recorder.at_step(run.id, member.id, step)
 
     def collected(self, run: QueryRun, name: str, producers: tuple[str, ...]) -> None:
         now = self._now()
-        self.recorder.queued(run.id, name, now, kind="MAP", parents=producers)
+        self.recorder.queued(run.id, name, now, kind="MAP", parents=producers, step=run.step_of(name))
         self.recorder.done(run.id, name, now)
 
     def started(self, run: QueryRun, name: str, instance: str = "", batch: int = -1) -> None:
@@ -75,6 +89,10 @@ class RunTrace:
     def settled(self, run: QueryRun, work: Work) -> None:
         """What came of work that nobody claimed: other primitives, or the plain object, may have gone on from it."""
         self.recorder.settle(run.id, work.primitive, _fate(run, work))
+
+    def used(self, run: QueryRun, name: str) -> None:
+        """A part is over, and what was made for it is of use to others."""
+        self.recorder.settle(run.id, name, "done")
 
 
 def _fate(run: QueryRun, work: Work) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
 
 
@@ -84,7 +85,7 @@ class Watchdog:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(due, self._look)
+        self._timer = asyncio.get_running_loop().call_at(due, self._look, context=Context())  # not a caller's: it stays
 
     def _look(self) -> None:
         timer, self._timer = self._timer, None

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from teola_plugin.requests.payloads import EmbedText, Generate, IngestRow, ScorePair, SearchVector, Version
+from teola_plugin.requests.payloads import EmbedText, Generate, IngestRow, ScorePair, SearchVector, Version, Warmup
 from teola_plugin.runtime.works.remote_values import RemoteValue
 
 
@@ -29,6 +29,31 @@ class Party(Enum):
     __hash__ = object.__hash__
 
 
+@dataclass(frozen=True, slots=True)
+class EarlyGraph:
+    """Which of a query's graphs asks early: its own, or that of a part that began later."""
+
+    name: str = ""
+    """Of the part; empty for the query's own graph."""
+    round: str = ""
+    """Graphs of one round run beside each other: what one of them has asked for is not for another. A part on its own
+    is a round."""
+    lookahead: bool = False
+    """It runs ahead of code that later parts may be begun for: they adopt what it has asked for."""
+    since: int = 0
+    """How many calls the plain object had made when it began."""
+    names: frozenset[str] = field(init=False, repr=False)
+    rounds: frozenset[str] = field(init=False, repr=False)
+    """`name` and `round`, as works keep them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", frozenset((self.name,)))
+        object.__setattr__(self, "rounds", frozenset((self.round,)))
+
+
+OWN_GRAPH = EarlyGraph()
+
+
 class Rule(Enum):
     """How often a work may be claimed within its query."""
 
@@ -38,8 +63,10 @@ class Rule(Enum):
     """A generation: two calls of one party stay two calls."""
     WRITE = "write"
     """Made when the plain object has come to it, never before; the graph's own step ends with it."""
+    WARM_UP = "warm-up"
+    """Any number of times by graphs of the query: one prefix is warmed up once. Never by the plain object."""
     ALONE = "alone"
-    """Never: warm-ups, calls of the user's own objects."""
+    """Never: calls of the user's own objects."""
 
     __hash__ = object.__hash__
 
@@ -50,6 +77,8 @@ def rule_of(payload: Any) -> Rule:
         return Rule.PURE
     if isinstance(payload, Generate):
         return Rule.ONCE_PER_PARTY
+    if isinstance(payload, Warmup):
+        return Rule.WARM_UP
     return Rule.WRITE if isinstance(payload, IngestRow) else Rule.ALONE
 
 
@@ -100,6 +129,8 @@ def _key(payload: Any) -> Hashable | None:
     if isinstance(payload, IngestRow):
         chunk = payload.chunk
         return "row", payload.collection, chunk.id, chunk.text, typed(dict(chunk.metadata)), _vector_key(payload.vector)
+    if isinstance(payload, Warmup):
+        return "warm-up", blake2b(payload.prompt.known().encode(errors="surrogatepass"), digest_size=16).digest()
     return None
 
 

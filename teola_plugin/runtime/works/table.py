@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from teola_plugin.graph import Terms
-from teola_plugin.runtime.works.identities import Identity, Party, Rule, asked
+from teola_plugin.runtime.works.identities import OWN_GRAPH, EarlyGraph, Identity, Party, Rule, asked
 from teola_plugin.runtime.works.work import Work
 
 KEPT = 256
@@ -23,12 +23,14 @@ class _Works:
         self.by_identity: dict[Identity, list[Work]] = {}
         self.open: dict[str, Work] = {}
         """Those that have not ended, by request."""
-        self.early: list[Work] = []
-        """Those that the graph asked for first: settled at the end."""
+        self.early: dict[str, Work] = {}
+        """Those that a graph asked for first, by request: settled at the end."""
         self.remembered: OrderedDict[str, Work] = OrderedDict()
-        """Ended works of the plain object."""
+        """Ended works of the plain object, and of parts that are over."""
         self.written: OrderedDict[str, Work] = OrderedDict()
         """Its rows, once they are in the store."""
+        self.lookahead = False
+        """Whether parts look ahead: then others may come late, and for the same."""
 
 
 class WorkTable:
@@ -39,25 +41,36 @@ class WorkTable:
         self._kept = kept
 
     def join(
-        self, query: str, identity: Identity | None, party: Party, terms: Terms, rule: Rule, make: Callable[[], Work]
+        self,
+        query: str,
+        identity: Identity | None,
+        party: Party,
+        terms: Terms,
+        rule: Rule,
+        make: Callable[[], Work],
+        graph: EarlyGraph = OWN_GRAPH,
     ) -> Work:
         """The work that `party` of the query gets for this identity, subscribed to: one that is there, if the rule
         lets it be claimed, or else the one that `make` makes for this party. Who gets one that is not `made` yet has
-        to send it, unless it waits for the other party's write."""
-        found = self._claimable(query, identity, party, rule)
+        to send it, unless it waits for the other party's write. `graph`: the one that asks, if it is early."""
+        found = self._claimable(query, identity, party, rule, graph)
         if found is None:
             found = make()
             self._add(query, found)
+        if graph.lookahead:
+            self._queries[query].lookahead = True
         found.subscribe(party, terms)
         return found
 
-    def _claimable(self, query: str, identity: Identity | None, party: Party, rule: Rule) -> Work | None:
+    def _claimable(
+        self, query: str, identity: Identity | None, party: Party, rule: Rule, graph: EarlyGraph
+    ) -> Work | None:
         """Not failed, not cancelled, not stale, not taken."""
         works = self._queries.get(query)
         if works is None or identity is None or rule is Rule.ALONE:
             return None
         for work in works.by_identity.get(identity, ()):
-            if not (work.cancelled or work.failed or work.stale) and _may_claim(work, party, rule):
+            if not (work.cancelled or work.failed or work.stale) and _may_claim(work, party, rule, graph):
                 return work
         return None
 
@@ -67,7 +80,7 @@ class WorkTable:
             works = self._queries[query] = _Works()
         works.open[work.request.id] = work
         if work.by is Party.EARLY:
-            works.early.append(work)
+            works.early[work.request.id] = work
         if work.identity is not None and work.rule is not Rule.ALONE:
             works.by_identity.setdefault(work.identity, []).append(work)
 
@@ -82,13 +95,10 @@ class WorkTable:
         work.resolve(value, error)
         if works is None or works.open.pop(work.request.id, None) is None:
             return
-        if not _may_be_asked_again(work):
+        if not (_may_be_asked_again(work) or _may_come_late(works, work)):
             self._drop(works, work)
         elif work.by is Party.PLAIN or work.rule is Rule.WRITE:
-            kept, most = (works.written, WRITTEN) if work.rule is Rule.WRITE else (works.remembered, self._kept)
-            kept[work.request.id] = work
-            if len(kept) > most:
-                self._drop(works, kept.popitem(last=False)[1])
+            self._remember(works, work)
 
     def overwritten(self, engine: str, collection: str) -> None:
         """The plain object writes or deletes there: a row that it wrote before is not claimed across that."""
@@ -99,13 +109,24 @@ class WorkTable:
                     self._drop(works, work)
 
     def discard(self, query: str, works: Iterable[Work]) -> None:
-        """The part of the query that made them is over: what has ended is let go."""
-        found, gone = self._queries.get(query), {id(work) for work in works if work.ended}
-        if found is None or not gone:
+        """The parts of the query that had them are over: what has ended is let go, some of it later."""
+        found = self._queries.get(query)
+        if found is None:
             return
-        for work in [work for work in found.early if id(work) in gone]:
-            self._drop(found, work)
-        found.early = [work for work in found.early if id(work) not in gone]
+        for work in works:
+            if not work.ended or found.early.pop(work.request.id, None) is None:
+                continue
+            if _may_come_late(found, work):
+                self._remember(found, work)
+            else:
+                self._drop(found, work)
+
+    def _remember(self, works: _Works, work: Work) -> None:
+        """Whoever asks for the same finds it, until too many others have come."""
+        kept, most = (works.written, WRITTEN) if work.rule is Rule.WRITE else (works.remembered, self._kept)
+        kept[work.request.id] = work
+        if len(kept) > most:
+            self._drop(works, kept.popitem(last=False)[1])
 
     @staticmethod
     def _drop(works: _Works, work: Work) -> None:
@@ -122,7 +143,7 @@ class WorkTable:
         """Those under way, and those that the graph asked for first."""
         works = self._queries.get(query)
         if works is not None:
-            yield from {id(work): work for work in (*works.early, *works.open.values())}.values()
+            yield from (works.early | works.open).values()
 
     def forget(self, query: str) -> None:
         """The query is over: whoever still waits for a work holds it by itself."""
@@ -132,15 +153,36 @@ class WorkTable:
         return len(self._queries)
 
 
+def _may_come_late(works: _Works, work: Work) -> bool:
+    """Whether a part may ask for what both parties have had, or a part that is over: a prefix stays warm, and of parts
+    that look ahead one may be begun for what another was begun for."""
+    if work.failed or work.cancelled or work.identity is None:
+        return False
+    return work.rule is Rule.WARM_UP or (works.lookahead and work.rule in (Rule.PURE, Rule.ONCE_PER_PARTY))
+
+
 def _may_be_asked_again(work: Work) -> bool:
     if work.failed or work.cancelled or work.identity is None or work.rule is Rule.ALONE:
         return False
-    return work.rule is Rule.PURE or len(work.claimed) < len(Party) or work.lookahead
+    return work.rule in _ANY_NUMBER or len(work.claimed) < len(Party) or work.lookahead
 
 
-def _may_claim(work: Work, party: Party, rule: Rule) -> bool:
+_ANY_NUMBER = (Rule.PURE, Rule.WARM_UP)
+
+
+def _may_claim(work: Work, party: Party, rule: Rule, graph: EarlyGraph) -> bool:
     if rule is Rule.PURE:
         return True
-    if rule is Rule.WRITE and party is Party.PLAIN:
-        return not work.made  # what the graph waits for; any other write is one of its own
-    return party not in work.claimed or (party is Party.EARLY and work.lookahead)
+    if party is Party.PLAIN:
+        if rule is Rule.WRITE:
+            return not work.made  # what the graph waits for; any other write is one of its own
+        return rule is not Rule.WARM_UP and party not in work.claimed
+    if rule is Rule.WARM_UP:
+        return True
+    if rule is Rule.ONCE_PER_PARTY and graph.lookahead and 0 < work.taken <= graph.since:
+        return False  # the plain object had that before the part began: what the part is for is another call
+    if party not in work.claimed:
+        return True
+    if graph.round in work.rounds:
+        return False
+    return work.lookahead or (graph.lookahead and OWN_GRAPH.round not in work.rounds)

@@ -14,10 +14,11 @@ from teola_plugin.requests.payloads import Generate, Generation, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.handles import PieceLog
-from teola_plugin.runtime.works.identities import Identity, Party, Rule
+from teola_plugin.runtime.works.identities import EarlyGraph, Identity, Party, Rule
 
 _numbers = itertools.count(1)
 _ALONE = {party: frozenset({party}) for party in Party}
+_NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,16 @@ class Work:
     by: Party = Party.PLAIN
     """Who asked first."""
     lookahead: bool = False
-    """Made for a part that is yet to be chosen: its own graph, once there, may claim it."""
+    """Made for a part that is yet to be chosen, or to come: its own graph, once there, may claim it."""
+    held_by: frozenset[str] = _NOBODY
+    """The graphs of its query that have it, by the names of their parts; those that are over have it no more."""
+    rounds: frozenset[str] = _NOBODY
+    """The rounds of graphs that have ever claimed it."""
+    queued_depth: int = 0
+    queued_gang: str = ""
+    """As its engine was told."""
+    taken: int = 0
+    """Which call of the plain object claimed it last, counted from 1."""
     stale: bool = False
     """What it found is no longer so: nobody may claim it any more."""
     found_version: Version | None = None
@@ -73,6 +83,8 @@ class Work:
     writes_seen: int = -1
     """SEARCHING: how many writes of this process its collection had when it was asked."""
     attempts: int = 0
+    began: bool = False
+    """Whether it has left the queue of its engine."""
     text: str = ""
     """Streamed so far."""
     prefilled: bool = False
@@ -124,6 +136,9 @@ class Work:
                 engine=self.engine,
                 hint="ask again; for equal texts, sample greedily or with a seed, on instances of one kind",
             )
+        for log in self.logs:
+            log.close()
+        self.logs = []
         self.text, self.repeated = self.text[:at], 0
         self.pieces = [Piece(self.request.id, self.text)] if self.text else []
 
@@ -170,7 +185,12 @@ class Work:
     @property
     def seen(self) -> bool:
         """Whether somebody may have acted on what was said so far."""
-        return self.passed_on or bool(self.logs)
+        return self.passed_on or self.read
+
+    @property
+    def read(self) -> bool:
+        """Whether somebody takes its pieces for the result as they come."""
+        return any(not log.tentative for log in self.logs)
 
     # ------------------------------------------------------------ subscribers
 
@@ -184,6 +204,17 @@ class Work:
         if terms is not self.terms:
             self.terms = more_urgent(self.terms, terms)
 
+    def adopt(self, graph: EarlyGraph, *, lookahead: bool) -> None:
+        """A graph of its query has it, too. If that one is no lookahead itself, it is the one that it was made for."""
+        self.lookahead = lookahead and (self.lookahead or not self.made)
+        self.held_by = self.held_by | graph.names if self.held_by else graph.names
+        self.rounds = self.rounds | graph.rounds if self.rounds else graph.rounds
+
+    def left_by(self, graph: str) -> bool:
+        """That part is over. Whether no graph of the query has it any more."""
+        self.held_by -= {graph}
+        return not self.held_by
+
     def unsubscribe(self, party: Party) -> None:
         if party is Party.EARLY:
             self.early = max(0, self.early - 1)
@@ -193,6 +224,13 @@ class Work:
     @property
     def wanted(self) -> bool:
         return self.early > 0 or self.plain > 0
+
+
+def placed(terms: Terms, depth: int, gang: str) -> Terms:
+    """The same terms at another place of the query. (`dataclasses.replace` takes several times as long.)"""
+    if terms.depth == depth and terms.gang == gang:
+        return terms
+    return Terms(terms.tenant, terms.app, terms.deadline, terms.goal, terms.weight, depth, terms.session, gang)
 
 
 def more_urgent(one: Terms, other: Terms) -> Terms:

@@ -17,11 +17,11 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
 
 from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.shims.pydantic import of_class as of_class
+from teola_plugin.shims.pydantic import sharing as sharing
 
 REMEMBERED = 1024
 """Texts whose tokens are kept: a chunk is counted again for every prompt that it may fit into."""
-_SLOTS = ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-"""Where Pydantic keeps what is not in an object's `__dict__`."""
 
 
 # ------------------------------------------------------------ attributes
@@ -33,30 +33,10 @@ def held(obj: object) -> Iterator[Any]:
     yield from (getattr(obj, "__pydantic_private__", None) or {}).values()
 
 
-def sharing(cls: type, obj: Any) -> Any:
-    """An object of the class `cls` whose attributes are those of `obj`: what is set on one is set on both."""
-    made: Any = object.__new__(cls)
-    object.__setattr__(made, "__dict__", vars(obj))
-    for slot in _SLOTS:
-        if hasattr(obj, slot):
-            object.__setattr__(made, slot, getattr(obj, slot))
-    return made
-
-
 def copied_as(cls: type, obj: Any) -> Any:
     """A shallow copy, of the class `cls`, of an object that is none of Pydantic's."""
     made: Any = object.__new__(cls)
     vars(made).update(vars(obj))
-    return made
-
-
-def of_class(cls: type, obj: Any, own: Mapping[str, Any], private: Mapping[str, Any]) -> Any:
-    """A copy of a Pydantic object, of the class `cls`, with more attributes and other private ones."""
-    copied = obj.model_copy()
-    made = sharing(cls, copied)
-    object.__setattr__(made, "__dict__", {**vars(copied), **own})
-    if private:
-        object.__setattr__(made, "__pydantic_private__", {**(copied.__pydantic_private__ or {}), **private})
     return made
 
 

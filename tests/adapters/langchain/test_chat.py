@@ -236,11 +236,11 @@ def test_list_schemas_are_told(pool):
     assert (free.items, free.expected) == ("", None)
     open_leaf = model.__teola_leaf__({"json_schema": open_})
     assert (open_leaf.items, open_leaf.expected) == ("json", None)
-    assert model.__teola_leaf__({"json_schema": Queries.model_json_schema()}).items == ""
+    assert model.__teola_leaf__({"json_schema": Queries.model_json_schema()}).items == "json", "the list is a field"
 
 
 def test_no_leaf_where_a_call_ahead_would_not_be_the_same(pool):
-    assert ChatTeola(pool=pool).__teola_leaf__({"tools": []}) is None
+    assert ChatTeola(pool=pool).__teola_leaf__({"tools": [{"type": "function"}]}) is None
     assert ChatTeola(pool=pool, cache=InMemoryCache()).__teola_leaf__({}) is None
     assert ChatTeola(pool=pool, rate_limiter=InMemoryRateLimiter()).__teola_leaf__({}) is None
     bound = ChatTeola(pool=pool).with_structured_output(Queries).first

@@ -123,6 +123,9 @@ class Parts:
     def __call__(self, node: Chain, /) -> Chain:
         return self.make(node)
 
+    def graph(self, node: Chain, /) -> Chain:
+        return node
+
     def maps(self, node: RunnableEach[Any, Any], /) -> bool:
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, Literal
 
 import pytest
@@ -11,6 +12,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import PydanticToolsParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
@@ -115,13 +117,35 @@ def test_a_streaming_callback_gets_the_whole_answer(model: ChatTeola, llm: Any) 
     assert calls(eager.bind_tools([add]).invoke("hi")) == [("add", {"a": 1, "b": 2})]
 
 
-def test_an_accelerated_chain_calls_it_in_its_place(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
+def test_an_accelerated_chain_asks_once(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
     llm.answer = lambda asked: call("Fact", of="sheep")
     prompt = ChatPromptTemplate.from_template("{question}")
     chain = prompt | model.bind_tools([Fact], tool_choice="any") | PydanticToolsParser(tools=[Fact])
     fast = accelerate(chain, pool=llm_pool)
     assert fast.invoke({"question": "?"}) == chain.invoke({"question": "?"}) == [Fact(of="sheep")]
     assert len(llm.asked) == 2
+
+
+async def test_a_call_with_tools_is_made_early_and_claimed(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
+    """Ahead of user code that it does not depend on; ids are those of the plain object's own calls."""
+    llm.answer = lambda asked: call("Fact", of="sheep")
+    asked = ChatPromptTemplate.from_template("{question}") | model.bind_tools([Fact], tool_choice="any")
+    seen: list[int] = []
+
+    def slow(given: Any) -> int:
+        while not llm.asked:  # it has been asked before this function is done
+            time.sleep(0.001)
+        seen.append(len(llm.asked))
+        return len(seen)
+
+    chain = RunnablePassthrough.assign(before=RunnableLambda(slow)) | RunnablePassthrough.assign(first=asked)
+    fast = accelerate(chain | RunnablePassthrough.assign(second=asked), pool=llm_pool)
+    made = fast.invoke({"question": "?"})
+    assert seen[0] and len(llm.asked) == 2 and llm.asked[0].prompt.tools and llm.asked[0].sampling.json_schema
+    assert calls(made["first"]) == calls(made["second"]) == [("Fact", {"of": "sheep"})]
+    assert len({message.tool_calls[0]["id"] for message in (made["first"], made["second"])}) == 2
+    again = await fast.ainvoke({"question": "?"})
+    assert calls(again["first"]) == [("Fact", {"of": "sheep"})] and len(llm.asked) == 4
 
 
 def test_an_agent(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:

@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.scripted_llm import ScriptedLLM
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeStore, Faults
 from teola_plugin.errors import EngineError, QueryError
 from teola_plugin.graph import Attributes, Effect, Graph, Primitive, PrimitiveKind, PromptPart, Query, Ref, Terms, named
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, IngestRow, Prompt, SearchVector
+from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, Generation, IngestRow, Prompt, SearchVector
 from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Piece
 from teola_plugin.runtime.context import current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
+from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.graph_events import Collect
 
@@ -262,3 +265,48 @@ def test_a_function_that_does_not_end_holds_up_its_own_query_only(seen: Seen) ->
     run.call(K.EMBEDDING, "embedder", [EmbedText("its own")]).result(5)
     over.set()
     run.close()
+
+
+# ---------------------------------------------------------------- pieces
+
+
+class Fickle(ScriptedLLM):
+    """Fails once, in the middle of an answer, and says something else when it is asked again."""
+
+    async def execute(self, batch: Any) -> Any:
+        for request in batch:
+            self.asked.append(request.payload)
+            words = ["one ", "two"] if len(self.asked) == 1 else ["three ", "four"]
+            for word in words[: len(self.asked)]:
+                yield Piece(request.id, word)
+            if len(self.asked) == 1:
+                yield Failed(request.id, EngineError("it fell.", engine="llm", retryable=True))
+            else:
+                yield Done(request.id, Generation("".join(words), "stop", 1, 2))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_listener_changes_nothing_of_how_a_request_is_done_again(early: bool) -> None:
+    """Who reads pieces for the result cannot be told another one; who only guesses by them can."""
+    payload = Generate(Prompt(text="count"))
+
+    def asked(*, tentative: bool) -> tuple[str, CallHandle]:
+        with EnginePool.local(llm=Fickle()) as pool:
+            lead = Primitive("lead", K.PREFILLING, "llm", named(value=Ref("$input")), call="lead")
+            text = Primitive("text", K.DECODING, "llm", named(lead=Ref("lead")))
+            ahead = Graph([lead, text], Ref("text"))
+            if early:
+                run = pool.runtime.submit(Query({"input": ""}), ahead, {"lead": lambda given: payload}, ahead=True)
+            else:
+                run = pool.runtime.watch(Query({"input": None}), joins=True)
+            handle = pool.call(K.PREFILLING, "llm", [payload], stream=True, tentative=tentative, run=run)
+            heard = "".join(piece.text for piece in handle.pieces)
+            handle.result(5)
+            run.close()
+        return heard, handle
+
+    heard, handle = asked(tentative=True)
+    assert handle.result()[0].text == "three four" and not heard.startswith("two")
+    if not early:
+        with pytest.raises(EngineError, match="another one than that which was passed on"):
+            asked(tentative=False)

@@ -8,6 +8,7 @@ import pytest
 
 from teola_plugin.graph import PrimitiveKind, Terms
 from teola_plugin.requests.payloads import (
+    UNKNOWN,
     Chunk,
     EmbedText,
     Generate,
@@ -19,7 +20,16 @@ from teola_plugin.requests.payloads import (
     Warmup,
 )
 from teola_plugin.requests.request import Request
-from teola_plugin.runtime.works.identities import Fingerprint, Identity, Party, Rule, identity, rule_of
+from teola_plugin.runtime.works.identities import (
+    OWN_GRAPH,
+    EarlyGraph,
+    Fingerprint,
+    Identity,
+    Party,
+    Rule,
+    identity,
+    rule_of,
+)
 from teola_plugin.runtime.works.table import WorkTable
 from teola_plugin.runtime.works.work import Work, more_urgent
 
@@ -35,13 +45,17 @@ class Table:
         self.table = WorkTable(kept)
         self.count = 0
 
-    def join(self, party: Party, payload: Any, query: str = "q", terms: Terms = TERMS) -> Work:
+    def join(
+        self, party: Party, payload: Any, query: str = "q", terms: Terms = TERMS, graph: EarlyGraph = OWN_GRAPH
+    ) -> Work:
         self.count += 1
         request = Request(f"r{self.count}", PrimitiveKind.EMBEDDING, payload, query=query)
         known = identity(ENGINE, terms.tenant, payload)
         rule = rule_of(payload)
         new = Work(request, "e", known, "p", rule, terms, made=False, by=party)
-        work = self.table.join(query, known, party, terms, rule, lambda: new)
+        work = self.table.join(query, known, party, terms, rule, lambda: new, graph)
+        if party is EARLY:
+            work.adopt(graph, lookahead=graph.lookahead)
         if not (work.rule is Rule.WRITE and party is EARLY):
             work.made = True
         return work
@@ -95,7 +109,7 @@ def test_equal_payloads_have_one_identity_and_it_is_that_of_a_tenant_and_an_engi
     assert identity(ENGINE, "acme", payload) != identity(Fingerprint("engine", model="m"), "acme", payload)
 
 
-@pytest.mark.parametrize("payload", [Warmup(Prompt(text="a")), SearchVector("c", ("no", "numbers")), row(n={1, 2}), 42])  # type: ignore[arg-type]
+@pytest.mark.parametrize("payload", [SearchVector("c", ("no", "numbers")), row(n={1, 2}), 42])  # type: ignore[arg-type]
 def test_what_cannot_be_compared_has_none(payload: Any) -> None:
     assert identity(ENGINE, "", payload) is None
 
@@ -133,7 +147,62 @@ def test_spare_work_is_claimed_by_the_graph_of_the_part_that_was_chosen() -> Non
     made = Table()
     work = made.join(EARLY, ASKED)
     work.lookahead = True
-    assert made.join(EARLY, ASKED) is work
+    chosen = EarlyGraph("part1", "part1")
+    assert made.join(EARLY, ASKED, graph=chosen) is work and not work.lookahead
+    assert made.join(EARLY, ASKED, graph=EarlyGraph("part2", "part2")) is not work, "it was made for one"
+
+
+def ahead(number: int, round: str = "", since: int = 0) -> EarlyGraph:
+    return EarlyGraph(f"part{number}", round or f"part{number}", True, since)
+
+
+def test_each_round_of_parts_that_look_ahead_has_a_work_once() -> None:
+    made = Table()
+    first = [made.join(EARLY, ASKED, graph=ahead(number, "one")) for number in range(3)]
+    assert len({*map(id, first)}) == 3
+    assert [made.join(EARLY, ASKED, graph=ahead(number, "two")) for number in range(3, 6)] == first
+    assert made.join(EARLY, ASKED, graph=ahead(6, "two")) not in first
+    assert [work.held_by for work in first] == [{"part0", "part3"}, {"part1", "part4"}, {"part2", "part5"}]
+    assert [made.join(PLAIN, ASKED) for _ in range(3)] == first
+
+
+def test_what_the_plain_object_had_before_a_part_began_is_another_call() -> None:
+    made = Table()
+    work = made.join(PLAIN, ASKED)
+    work.taken = 3
+    assert made.join(EARLY, ASKED, graph=ahead(1, since=3)) is not work
+    assert made.join(EARLY, ASKED, graph=ahead(2, since=2)) is work, "that part is late, no more"
+    assert made.join(EARLY, TEXT, graph=ahead(2)) is made.join(EARLY, TEXT, graph=ahead(3, since=9)), "but not if pure"
+
+
+def test_a_part_that_looks_ahead_leaves_the_querys_own_work_alone() -> None:
+    made = Table()
+    own = made.join(EARLY, ASKED)
+    assert made.join(EARLY, ASKED, graph=ahead(1)) is not own
+
+
+def test_a_prefix_is_warmed_up_once_for_all_graphs_and_never_claimed() -> None:
+    made = Table()
+    warm = Warmup(Prompt(text=f"a{UNKNOWN}b"))
+    work = made.join(EARLY, warm)
+    assert made.join(EARLY, Warmup(Prompt(text=f"a{UNKNOWN}c"))) is work, "of what is known"
+    assert made.join(EARLY, Warmup(Prompt(text="ab"))) is not work and made.join(PLAIN, warm) is not work
+    made.end(work)
+    work.left_by("")
+    made.table.discard("q", [work])
+    assert made.join(EARLY, warm) is work, "it stays warm when its part is over"
+
+
+def test_works_of_parts_that_are_over_are_let_go_in_time() -> None:
+    made = Table(kept=2)
+    made.join(EARLY, EmbedText("of the query"))
+    works = [made.join(EARLY, EmbedText(str(number)), graph=ahead(number)) for number in range(4)]
+    for work in works:
+        made.end(work)
+        work.left_by("part" + work.request.payload.text)
+    made.table.discard("q", works)
+    assert [work.value for work in works] == [None, None, "value", "value"]
+    assert len(list(made.table.of("q"))) == 1, "none of them is settled twice"
 
 
 def test_a_write_that_the_graph_waits_for_is_made_by_the_plain_object_and_once() -> None:

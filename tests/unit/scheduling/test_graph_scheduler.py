@@ -227,6 +227,70 @@ def test_a_part_that_begins_later_joins_the_query() -> None:
     assert d.say(Close(3.0, "q")) == ["cancel user", "end closed"]
 
 
+def test_a_part_is_deeper_by_where_it_ends() -> None:
+    each = [
+        call("list", "$input"),
+        Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY),
+        embed("e", "m"),
+        embed("aside", "$input"),
+    ]
+    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    assert d.say(PartBegun(1.0, "q", "part1", Graph(each, Ref("e")), "$part1", depth=4)) == [
+        "runcall part1/list",
+        "dispatch part1/aside@4",
+    ]
+    d.done("part1/list")
+    assert d.say(Expanded(1.0, "q", "part1/m", 1)) == ["dispatch part1/m[0]/e@7"]
+    query = d.scheduler.queries["q"]
+    assert {live.id: live.depth for live in query.within("part1")} == {
+        "part1/list": 8, "part1/m": 5, "part1/e": 4, "part1/aside": 4, "part1/m[0]/e": 7, "part1/m[0]/s": 6,
+    }  # fmt: skip
+
+
+def test_what_is_wanted_of_parts_of_a_gang() -> None:
+    """As of the instances of a MAP: what is waited for alone becomes a member; gangs inside keep to themselves."""
+    inner = Primitive("m", K.MAP, inputs=named(items=Ref("e"), pre=Ref("$input")), fragment=BODY)
+    whole = Graph(
+        [embed("e", "$input"), inner, Primitive("w", K.PARTIAL_PREFILLING, "llm"), call("s", "m", "w")], Ref("s")
+    )
+    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    for name, gang in (("part1", "step1"), ("part2", "")):
+        d.say(PartBegun(1.0, "q", name, whole, f"${name}", gang=gang))
+        d.done(f"{name}/e")
+        d.say(Expanded(1.0, "q", f"{name}/m", 2))
+    query = d.scheduler.queries["q"]
+    found = {live.id: (live.wanted.objective.value, live.wanted.gang) for live in query if "/" in live.id}
+    assert found == {
+        "part1/e": ("throughput", "step1"), "part1/m": ("throughput", "step1"), "part1/s": ("throughput", "step1"),
+        "part1/w": ("background", "step1"),
+        "part1/m[0]/e": ("throughput", "part1/m"), "part1/m[0]/s": ("throughput", "part1/m"),
+        "part1/m[1]/e": ("throughput", "part1/m"), "part1/m[1]/s": ("throughput", "part1/m"),
+        "part2/e": ("latency", ""), "part2/m": ("latency", ""), "part2/s": ("latency", ""),
+        "part2/w": ("background", ""),
+        "part2/m[0]/e": ("throughput", "part2/m"), "part2/m[0]/s": ("throughput", "part2/m"),
+        "part2/m[1]/e": ("throughput", "part2/m"), "part2/m[1]/s": ("throughput", "part2/m"),
+    }  # fmt: skip
+
+
+def test_what_leads_nowhere_in_an_instance_is_as_deep_as_its_part() -> None:
+    aside = Fragment(Graph([embed("e", "$item"), embed("aside", "$item"), call("s", "e")], Ref("s")), Ref("s"))
+    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    holder = Primitive("m", K.MAP, inputs=named(items=Ref("$input")), fragment=aside)
+    d.say(PartBegun(1.0, "q", "part1", Graph([holder], Ref("m")), "$part1", depth=4))
+    assert d.say(Expanded(1.0, "q", "part1/m", 1)) == ["dispatch part1/m[0]/e@6", "dispatch part1/m[0]/aside@4"]
+
+
+def test_depths_that_a_part_announces_anew_are_those_in_the_whole_query() -> None:
+    once = Fragment(Graph([embed("e", "$carry")], Ref("e")), Ref("e"))
+    fold = Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("first")), fragment=once)
+    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    graph = Graph([call("list"), embed("first", "$input"), fold], Ref("f"))
+    assert "dispatch part1/first@11" in d.say(PartBegun(1.0, "q", "part1", graph, "$part1", depth=10))
+    d.done("part1/list")
+    out = d.scheduler.handle(Expanded(1.0, "q", "part1/f", 3))
+    assert [i.depths for i in out if isinstance(i, Reprioritise)] == [{"part1/first": 14}]
+
+
 def test_a_list_grows_inside_a_part() -> None:
     primitives = [
         Primitive("p", K.PREFILLING, "llm"),

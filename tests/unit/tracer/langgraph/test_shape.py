@@ -42,7 +42,7 @@ def test_static_edges_joins_and_branches_are_told_apart() -> None:
     builder.add_edge(["b", "c"], "d")
     shape = shape_of(builder.compile())
     assert shape is not None
-    assert shape.nodes["a"].then == () and shape.nodes["a"].branches[0].ends == ("b", "c")
+    assert shape.nodes["a"].then == () and shape.nodes["a"].branches[0].nodes == ("b", "c", END)
     assert shape.nodes["b"].joins == ("d",) and shape.nodes["b"].then == ()
     assert shape.nodes["d"].then == () and not shape.nodes["d"].branches
     assert START not in shape.nodes

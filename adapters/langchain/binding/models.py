@@ -1,0 +1,52 @@
+"""Models of other providers on an engine: pool-backed ones that answer as they are set up to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel, BaseLLM
+
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.llm import TeolaLLM
+from teola_plugin.adapters.langchain.tools import taken
+from teola_plugin.adapters.sampling import sampling_fields
+from teola_plugin.pool import EnginePool
+
+_KEPT = (
+    "callbacks",
+    "tags",
+    "metadata",
+    "verbose",
+    "cache",
+    "rate_limiter",
+    "disable_streaming",
+    "custom_get_token_ids",
+)
+
+
+def model_on(obj: BaseChatModel | BaseLLM, engine: str, pool: EnginePool, kwargs: Mapping[str, Any]) -> Any:
+    """A `ChatTeola` or `TeolaLLM` in place of `obj`. Raises `RegistrationError` for what the engine cannot do, also of
+    the arguments that are bound to it."""
+    return model_of(fields_of(obj), isinstance(obj, BaseChatModel), engine, pool, kwargs)
+
+
+def model_of(
+    fields: Mapping[str, Any], chat: bool, engine: str, pool: EnginePool, kwargs: Mapping[str, Any]
+) -> ChatTeola | TeolaLLM:
+    """`model_on`, of the fields of `obj`."""
+    made: Any
+    if chat:
+        made, kwargs = ChatTeola(pool=pool, engine=engine, **fields), taken(kwargs)[0]
+    else:
+        known = {name: value for name, value in fields.items() if name in TeolaLLM.model_fields}
+        made = TeolaLLM(pool=pool, engine=engine, **known)
+    made.sampling(None, kwargs)
+    return made  # type: ignore[no-any-return]
+
+
+def fields_of(model: Any) -> dict[str, Any]:
+    """Fields of a pool-backed model that answers as `model` is set up to. Raises `RegistrationError`."""
+    values = sampling_fields(model, dict(getattr(model, "model_kwargs", None) or {}))
+    kept = {key: value for key in _KEPT if (value := getattr(model, key, None)) is not None}
+    return values | kept | {"name": model.get_name()}

@@ -1,0 +1,1 @@
+"""Agents: tools that begin while their call is being written, and prompts that are prefilled while tools run."""

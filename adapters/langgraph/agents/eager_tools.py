@@ -1,0 +1,144 @@
+"""Which tools of a graph may begin before their place, and how their places claim what was begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.tools import BaseTool, StructuredTool, Tool
+
+from teola_plugin.adapters.langchain.read_only import is_read_only
+from teola_plugin.adapters.langgraph.agents import approvals
+from teola_plugin.adapters.langgraph.agents.arguments import takes_its_place
+from teola_plugin.adapters.langgraph.agents.early_calls import Found, aclaiming, claiming
+from teola_plugin.adapters.langgraph.agents.tool_work import Planner, ToolWork, work_of
+from teola_plugin.shims.langchain_agents import (
+    ToolNodeParts,
+    agent_model,
+    react_model,
+    retriever_of,
+    tool_node_parts,
+    tool_node_with,
+)
+from teola_plugin.tracer.langgraph.shape import shape_of
+
+Names = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EagerTool:
+    """A tool of which something may begin before its place."""
+
+    tool: BaseTool
+    work: ToolWork | None
+    """What it asks engines for."""
+    runs: bool
+    """Whether its function may run early."""
+    reads: bool
+    """Whether it changes nothing: its author says so, or it was made of a retriever."""
+    found: Found = field(default_factory=Found)
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """For a thread."""
+        return getattr(self.tool, "func", None)
+
+    @property
+    def coroutine(self) -> Callable[..., Any] | None:
+        """For a loop."""
+        return getattr(self.tool, "coroutine", None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EagerTools:
+    """What may begin early of one graph's tools, and where its model is listened to."""
+
+    tools: Mapping[str, EagerTool]
+    """By name; the others are called in their places."""
+    models: Names
+    """Nodes that lead to the tools directly."""
+    nodes: Names
+    """Those that run tools."""
+
+    def paused(self, *asked: Collection[str] | str | None) -> bool:
+        """Whether the graph is to stop at one of the nodes: somebody decides there."""
+        return any(approvals.paused(one, self.models | self.nodes) for one in asked)
+
+
+def eager_tools_of(graph: Any, planner: Planner) -> EagerTools | None:
+    """Of a compiled `StateGraph` with tool nodes: one that `create_agent` or `create_react_agent` made, or one written
+    by hand. None where nothing may begin early: without such nodes, where calls are handed to middleware, where
+    somebody is asked between the model's answer and its tools, and where nothing runs ahead at all."""
+    shape = shape_of(graph)
+    if shape is None or not planner.ahead:
+        return None
+    parts = {name: found for name, node in shape.nodes.items() if (found := tool_node_parts(node.bound))}
+    nodes = frozenset(parts)
+    models = approvals.models_before(shape, nodes)
+    known = agent_model(graph) or react_model(graph)
+    models = models if known is None else models & {known.node}  # hooks behind it are no models
+    if not models or any(found.wrapped for found in parts.values()):
+        return None
+    made = EagerTools(_tools(parts.values(), planner), models, nodes)
+    return None if made.paused(graph.interrupt_before_nodes, graph.interrupt_after_nodes) else made
+
+
+def _tools(parts: Iterable[ToolNodeParts], planner: Planner) -> dict[str, EagerTool]:
+    """Two tools of one name in different nodes are none: nobody knows which will be called."""
+    found: dict[str, EagerTool] = {}
+    twice: set[str] = set()
+    for node in parts:
+        for name, tool in node.tools.items():
+            twice |= {name} & found.keys()
+            made = None if name in node.injected or _interrupts(tool) else _eager(tool, planner)
+            if made is not None:
+                found[name] = made
+    return {name: one for name, one in found.items() if name not in twice}
+
+
+def _interrupts(tool: BaseTool) -> bool:
+    functions = (getattr(tool, name, None) for name in ("func", "coroutine"))
+    return any(one is not None and approvals.interrupts(one) for one in functions)
+
+
+def _eager(tool: BaseTool, planner: Planner) -> EagerTool | None:
+    reads = is_read_only(tool) or retriever_of(tool) is not None
+    runs, work = _may_run(tool), work_of(tool, planner)
+    return EagerTool(tool, work, runs, reads) if reads or work is not None else None
+
+
+def _may_run(tool: BaseTool) -> bool:
+    """Whether its author says that it changes nothing, and its function takes nothing but what the model writes."""
+    if not is_read_only(tool) or type(tool) not in (StructuredTool, Tool):
+        return False
+    functions = [one for name in ("func", "coroutine") if (one := getattr(tool, name, None)) is not None]
+    return not any(map(takes_its_place, functions))
+
+
+# ------------------------------------------------------------ their places
+
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def with_eager_tools(node: Any, eager: EagerTools, around: Around, in_loop: Around) -> Any:
+    """A copy of a `ToolNode` whose tools take what was begun early; anything else as it is.
+
+    `around` and `in_loop` wrap what runs one tool call. Names, schemas and signatures of tools stay what they were.
+    """
+    parts = tool_node_parts(node)
+    if parts is None:
+        return node
+    tools = {name: _claiming(eager.tools[name]) for name in parts.tools if name in eager.tools}
+    return tool_node_with(node, tools, around, in_loop)
+
+
+def _claiming(eager: EagerTool) -> BaseTool:
+    if not eager.runs:
+        return eager.tool
+    function, coroutine = eager.function, eager.coroutine
+    wrapped = {
+        "func": None if function is None else claiming(function),
+        "coroutine": None if coroutine is None else aclaiming(coroutine),
+    }
+    return eager.tool.model_copy(update=wrapped)

@@ -1,0 +1,304 @@
+"""Functions of tools that run while their call's place has not come yet: once, unheard, and claimed there.
+
+Whatever such a function calls is heard of when its call is claimed. What only its place can give it (a stream to write
+to, a store, a checkpoint, an answer of a human) is not there: whoever reaches for that is stopped, and called in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextvars import Context, ContextVar
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NoReturn
+
+from langchain_core.globals import get_debug
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
+
+from teola_plugin.adapters.langchain.listening import current_agent
+from teola_plugin.adapters.langchain.own_models import replay
+from teola_plugin.adapters.langchain.own_models.leaf_calls import Outcome, aoutcome_of, outcome_of
+from teola_plugin.adapters.langgraph.agents.arguments import Given
+from teola_plugin.adapters.snapshots import exactly, snapshot
+from teola_plugin.runtime.context import current_place
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.shims import langchain as shims
+from teola_plugin.shims.langchain_agents import graph_keys
+
+_OF_THE_TASK = ("langgraph_", "checkpoint_")
+"""How keys of a config begin that tell where in the graph a call stands, beside those that LangGraph hides."""
+
+
+class NeedsItsPlace(BaseException):
+    """Stops a function that reaches for what is not there before its place. No `Exception`: it is not to be handled."""
+
+
+class _State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    CLAIMED = "claimed"
+    """Also by a plain call that came before it had begun, and makes the call itself."""
+    DROPPED = "dropped"
+
+
+class BodyLog(replay.EventLog):
+    """Events of what a tool's function calls. Where somebody streams them, the first one stops it."""
+
+    def __init__(self, stop: Callable[[], NoReturn] | None) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def record(self, event: replay.Event) -> None:
+        if self._stop is not None:
+            self._stop()
+        super().record(event)
+
+    def moved(self, event: replay.Event, leaf_tags: list[str], real: Any) -> replay.Event:
+        """As what the tool's function calls in its place would have told it: all of it has the tool's tags."""
+        kwargs = dict(event.kwargs)
+        for key in ("run_id", "parent_run_id"):
+            if kwargs.get(key) == self.parent:
+                kwargs[key] = real.parent_run_id
+        if kwargs.get("tags") is not None:
+            kwargs["tags"] = [*(tag for tag in real.tags if tag not in kwargs["tags"]), *kwargs["tags"]]
+        if kwargs.get("metadata") is not None:
+            own = {key: value for key, value in kwargs["metadata"].items() if type(value) is not _Lent}
+            kwargs["metadata"] = {**real.metadata, **own}
+        return replay.Event(event.name, event.args, kwargs)
+
+
+class _Lent:
+    """Stands in an early call's config for what a graph lends to a task: whoever looks at it is stopped."""
+
+    def __init__(self, stop: Callable[[], NoReturn]) -> None:
+        object.__setattr__(self, "_stop", stop)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # it is copied with its config
+            raise AttributeError(name)
+        object.__getattribute__(self, "_stop")()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        object.__getattribute__(self, "_stop")()
+
+    __setattr__ = __getitem__ = __iter__ = __contains__ = __bool__ = __call__
+    __eq__ = __hash__ = __str__ = __repr__ = __format__ = __call__  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What calls of a tool's function have shown."""
+
+    misplaced: threading.Event = field(default_factory=threading.Event)
+    """It reaches for what only its place can give, or changes what it is called with."""
+    heard: threading.Event = field(default_factory=threading.Event)
+    """It calls what tells of itself, and somebody streamed that."""
+
+    def may_run_early(self, config: RunnableConfig) -> bool:
+        """Whether a call made ahead can be kept from everybody who listens here, and limits do not forbid it."""
+        known = shims.listeners_are_known() and not get_debug() and not shims.attached_by_environment()
+        free = config.get("max_concurrency") is None and bool(graph_keys(config.get("configurable") or {}))
+        fits = not self.misplaced.is_set() and not (self.heard.is_set() and _is_streamed(config))
+        return known and free and fits
+
+
+def _lending(given: Mapping[str, Any] | None, lent: _Lent) -> dict[str, Any]:
+    """A part of a config, in which what is another at a tool's place is not to be looked at."""
+    values = dict(given or {})
+    own = [*graph_keys(values), *(key for key in values if key.startswith(_OF_THE_TASK))]
+    return {**values, **dict.fromkeys(own, lent)}
+
+
+def _is_streamed(config: RunnableConfig) -> bool:
+    callbacks = config.get("callbacks")
+    return shims.streams(callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpan:
+    """An early call of a tool, in the trace of its query. Its times are its own; what became of it is known later."""
+
+    run: QueryRun
+    name: str
+
+    def queued(self) -> None:
+        self.run.runtime.record(lambda into, at: into.queued(self.run.id, self.name, at, kind="TOOL"))
+
+    def started(self) -> None:
+        self.run.runtime.record(lambda into, at: into.started(self.run.id, self.name, at))
+
+    def ended(self, outcome: str) -> None:
+        self.run.runtime.record(lambda into, at: into.done(self.run.id, self.name, at, outcome=outcome))
+
+    def settled(self, outcome: str) -> None:
+        self.run.runtime.record(lambda into, _: into.settle(self.run.id, self.name, outcome))
+
+
+claimable: ContextVar[EarlyCall | None] = ContextVar("teola_early_tool", default=None)
+"""What was begun early for the tool call that is running here."""
+
+
+@dataclass(slots=True, eq=False)
+class EarlyCall:
+    """One call of a tool's function. Used where the model is called, where the function runs, and where the tool is."""
+
+    function: Callable[..., Any]
+    asked: Given
+    """What it is called with, as it was: shared with nobody, and never handed out."""
+    found: Found
+    """Of the tool."""
+    state: _State = _State.WAITING
+    stopped: bool = False
+    """It has to be called in its place."""
+    span: ToolSpan | None = None
+    """In the trace of its query."""
+    log: replay.EventLog = field(default_factory=replay.EventLog)
+    outcome: Future[Outcome | None] = field(default_factory=Future)
+    """None where it has to be called in its place."""
+    stop: Callable[[], object] = bool
+    """Gives it up, where that is possible."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    # ------------------------------------------------------------ ahead
+
+    def prepared(self, base: Context, config: RunnableConfig, run: Any, *, sync: bool) -> Context:
+        """A context of its own to run in; `config`: where the model is called."""
+        self.log = BodyLog(self._stopper(self.found.heard) if _is_streamed(config) else None)
+        lent = _Lent(self._stopper(self.found.misplaced))
+        own: RunnableConfig = {key: config[key] for key in ("tags", "recursion_limit") if key in config}  # type: ignore
+        own["configurable"] = _lending(config.get("configurable"), lent)
+        own["metadata"] = _lending(config.get("metadata"), lent)
+        context = base.copy()
+        for variable in (current_agent, claimable, var_child_runnable_config):  # of what is around the graph
+            context.run(variable.set, None)
+        context.run(current_place.set, current_place.get())
+        replay.prepare(context, context.run(replay.early_config, own, {}, self.log, sync=sync), run)
+        return context
+
+    def _stopper(self, found: threading.Event) -> Callable[[], NoReturn]:
+        def stop() -> NoReturn:
+            self.stopped = True
+            found.set()
+            raise NeedsItsPlace
+
+        return stop
+
+    def run(self) -> None:
+        """The function, on a thread of its own."""
+        if not self._take_up():
+            return
+        args, named = given = snapshot(self.asked)
+        with replay.untraced():
+            outcome = outcome_of(lambda: self.function(*args, **named))
+        self._end(outcome, given)
+
+    async def arun(self) -> None:
+        """The coroutine function, as a task."""
+        if not self._take_up():
+            return
+        args, named = given = snapshot(self.asked)
+        with replay.untraced():
+            outcome = await aoutcome_of(self.function(*args, **named))
+        self._end(outcome, given)
+
+    def _take_up(self) -> bool:
+        with self._lock:
+            begins = self.state is _State.WAITING
+            if begins:
+                self.state = _State.RUNNING
+        if begins:
+            self._tell(lambda span: span.started())
+        else:
+            self._resolve(None)
+        return begins
+
+    def _end(self, outcome: Outcome, given: Given) -> None:
+        if not exactly(given, self.asked):  # what the plain call is made with has to change
+            self.stopped = True
+            self.found.misplaced.set()
+        fits = not self.stopped and (outcome.error is None or isinstance(outcome.error, Exception))
+        with self._lock:
+            became = {_State.CLAIMED: "claimed", _State.RUNNING: "done"}.get(self.state, "wasted")
+            if not fits and self.state is _State.RUNNING:
+                self.state = _State.DROPPED
+            self._tell(lambda span: span.ended(became if fits else "wasted"))
+        self._resolve(outcome if fits else None)
+
+    def _resolve(self, outcome: Outcome | None) -> None:
+        with contextlib.suppress(Exception):  # it is there
+            self.outcome.set_result(outcome)
+
+    def drop(self) -> None:
+        """Nobody will claim it."""
+        with self._lock:
+            if self.state is _State.CLAIMED:
+                return
+            self.state = _State.DROPPED
+            self._tell(lambda span: span.settled("wasted"))
+        self.stop()
+        self._resolve(None)
+
+    def _tell(self, tell: Callable[[ToolSpan], None]) -> None:
+        if self.span is not None:
+            tell(self.span)
+
+    # ------------------------------------------------------------ in its place
+
+    def claimed(self, function: Callable[..., Any], given: Given) -> bool:
+        """Whether the plain call of this function, with these arguments, is this very call, and has begun. Once."""
+        with self._lock:
+            if self.state not in (_State.WAITING, _State.RUNNING) or function is not self.function:
+                return False
+            begun, same = self.state is _State.RUNNING, exactly(given, self.asked)
+            self.state = _State.CLAIMED if same else _State.DROPPED
+            self._tell(lambda span: span.settled("claimed" if begun and same else "wasted"))
+        if not same:
+            self.stop()
+        return begun and same
+
+
+def claiming(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A tool's function that takes what came of the same call made ahead, value or exception."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **named: Any) -> Any:
+        call = claimable.get()
+        if call is None or not call.claimed(function, (args, named)):
+            return function(*args, **named)
+        outcome = call.outcome.result()
+        if outcome is None:
+            return function(*args, **named)
+        replay.deliver(call.log, var_child_runnable_config.get() or {}, [])
+        return outcome.get()
+
+    return run
+
+
+def aclaiming(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`claiming` for a coroutine function."""
+
+    @functools.wraps(function)
+    async def run(*args: Any, **named: Any) -> Any:
+        call = claimable.get()
+        if call is None or not call.claimed(function, (args, named)):
+            return await function(*args, **named)
+        waiter = asyncio.wrap_future(call.outcome)
+        try:
+            outcome = await asyncio.shield(waiter)
+        except asyncio.CancelledError:
+            call.stop()  # as the function itself would have been
+            await asyncio.shield(waiter)
+            await replay.adeliver(call.log, var_child_runnable_config.get() or {}, [])
+            raise
+        if outcome is None:
+            return await function(*args, **named)
+        await replay.adeliver(call.log, var_child_runnable_config.get() or {}, [])
+        return outcome.get()
+
+    return run

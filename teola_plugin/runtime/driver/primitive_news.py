@@ -1,0 +1,45 @@
+"""What became of the works of a primitive, as the graph scheduler and the trace hear it."""
+
+from __future__ import annotations
+
+from teola_plugin.errors import QueryCancelled
+from teola_plugin.requests.results import Piece
+from teola_plugin.runtime import primitive_requests as requests
+from teola_plugin.runtime.driver.protocol import Driver
+from teola_plugin.runtime.driver.stream_news import tell
+from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
+from teola_plugin.scheduling.graph_events import Started
+
+
+class PrimitiveNews:
+    """Of all live queries of one driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def began(self, run: QueryRun, live: LivePrimitiveRun, *, traced: bool = False) -> None:
+        if live.began:
+            return
+        live.began = True
+        if not traced:
+            self._driver.trace.started(run, live.primitive.id)
+        self._driver.post(Started(self._driver.now(), run.id, live.primitive.id))
+
+    def piece(self, run: QueryRun, live: LivePrimitiveRun, piece: Piece) -> None:
+        for news in list(live.group.piece(piece.text)) if live.group is not None else ():
+            tell(self._driver, run, live, news)
+
+    def all_ended(self, run: QueryRun, live: LivePrimitiveRun) -> None:
+        p, results = live.primitive, live.results
+        failed = next((work for work in live.works if work.failed), None)
+        if failed is not None:
+            self._driver.fail(run, p.id, failed.error or QueryCancelled("cancelled"))
+            return
+        self._driver.trace.ended(run, p.id, results)
+        value = requests.value(p, results)
+        if live.group is None:
+            run.store.put(p.id, value)
+            self._driver.made(run, p.id)
+            return
+        for news in list(live.group.ended(value)):
+            tell(self._driver, run, live, news)

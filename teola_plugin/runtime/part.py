@@ -1,0 +1,64 @@
+"""A part of a live query that begins later than the query, with an e-graph of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from teola_plugin.graph import Graph, InstancePath
+from teola_plugin.runtime.works.identities import EarlyGraph
+from teola_plugin.scheduling.objectives import in_gang
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What begins, and where it stands in the whole query."""
+
+    name: str
+    """It leads the ids of the part's primitives."""
+    graph: Graph
+    calls: Mapping[str, Callable[..., Any]]
+    value: Any
+    """Its input."""
+    depth: int = 0
+    """How far its end is from the end of the query, in primitives."""
+    gang: str = ""
+    """Parts of one gang run side by side, and are done with the last of them."""
+    members: str = ""
+    """Leads the names of those components that are in the gang; empty for all. What comes behind them is waited for."""
+    lookahead: bool = False
+    """Whether later parts adopt what it asks for."""
+    step: int = 0
+    """The step of the plain object that it, or its `members`, belongs to; 0 where that is not known."""
+
+    @property
+    def stored(self) -> str:
+        """Where its input lies."""
+        return f"${self.name}"
+
+    def asks(self, since: int) -> AskingPart:
+        """As a party to works, from the plain object's call of that number on."""
+        alone = EarlyGraph(self.name, self.name, self.lookahead, since)
+        return AskingPart(self, alone, replace(alone, round=self.gang) if self.gang and self.lookahead else alone)
+
+
+@dataclass(frozen=True, slots=True)
+class AskingPart:
+    """A live part, and the graphs that it asks as."""
+
+    part: Part
+    alone: EarlyGraph
+    beside: EarlyGraph
+    """For what its gang asks for, too."""
+
+    def graph_of(self, primitive: str) -> EarlyGraph:
+        """The one that asks for that primitive of it."""
+        return self.beside if self.beside is self.alone or self._member(primitive) else self.alone
+
+    def step_of(self, primitive: str) -> int:
+        """The step that a primitive of it belongs to."""
+        return self.part.step if self.part.step and self._member(primitive) else 0
+
+    def _member(self, primitive: str) -> bool:
+        return in_gang(InstancePath(primitive).inside(self.part.name) or "", self.part.members)

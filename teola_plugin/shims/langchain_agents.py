@@ -1,0 +1,178 @@
+"""Private names of LangChain's agents and tools, and of LangGraph's tool node: each touched here, in a function that
+says what happens without it.
+
+Seen unchanged from langchain-core 1.7.0, langchain 1.4.0 and langgraph 1.2.0 on. Nothing of langchain or langgraph is
+imported here: their objects are known by where their functions come from.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import Any, NamedTuple
+
+
+class AgentModel(NamedTuple):
+    """What the model node of `create_agent` asks, and with what."""
+
+    node: str
+    """The node's name."""
+    model: Any
+    """As it was given: no tools are bound to it."""
+    tools: tuple[Any, ...]
+    """What is bound to it for a call, in order: tools, and descriptions of tools that the provider runs."""
+    system_message: Any
+    """Stands before the messages of the state; None for none."""
+    wrapped: bool
+    """Whether middleware may change the request, or ask another model."""
+    structured: bool
+    """Whether a format of the answer is asked for, which adds tools or arguments."""
+
+
+def agent_model(graph: Any) -> AgentModel | None:
+    """Of a graph that `create_agent` compiled; None for any other.
+
+    Private: the variables of the closure of `create_agent.<locals>.model_node`; since langchain 1.0.0. Where they are
+    called otherwise: None, and the node is the user's own code to us.
+    """
+    node = getattr(graph, "nodes", {}).get("model")
+    function = getattr(getattr(node, "bound", None), "func", None)
+    if not _is_from(function, "langchain.agents.factory", "create_agent.<locals>.model_node"):
+        return None
+    held = _closure(function)
+    wanted = ("model", "default_tools", "system_message", "wrap_model_call_handler", "initial_response_format")
+    if held is None or not all(name in held for name in wanted):
+        return None
+    model, tools, system, handler, answer = (held[name] for name in wanted)
+    return AgentModel("model", model, tuple(tools), system, handler is not None, answer is not None)
+
+
+class ReactModel(NamedTuple):
+    """What the model node of `create_react_agent` asks."""
+
+    node: str
+    chain: Any
+    """From the state to the answer: a Runnable of the prompt, and of the model with its tools. None where a function
+    of the user's own chooses the model for each call."""
+
+
+def react_model(graph: Any) -> ReactModel | None:
+    """Of a graph that langgraph's `create_react_agent` compiled; None for any other.
+
+    Private: the variables of the closure of `create_react_agent.<locals>.call_model`; since langgraph-prebuilt 1.0.0.
+    Where they are called otherwise: None, and the node is the user's own code to us.
+    """
+    node = getattr(graph, "nodes", {}).get("agent")
+    function = getattr(getattr(node, "bound", None), "func", None)
+    where = "create_react_agent.<locals>.call_model"
+    if not _is_from(function, "langgraph.prebuilt.chat_agent_executor", where):
+        return None
+    held = _closure(function) or {}
+    return ReactModel("agent", held["static_model"]) if "static_model" in held else None
+
+
+# ------------------------------------------------------------ tools
+
+
+def retriever_of(tool: Any) -> Any:
+    """The retriever of a tool that `create_retriever_tool` made; None for any other tool.
+
+    Private: the variables of the closures of the two functions inside `create_retriever_tool`; since langchain-core
+    1.7.0. Where they are called otherwise: None, and the tool runs as user code does.
+    """
+    found = []
+    for name, own in (("func", getattr(tool, "func", None)), ("afunc", getattr(tool, "coroutine", None))):
+        if not _is_from(own, "langchain_core.tools.retriever", f"create_retriever_tool.<locals>.{name}"):
+            return None
+        found.append((_closure(own) or {}).get("retriever"))
+    return found[0] if found[0] is found[1] else None
+
+
+def call_arguments(tool: Any, args: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What the function of a tool is called with for these arguments of the model. Raises what the tool's schema does.
+
+    Private: `BaseTool._to_args_and_kwargs`; since langchain-core 1.7.0. Without it: None, and the tool is called in its
+    place, never early.
+    """
+    parse = getattr(tool, "_to_args_and_kwargs", None)
+    if parse is None:
+        return None
+    given, named = parse(copy.copy(dict(args)), None)
+    return tuple(given), dict(named)
+
+
+class ToolNodeParts(NamedTuple):
+    """What a tool node holds."""
+
+    tools: Mapping[str, Any]
+    injected: frozenset[str]
+    """Tools that take arguments which the model does not write: state, store, runtime, the id of the call."""
+    wrapped: bool
+    """Whether each call is handed to a function of the user's own, or of middleware, which may hold it back."""
+
+
+def tool_node_parts(node: Any) -> ToolNodeParts | None:
+    """Of a `ToolNode`; None for anything else, or for a class of the user's own.
+
+    Private: `_injected_args`, `_wrap_tool_call` and `_awrap_tool_call` of `langgraph.prebuilt.tool_node.ToolNode`, and
+    `_injected_args_keys` of tools; since langgraph-prebuilt 1.0.0 and langchain-core 1.7.0. Without one of them: None,
+    and no tool of the node begins before its place.
+    """
+    names = ("_injected_args", "_wrap_tool_call", "_awrap_tool_call", "_run_one", "_arun_one", "_func", "_afunc")
+    if not _is_from(type(node), "langgraph.prebuilt.tool_node", "ToolNode"):
+        return None
+    if not all(hasattr(node, name) for name in names):
+        return None
+    tools, injected = dict(node.tools_by_name), node._injected_args
+    taking = frozenset(name for name, tool in tools.items() if _takes_injected(tool, injected.get(name)))
+    wrapped = node._wrap_tool_call is not None or node._awrap_tool_call is not None
+    return ToolNodeParts(tools, taking, wrapped)
+
+
+def _takes_injected(tool: Any, found: Any) -> bool:
+    said = vars(found) if hasattr(found, "__dict__") else None
+    return said is None or any(said.values()) or bool(getattr(tool, "_injected_args_keys", True))
+
+
+RunOne = Callable[..., Any]
+"""(tool call, ...) -> the message that comes of it; for a loop, a coroutine of that."""
+
+
+def tool_node_with(
+    node: Any, tools: Mapping[str, Any], around: Callable[[RunOne], RunOne], in_loop: Callable[[RunOne], RunOne]
+) -> Any:
+    """A copy of a `ToolNode` with other tools of the same names; `around` and `in_loop` wrap what runs a single call.
+
+    Private: `_tools_by_name`, `_run_one` and `_arun_one` of that class, which `_func` and `_afunc` call for each tool
+    call; since langgraph-prebuilt 1.0.0. `tool_node_parts` tells before whether they are there.
+    """
+    made = copy.copy(node)
+    own = vars(made)
+    own["_tools_by_name"] = {name: tools.get(name, tool) for name, tool in node._tools_by_name.items()}
+    own["func"], own["afunc"] = made._func, made._afunc
+    own["_run_one"] = around(MethodType(type(node)._run_one, made))
+    own["_arun_one"] = in_loop(MethodType(type(node)._arun_one, made))
+    return made
+
+
+def graph_keys(configurable: Mapping[str, Any]) -> list[str]:
+    """The keys under which LangGraph keeps what it lends to a task: its runtime, its writers, its scratchpad.
+
+    Private: that these keys begin with `__pregel_` (`langgraph._internal._constants`); since langgraph 0.2. Where they
+    do not: none, and no code of the user's own is run before its place.
+    """
+    return [key for key in configurable if key.startswith("__pregel_")]
+
+
+def _is_from(function: Any, module: str, name: str) -> bool:
+    return getattr(function, "__module__", "") == module and getattr(function, "__qualname__", "") == name
+
+
+def _closure(function: Any) -> dict[str, Any] | None:
+    """Its variables by name; None where one has no value yet."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    try:
+        return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)) if code else None
+    except ValueError:
+        return None

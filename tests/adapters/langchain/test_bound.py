@@ -1,0 +1,293 @@
+"""`pool.bound(model, engine)`: an object of the user's own class on an engine, for code that `bind=` cannot reach."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import operator
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from differential.recording import Recorder
+from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import BaseChatModel, BaseLLM
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda, RunnableParallel
+from langchain_core.tools import tool
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+from support.openai_stub import MODEL, Stub, openai_stub
+from support.own_leaves import Chat, Ledger, Notes, Text
+from support.recording import arrivals
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.engines.fake import embed_words
+from teola_plugin.engines.openai import OpenAIServer
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+QUESTION = "what is a primitive?"
+
+
+class Provider(Chat):
+    """A model as providers write them."""
+
+    temperature: float | None = None
+    max_tokens: int | None = 8
+    n: int = 1
+
+
+class Words(Embeddings):
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def embed_documents(self, texts: list[str], chunk_size: int | None = None) -> list[list[float]]:
+        self.asked += texts
+        return [list(embed_words(text, "document")) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        self.asked.append(text)
+        return list(embed_words(text))
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """The sum."""
+    return a + b
+
+
+# ------------------------------------------------------------ on the server that it talks to
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Stub]:
+    with openai_stub() as stub:
+        yield stub
+
+
+@pytest.fixture
+def stub(server: Stub) -> Stub:
+    server.asked.clear()
+    return server
+
+
+@pytest.fixture(scope="module")
+def openai_pool(server: Stub) -> Iterator[EnginePool]:
+    engine = OpenAIServer(base_url=server.base_url, api_key="the-engines", prefix_caching=True, calibrate=False)
+    with EnginePool.local(llm=engine) as made:
+        yield made
+
+
+def chat(stub: Stub, **options: Any) -> ChatOpenAI:
+    given: dict[str, Any] = {"temperature": 0.0, "max_retries": 0, "model": MODEL, "base_url": stub.base_url, **options}
+    return ChatOpenAI(api_key="mine", **given)  # type: ignore[arg-type]
+
+
+def asked(stub: Stub) -> list[dict[str, Any]]:
+    """Bodies of requests, without what says how an answer is sent."""
+    bodies = (body for path, body in stub.asked if path.endswith("completions"))
+    return [{k: v for k, v in body.items() if k not in ("stream", "stream_options")} for body in bodies]
+
+
+def told(message: Any) -> dict[str, Any]:
+    return message.model_dump(exclude={"id"}, exclude_none=True) | {"response_metadata": None}
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke"])
+def test_a_chat_model_of_openai_stays_one(openai_pool: EnginePool, stub: Stub, way: str) -> None:
+    """What the server is asked for and what the caller gets is what it would be without a pool."""
+    mine = chat(stub)
+    made = openai_pool.bound(mine, "llm")
+    assert isinstance(made, ChatOpenAI) and type(made).__name__ == "ChatOpenAI" and made.model_name == mine.model_name
+
+    def call(model: Any) -> Any:
+        if way == "stream":
+            return "".join(chunk.content for chunk in model.stream(QUESTION))
+        return told(model.invoke(QUESTION) if way == "invoke" else asyncio.run(model.ainvoke(QUESTION)))
+
+    expected = call(mine)
+    seen = arrivals(openai_pool)
+    assert call(made) == expected
+    [plain, carried] = asked(stub)
+    assert carried == plain and len(seen) == 1
+
+
+def test_tools_and_structured_output_are_the_objects_own(openai_pool: EnginePool, stub: Stub) -> None:
+    class Answer(BaseModel):
+        """An answer."""
+
+        text: str
+
+    mine = chat(stub)
+    for model in (mine, openai_pool.bound(mine, "llm")):
+        model.bind_tools([add], tool_choice="add").invoke(QUESTION)
+        with pytest.raises(ValueError, match="Answer"):  # the stub writes no JSON
+            model.with_structured_output(Answer).invoke(QUESTION)
+    first, second, third, fourth = asked(stub)
+    assert (third, fourth) == (first, second) and first["tools"] and second["response_format"]
+
+
+def test_another_of_its_class_is_served_as_well(openai_pool: EnginePool, stub: Stub) -> None:
+    made = openai_pool.bound(chat(stub), "llm")
+    seen = arrivals(openai_pool)
+    made.configurable_fields(temperature=ConfigurableField(id="t")).invoke(QUESTION, {"configurable": {"t": 0.5}})
+    type(made)(base_url=stub.base_url, api_key="other", model=MODEL).invoke(QUESTION)
+    made.model_copy(update={"temperature": 1.0}).invoke(QUESTION)
+    assert len(seen) == 3 and [body.get("temperature") for body in asked(stub)] == [0.5, None, 1.0]
+    with pytest.raises(RegistrationError, match="talks to http://elsewhere/v1"):
+        type(made)(base_url="http://elsewhere/v1", api_key="k", model=MODEL)
+
+
+def test_refusals_are_those_of_bind(openai_pool: EnginePool, fakes: EnginePool, stub: Stub) -> None:
+    notes = Notes()
+    for pool, obj, engine in (
+        (openai_pool, chat(stub, base_url="http://elsewhere/v1"), "llm"),
+        (fakes, Provider(n=2), "llm"),
+        (fakes, Provider(), "lm"),
+        (fakes, notes, "llm"),
+    ):
+        node: Runnable[Any, Any] = RunnableLambda(str) | obj
+        with pytest.raises(RegistrationError) as of_bind:
+            accelerate(node, pool=pool, bind=[(obj, engine)])
+        with pytest.raises(RegistrationError) as of_bound:
+            pool.bound(obj, engine)
+        assert str(of_bound.value) == str(of_bind.value)
+
+
+# ------------------------------------------------------------ on engines of the pool
+
+
+async def _every_way(model: Any) -> list[Any]:
+    streamed = functools.reduce(operator.add, [chunk async for chunk in model.astream(QUESTION)])
+    return [model.invoke(QUESTION), await model.ainvoke(QUESTION), streamed]
+
+
+@pytest.mark.parametrize("kind", [Provider, Text])
+async def test_a_model_of_any_provider(fakes: EnginePool, kind: Any) -> None:
+    mine = kind(ledger=Ledger())
+    made = fakes.bound(mine, "llm")
+    assert isinstance(made, kind) and isinstance(made, BaseChatModel | BaseLLM) and made.get_name() == mine.get_name()
+    same = accelerate(RunnableLambda(str) | mine, pool=fakes, bind=[(mine, "llm")]).invoke(QUESTION)
+    texts = [getattr(one, "content", one) for one in await _every_way(made)]
+    assert texts == [getattr(same, "content", same)] * 3
+    assert made.batch([QUESTION, QUESTION])[1] == made.invoke(QUESTION) or kind is Provider
+    assert not mine.ledger.calls
+
+
+def test_what_is_set_on_it_counts(fakes: EnginePool) -> None:
+    made = fakes.bound(Provider(), "llm")
+    made.max_tokens = 2
+    assert made.invoke(QUESTION).usage_metadata["output_tokens"] == 2
+    assert made.model_copy(update={"max_tokens": 3}).invoke(QUESTION).usage_metadata["output_tokens"] == 3
+    fields = made.configurable_fields(max_tokens=ConfigurableField(id="m"))
+    assert fields.invoke(QUESTION, {"configurable": {"m": 1}}).usage_metadata["output_tokens"] == 1
+    made.n = 2
+    with pytest.raises(RegistrationError, match="n=2"):
+        made.invoke(QUESTION)
+
+
+def test_tools_and_schemas_are_the_engines(fakes: EnginePool) -> None:
+    """As of the `ChatTeola` that `bind=` makes."""
+    made, same = fakes.bound(Provider(), "llm"), ChatTeola(pool=fakes, max_tokens=8)
+    assert told(made.bind_tools([add], strict=True).invoke(QUESTION)) == told(same.bind_tools([add]).invoke(QUESTION))
+    schema = {"title": "x", "type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    asking, of_same = made.with_structured_output(schema), same.with_structured_output(schema)
+    assert asking.first.kwargs == of_same.first.kwargs and type(asking.last) is type(of_same.last)
+
+
+def test_callbacks_and_events_are_the_objects(fakes: EnginePool) -> None:
+    mine = Provider(tags=["t"], metadata={"k": 1})
+
+    def told_by(model: Any) -> Any:
+        recorder = Recorder()
+        model.invoke(QUESTION, {"callbacks": [recorder]})
+        return [(event[0], event[1], event[2]) for event in recorder.events]
+
+    assert told_by(fakes.bound(mine, "llm")) == told_by(mine)
+
+
+def test_inside_user_code_it_joins_the_query(fakes: EnginePool) -> None:
+    """That is what it is for: a function asks, out of the reach of `bind=`."""
+    model = fakes.bound(Provider(), "llm")
+    fast = accelerate(RunnableLambda(lambda text: model.invoke(text)) | StrOutputParser(), pool=fakes)
+    assert fast.invoke(QUESTION) == model.invoke(QUESTION).content
+    trace = fast.last_trace()
+    assert trace is not None and [span.engine for span in trace.spans if span.engine] == ["llm"]
+
+
+def test_in_a_chain_it_is_a_leaf(fakes: EnginePool) -> None:
+    model = fakes.bound(Provider(), "llm")
+    chain = RunnableParallel(
+        a=ChatPromptTemplate.from_template("one {q}") | model, b=ChatPromptTemplate.from_template("two {q}") | model
+    )
+    fast = accelerate(chain)
+    rows = [row for row in fast.report.nodes if row.class_name == "Provider"]
+    assert [row.level for row in rows] == ["lowered", "lowered"]
+    assert {k: v.content for k, v in fast.invoke({"q": 1}).items()} == {
+        k: v.content for k, v in chain.invoke({"q": 1}).items()
+    }
+
+
+def test_a_class_that_changes_its_prompts_is_not_asked_ahead(fakes: EnginePool) -> None:
+    class Polite(Provider):
+        def invoke(self, input: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().invoke(f"please: {input}", *args, **kwargs)
+
+    model = fakes.bound(Polite(), "llm")
+    assert model.invoke(QUESTION).content == fakes.bound(Provider(), "llm").invoke(f"please: {QUESTION}").content
+    assert model.__teola_leaf__({}) is None and fakes.bound(Provider(), "llm").__teola_leaf__({}) is not None
+
+
+def test_embeddings(fakes: EnginePool) -> None:
+    mine = Words()
+    made = fakes.bound(mine, "embedder")
+    assert isinstance(made, Words) and isinstance(copy.copy(made), Words)
+    store = InMemoryVectorStore(made)
+    store.add_texts(["an engine", "a pool of engines"])
+    assert made.embed_query("x") == mine.embed_query("x")
+    assert made.embed_documents(["x"], 5) == mine.embed_documents(["x"])
+    assert asyncio.run(made.aembed_query("x")) == mine.embed_query("x")
+    mine.asked.clear()
+    assert [one.page_content for one in store.similarity_search("a pool", k=1)] == ["a pool of engines"]
+    assert not mine.asked
+
+
+def test_bound_twice(fakes: EnginePool) -> None:
+    made = fakes.bound(Provider(), "llm")
+    assert fakes.bound(made, "llm") is made
+    with pytest.raises(RegistrationError, match="served by the engine 'llm' already"):
+        fakes.bound(made, "embedder")
+
+
+def test_what_cannot_be_copied_or_pickled(fakes: EnginePool) -> None:
+    class Slotted(Embeddings):
+        __slots__ = ("kept",)
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return []
+
+        def embed_query(self, text: str) -> list[float]:
+            return []
+
+    assert fakes.bound(Slotted(), "embedder").embed_query("x")
+    with pytest.raises(RegistrationError, match="its pool lives in this process"):
+        pickle.dumps(fakes.bound(Provider(), "llm"))
+    with pytest.raises(RegistrationError, match=r"a builtins\.int cannot be bound"):
+        fakes.bound(3, "llm")
+
+
+def test_the_pool_knows_no_framework() -> None:
+    code = (
+        "import sys, teola_plugin.pool; print(sorted(m for m in sys.modules if m.startswith(('langchain', 'llama'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

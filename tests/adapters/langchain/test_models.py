@@ -1,0 +1,172 @@
+"""`accelerate(model)`: an object of the model's own class, with all of its methods."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from differential.recording import WAYS, observe
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import ConfigurableField, RunnableLambda
+from langchain_core.tools import tool
+from support.own_leaves import Chat, Ledger, Text
+from support.scripted_llm import ScriptedLLM
+from support.small_chains import ask, counted
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.checking.shadow import ShadowReport
+from teola_plugin.adapters.langchain.llm import TeolaLLM
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+
+QUESTION = "what is a primitive?"
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """The sum."""
+    return a + b
+
+
+class Provider(Chat):
+    max_tokens: int | None = 8
+
+
+def models(pool: EnginePool) -> dict[str, Any]:
+    return {
+        "chat": ChatTeola(pool=pool, max_tokens=6),
+        "text": TeolaLLM(pool=pool, max_tokens=6),
+        "own chat": Provider(),
+        "own text": Text(),
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["chat", "text", "own chat", "own text"])
+def test_every_entry_gives_the_same(fakes: EnginePool, name: str, way: str) -> None:
+    model = models(fakes)[name]
+    fast = accelerate(model)
+    assert isinstance(fast, type(model)) and type(fast).__name__ == type(model).__name__
+    plain, accelerated = observe(model, way, QUESTION), observe(fast, way, QUESTION)
+    assert accelerated.result == plain.result and accelerated.events == plain.events
+    assert accelerated.prompts == plain.prompts
+
+
+def test_it_has_what_accelerated_objects_have(fakes: EnginePool) -> None:
+    model = ChatTeola(pool=fakes, max_tokens=6)
+    fast = accelerate(model, app="mine")
+    fast.invoke(QUESTION)
+    assert fast.bound is model and fast.chain is model and not fast.gains
+    assert "lowered  chain  ChatTeola" in str(fast.report) and "PREFILLING@llm" in fast.explain()
+    trace = fast.last_trace()
+    assert trace is not None and trace.app == "mine" and [span.engine for span in trace.spans] == ["llm"]
+    with pytest.raises(AttributeError, match="nothing"):
+        fast.nothing  # noqa: B018
+
+
+def test_an_agent_takes_it(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
+    def answer(asked: Any) -> str:
+        called = asked.prompt.messages[-1].role == "tool"
+        return "done" if called else '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+
+    llm.answer = answer
+    model = ChatTeola(pool=llm_pool)
+    given = {"messages": [("user", "1 + 2?")]}
+    plain, fast = (create_agent(one, [add]).invoke(given) for one in (model, accelerate(model)))
+    said = [(m.type, m.content, [c["args"] for c in getattr(m, "tool_calls", [])]) for m in plain["messages"]]
+    assert said[1][2] == [{"a": 1, "b": 2}] and said[2][:2] == ("tool", "3")
+    assert [(m.type, m.content, [c["args"] for c in getattr(m, "tool_calls", [])]) for m in fast["messages"]] == said
+
+
+def test_its_methods_are_the_classs(fakes: EnginePool) -> None:
+    model = ChatTeola(pool=fakes, max_tokens=6)
+    fast = accelerate(model)
+    schema = {"title": "x", "type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    assert fast.bind_tools([add]).invoke(QUESTION).content == model.bind_tools([add]).invoke(QUESTION).content
+    plain, made = model.with_structured_output(schema), fast.with_structured_output(schema)
+    assert made.first.kwargs == plain.first.kwargs and made.first.bound is fast
+    [[said]] = fast.generate([[HumanMessage(QUESTION)]]).generations
+    assert said.text == model.invoke(QUESTION).content
+    fields = fast.configurable_fields(max_tokens=ConfigurableField(id="m"))
+    assert fields.invoke(QUESTION, {"configurable": {"m": 2}}).usage_metadata["output_tokens"] == 2
+
+
+def test_a_bound_model_keeps_its_class(fakes: EnginePool) -> None:
+    mine = Provider(ledger=Ledger())
+    fast = accelerate(mine, pool=fakes, bind=[(mine, "llm")])
+    assert isinstance(fast, Provider) and fast.bound is mine
+    assert fast.invoke(QUESTION).content == ChatTeola(pool=fakes, max_tokens=8).invoke(QUESTION).content
+    assert fast.bind_tools([add]).invoke(QUESTION).content and not mine.ledger.calls
+    trace = fast.last_trace()
+    assert trace is not None and [span.engine for span in trace.spans] == ["llm"]
+
+
+def test_arguments_of_a_call_are_asked_for_once(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
+    """No early call without them."""
+    fast = accelerate(ChatTeola(pool=llm_pool))
+    fast.invoke(QUESTION, stop=["x"], max_tokens=3)
+    fast.bind(max_tokens=4).invoke(QUESTION)
+    RunnableLambda(lambda text: fast.invoke(text, max_tokens=5)).invoke(QUESTION)
+    assert [asked.sampling.max_tokens for asked in llm.asked] == [3, 4, 5]
+
+
+def test_in_an_accelerated_chain_it_is_the_leaf_that_its_model_is(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
+    fast = accelerate(ChatTeola(pool=llm_pool))
+    chain = ask("first {question}", fast) | ask("then {question}", fast)
+    whole = accelerate(chain)
+    assert [row.level for row in whole.report.nodes] == ["lowered"] * 6
+    assert whole.invoke({"question": "a"}) == chain.invoke({"question": "a"})
+    assert len(llm.asked) == 4, "each party of a query asks once, and what was asked early is claimed"
+
+
+def test_inside_a_live_query_it_joins(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
+    fast = accelerate(ChatTeola(pool=llm_pool))
+    whole = accelerate(RunnableLambda(lambda text: fast.invoke(text)), pool=llm_pool)
+    whole.invoke(QUESTION)
+    trace = whole.last_trace()
+    assert trace is not None and [span.engine for span in trace.spans if span.engine] == ["llm"]
+    assert len(llm.asked) == 1 and fast.last_trace() is None
+
+
+def test_what_is_set_on_one_is_set_on_both(fakes: EnginePool) -> None:
+    model = ChatTeola(pool=fakes, max_tokens=6)
+    fast = accelerate(model)
+    fast.max_tokens = 2
+    assert model.max_tokens == 2 and fast.invoke(QUESTION).usage_metadata["output_tokens"] == 2
+    order = FakeListChatModel(responses=["a", "b"])
+    assert [accelerate(order).invoke("x").content, order.invoke("x").content] == ["a", "b"]
+
+
+def test_copies(fakes: EnginePool) -> None:
+    model = ChatTeola(pool=fakes, max_tokens=6)
+    mine = Provider(ledger=None)
+    for fast in (accelerate(model, app="mine"), accelerate(mine, pool=fakes, bind=[(mine, "llm")], app="mine")):
+        for made in (copy.copy(fast), copy.deepcopy(fast), fast.model_copy(update={"max_tokens": 2})):
+            assert isinstance(made, type(fast.bound)) and made is not fast and made.bound is not model
+            tokens = 2 if made.max_tokens == 2 else fast.max_tokens
+            assert made.invoke(QUESTION).usage_metadata["output_tokens"] == tokens
+            trace = made.last_trace()
+            assert trace is not None and trace.app == "mine"
+        with pytest.raises(RegistrationError, match="cannot be pickled: its engines live in this process"):
+            pickle.dumps(fast)
+    own = pickle.loads(pickle.dumps(accelerate(FakeListChatModel(responses=["a"]))))
+    assert own.invoke("x").content == "a" and own.report is not None
+
+
+def test_accelerated_once_more(fakes: EnginePool) -> None:
+    model = ChatTeola(pool=fakes, max_tokens=6)
+    twice = accelerate(accelerate(model), app="other")
+    assert twice.bound is model and twice.invoke(QUESTION).content == model.invoke(QUESTION).content
+    trace = twice.last_trace()
+    assert trace is not None and trace.app == "other"
+
+
+def test_a_share_of_calls_in_the_shadow(fakes: EnginePool) -> None:
+    fast = accelerate(ChatTeola(pool=fakes), shadow=1.0)
+    fast.invoke(QUESTION)
+    assert counted(fast, 1) == ShadowReport(compared=1)

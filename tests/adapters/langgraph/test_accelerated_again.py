@@ -1,0 +1,66 @@
+"""What is accelerated already: given to `accelerate` once more, or as a node of another graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langgraph.graph import END, START, StateGraph
+from typing_extensions import TypedDict
+
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.adapters.langgraph.graph import AcceleratedGraph
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
+
+
+class State(TypedDict):
+    n: int
+
+
+def more(state: State) -> State:
+    return {"n": state["n"] + 1}
+
+
+def graph_of(node: Any = more) -> Any:
+    return StateGraph(State).add_node("more", node).add_edge(START, "more").add_edge("more", END).compile()
+
+
+@pytest.fixture
+def pool() -> Iterator[EnginePool]:
+    with EnginePool.local(llm=FakeLLM(), embedder=FakeEmbedder()) as pool:
+        yield pool
+
+
+def bases(obj: Any) -> int:
+    return type(obj).__mro__.count(AcceleratedGraph)
+
+
+def test_an_accelerated_graph_is_accelerated_anew(pool: EnginePool) -> None:
+    plain = graph_of()
+    again = accelerate(accelerate(plain), pool=pool)
+    assert type(again) is type(accelerate(plain)) and bases(again) == 1
+    assert again.invoke({"n": 1}) == {"n": 2}
+    assert again.last_trace().query_id
+
+
+def test_what_was_changed_on_it_stays(pool: EnginePool) -> None:
+    fast = accelerate(graph_of())
+    fast.step_timeout = 7
+    assert accelerate(fast, pool=pool).step_timeout == 7
+
+
+def test_an_accelerated_graph_as_a_node_has_the_terms_around_it(pool: EnginePool) -> None:
+    inner = accelerate(graph_of())
+    outer = accelerate(graph_of(inner), pool=pool)
+    (found,) = [graph for _, graph in outer.get_subgraphs()]
+    assert found is not inner and bases(found) == 1
+    assert outer.invoke({"n": 1}) == {"n": 2}
+    assert inner.last_trace() is None
+
+
+def test_terms_of_its_own_stay(pool: EnginePool) -> None:
+    inner = accelerate(graph_of(), pool=pool)
+    for outer in (accelerate(graph_of(inner)), accelerate(graph_of(inner), pool=pool)):
+        assert [graph for _, graph in outer.get_subgraphs()] == [inner]
+        assert outer.invoke({"n": 1}) == {"n": 2}

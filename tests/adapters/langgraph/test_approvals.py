@@ -1,0 +1,335 @@
+"""Where somebody is asked between an answer and its tools, nothing of the tools begins early."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware, ToolCallLimitMiddleware
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.tools import InjectedToolArg, InjectedToolCallId, tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import InjectedState, InjectedStore, ToolNode, ToolRuntime, tools_condition
+from langgraph.types import Command, interrupt
+from langgraph.types import interrupt as ask
+from support.agents import GIVEN, World, agent, react, world
+from support.writing_llm import call
+
+from teola_plugin.adapters.langgraph.agents.approvals import interrupts
+from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
+from teola_plugin.adapters.langgraph.agents.tool_work import Planner
+from teola_plugin.langchain import read_only
+
+
+@pytest.fixture
+def at() -> Iterator[World]:
+    with world() as made:
+        yield made
+
+
+def reads(at: World) -> Any:
+    @read_only
+    @tool
+    def weather(city: str) -> str:
+        """The weather."""
+        at.ran.append(city)
+        return f"sunny in {city}"
+
+    return weather
+
+
+def eager(at: World, graph: Any) -> Any:
+    return eager_tools_of(graph, Planner(at.pool))
+
+
+class Wraps(AgentMiddleware[Any, Any]):
+    def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+        return handler(request)
+
+
+class WrapsOnLoop(AgentMiddleware[Any, Any]):
+    async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+        return await handler(request)
+
+
+class After(AgentMiddleware[Any, Any]):
+    def after_model(self, state: Any, runtime: Any) -> Any:
+        return None
+
+
+class Asks(AgentMiddleware[Any, Any]):
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        made = handler(request)
+        ask("is that well?")
+        return made
+
+
+class Passes(AgentMiddleware[Any, Any]):
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        return handler(request)
+
+    def before_model(self, state: Any, runtime: Any) -> Any:
+        return None
+
+    def after_agent(self, state: Any, runtime: Any) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    "middleware",
+    [
+        HumanInTheLoopMiddleware(interrupt_on={"weather": True}),
+        ToolCallLimitMiddleware(thread_limit=1),
+        Wraps(),
+        WrapsOnLoop(),
+        After(),
+        Asks(),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_middleware_that_may_hold_a_call_back(at: World, middleware: Any) -> None:
+    assert eager(at, agent(at.model, [reads(at)], middleware=[middleware], checkpointer=InMemorySaver())) is None
+
+
+def test_other_middleware_holds_nothing_back(at: World) -> None:
+    made = eager(at, agent(at.model, [reads(at)], middleware=[Passes()]))
+    assert set(made.tools) == {"weather"} and made.models == {"model"} and made.nodes == {"tools"}
+
+
+@pytest.mark.parametrize("make", [agent, react])
+@pytest.mark.parametrize(
+    "stops",
+    [
+        {"interrupt_before": ["tools"]},
+        {"interrupt_after": "*"},
+        {"interrupt_before": "*"},
+        {"interrupt_after": ["{model}"]},
+    ],
+)
+def test_a_graph_that_stops_before_its_tools(at: World, make: Any, stops: dict[str, Any]) -> None:
+    model = "model" if make is agent else "agent"
+    stops = {key: [model] if value == ["{model}"] else value for key, value in stops.items()}
+    plain, paused = make(at.model, [reads(at)]), make(at.model, [reads(at)], checkpointer=InMemorySaver(), **stops)
+    assert eager(at, paused) is None
+    found = eager(at, plain)
+    assert found.paused(None, *stops.values()) and not found.paused(None, [], ["elsewhere"])
+
+
+def test_a_stop_that_is_asked_for_with_the_call(at: World) -> None:
+    at.writes(call("weather", city="Rome"))
+    fast = at.fast(agent(at.model, [reads(at)], checkpointer=InMemorySaver()))
+    config: Any = {"configurable": {"thread_id": "1"}}
+    fast.invoke(GIVEN, config, interrupt_before=["tools"])
+    assert at.ran == [] and [s.kind for s in fast.last_trace().spans if s.kind == "TOOL"] == []
+    made = fast.invoke(None, config)["messages"]
+    assert at.ran == ["Rome"] and made[2].content == "sunny in Rome" and made[-1].content == "done"
+
+
+def test_a_human_is_asked_first(at: World) -> None:
+    """The whole way: an answer, the question, the tool."""
+    at.writes(call("weather", city="Rome"))
+    middleware = [HumanInTheLoopMiddleware(interrupt_on={"weather": True})]
+    fast = at.fast(agent(at.model, [reads(at)], middleware=middleware, checkpointer=InMemorySaver()))
+    config: Any = {"configurable": {"thread_id": "1"}}
+    assert "__interrupt__" in fast.invoke(GIVEN, config) and at.ran == []
+    fast.invoke(Command(resume={"decisions": [{"type": "approve"}]}), config)
+    assert at.ran == ["Rome"]
+
+
+def test_a_tool_node_that_hands_calls_on(at: World) -> None:
+    node = ToolNode([reads(at)], wrap_tool_call=lambda request, execute: execute(request))
+    assert eager(at, react(at.model, node)) is None
+    assert eager(at, react(at.model, ToolNode([reads(at)], handle_tool_errors=lambda e: "no"))) is not None
+    mine = type("Mine", (ToolNode,), {})([reads(at)])
+    assert eager(at, react(at.model, mine)) is None, "a class of one's own may do anything"
+
+
+def test_a_hook_behind_the_model(at: World) -> None:
+    assert eager(at, react(at.model, [reads(at)], post_model_hook=lambda state: {})) is None
+    found = eager(at, react(at.model, [reads(at)], pre_model_hook=lambda state: {}))
+    assert found.models == {"agent"}
+
+
+# ---------------------------------------------------------------- graphs by hand
+
+
+def built(at: World, think: Any, **more: Any) -> Any:
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", think)
+    graph.add_node("act", ToolNode([reads(at)]))
+    graph.add_edge(START, "think")
+    for name, node in more.items():
+        graph.add_node(name, node)
+    return graph
+
+
+def answers(state: MessagesState) -> Any:
+    return {"messages": []}
+
+
+def asks_itself(state: MessagesState) -> Any:
+    return {"messages": [ask("may I?")]}
+
+
+def test_a_node_that_asks_stands_before_the_tools(at: World) -> None:
+    graph = built(at, answers, human=asks_itself)
+    graph.add_edge("think", "human")
+    graph.add_conditional_edges("human", tools_condition, {"tools": "act", "__end__": "__end__"})
+    assert eager(at, graph.compile()) is None
+
+
+def test_a_node_that_may_ask_is_one_of_the_ways(at: World) -> None:
+    for ends in ({"tools": "act", "human": "human"}, None):
+        graph = built(at, answers, human=asks_itself)
+        graph.add_conditional_edges("think", lambda state: "tools", ends)
+        assert eager(at, graph.compile()) is None, ends
+    graph = built(at, answers, human=asks_itself)
+    graph.add_conditional_edges("think", lambda state: "tools", {"tools": "act"})
+    assert eager(at, graph.compile()) is not None
+
+
+def test_a_node_that_asks_itself_or_chooses_by_command(at: World) -> None:
+    graph = built(at, asks_itself)
+    graph.add_conditional_edges("think", tools_condition, {"tools": "act", "__end__": "__end__"})
+    assert eager(at, graph.compile()) is None
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", lambda state: Command(goto="act"), destinations=("act",))
+    graph.add_node("act", ToolNode([reads(at)]))
+    graph.add_edge(START, "think")
+    assert eager(at, graph.compile()).models == {"think"}
+
+
+def test_graphs_without_tools_have_none(at: World) -> None:
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", answers)
+    graph.add_edge(START, "think")
+    assert eager(at, graph.compile()) is None and eager(at, object()) is None
+    assert with_eager_tools("no node", eager(at, agent(at.model, [reads(at)])), id, id) == "no node"
+
+
+# ---------------------------------------------------------------- tools
+
+
+@tool
+def with_state(x: int, state: Annotated[dict[str, Any], InjectedState]) -> int:
+    """State."""
+    return x
+
+
+@tool
+def with_store(x: int, store: Annotated[Any, InjectedStore()]) -> int:
+    """A store."""
+    return x
+
+
+@tool
+def with_id(x: int, tool_call_id: Annotated[str, InjectedToolCallId]) -> int:
+    """The call's id."""
+    return x
+
+
+@tool
+def with_own(x: int, user: Annotated[str, InjectedToolArg]) -> int:
+    """Something of the caller's."""
+    return x
+
+
+@tool
+def with_runtime(x: int, runtime: ToolRuntime) -> int:
+    """The runtime."""
+    return x
+
+
+@tool
+def with_config(x: int, config: RunnableConfig) -> int:
+    """The config."""
+    return x
+
+
+@tool
+def with_interrupt(x: int) -> int:
+    """Asks."""
+    return int(interrupt("may I?"))
+
+
+@tool
+def with_alias(x: int) -> int:
+    """Asks under another name."""
+    return int(ask("may I?"))
+
+
+@tool
+def harmless(x: int) -> int:
+    """Nothing."""
+    return x
+
+
+UNFIT = [with_state, with_store, with_id, with_own, with_runtime, with_config, with_interrupt, with_alias]
+
+
+def test_tools_that_need_their_place_are_not_eager(at: World) -> None:
+    tools = [read_only(one) for one in (*UNFIT, harmless)]
+    found = eager(at, agent(at.model, tools))
+    assert [name for name, one in found.tools.items() if one.runs] == ["harmless"]
+    assert not {one.name for one in UNFIT} - {"with_config"} & set(found.tools)
+
+
+def test_two_tools_of_one_name(at: World) -> None:
+    graph = built(at, answers, also=ToolNode([reads(at)]))
+    graph.add_conditional_edges("think", tools_condition, {"tools": "act", "__end__": "also"})
+    assert set(eager(at, graph.compile()).tools) == set()
+
+
+# ---------------------------------------------------------------- looking for interrupts
+
+
+def helper() -> Any:
+    return ask("?")
+
+
+class Callable_:
+    def __call__(self, state: Any) -> Any:
+        return interrupt(state)
+
+    def method(self, state: Any) -> Any:
+        return [interrupt(one) for one in state]
+
+
+def holds(function: Any) -> Any:
+    def outer(state: Any) -> Any:
+        return function(state)
+
+    return outer
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        helper,
+        Callable_(),
+        Callable_().method,
+        functools.partial(holds, helper),
+        holds(helper),
+        RunnableLambda(helper),
+        RunnableLambda(lambda x: x) | RunnableLambda(helper),
+        {"a": [helper]},
+        functools.wraps(helper)(lambda: 1),
+    ],
+)
+def test_whatever_holds_code_that_asks_asks(obj: Any) -> None:
+    assert interrupts(obj)
+
+
+def test_what_does_not_ask_does_not() -> None:
+    def stops() -> Any:
+        try:
+            return 1
+        except KeyboardInterrupt:
+            return 2
+
+    assert not any(map(interrupts, [stops, RunnableLambda(lambda x: x), [], None, 3, with_interrupt, dict]))
+    many: Any = [[i] for i in range(5000)]
+    assert interrupts(many), "nobody knows"

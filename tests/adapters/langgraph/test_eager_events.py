@@ -1,0 +1,221 @@
+"""What listeners hear of an agent whose tools began early: what they hear of the plain one, and nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler, dispatch_custom_event
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import create_retriever_tool, tool
+from support.agents import GIVEN, KINDS, World, agent, world
+from support.writing_llm import call
+
+from teola_plugin.langchain import TeolaEmbeddings, TeolaVectorStore, read_only
+
+CONFIG: dict[str, Any] = {"tags": ["mine"], "metadata": {"who": "me"}, "configurable": {"user": "u"}}
+
+
+@pytest.fixture
+def at() -> Iterator[World]:
+    with world() as made:
+        yield made
+
+
+class Docs(BaseRetriever):
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        return [Document(f"of {query}")]
+
+
+def asks_others(at: World, *, coroutine: bool) -> Any:
+    """A tool that calls a chain, a model, a retriever, and tells of itself."""
+    prompt = ChatPromptTemplate.from_template("about {x}").with_config(tags=["prompts"])
+    chain = prompt | FakeListChatModel(responses=["words"]).with_config(tags=["models"], metadata={"m": 1})
+    step = RunnableLambda(lambda x: chain.invoke({"x": x}).content).with_config(run_name="step")
+
+    def look(topic: str) -> str:
+        """Looks."""
+        at.ran.append(topic)
+        dispatch_custom_event("looked", {"at": topic})
+        return step.invoke(topic) + Docs(tags=["docs"]).invoke(topic)[0].page_content
+
+    async def alook(topic: str) -> str:
+        """Looks."""
+        at.ran.append(topic)
+        said = await chain.ainvoke({"x": topic})
+        return str(said.content) + (await Docs(tags=["docs"]).ainvoke(topic))[0].page_content
+
+    made: Any = tool("look", tags=["looking"], metadata={"tool": True}) if False else tool("look")(look)
+    made.tags, made.metadata = ["looking"], {"tool": True}
+    return read_only(made.model_copy(update={"coroutine": alook}) if coroutine else made)
+
+
+class Heard:
+    """Everything a handler is told, ids by their order of appearance."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self._ids: dict[UUID, int] = {}
+
+    def note(self, name: str, given: Any, kwargs: dict[str, Any]) -> None:
+        ids = [self._id(kwargs.get(key)) for key in ("run_id", "parent_run_id")]
+        metadata = {k: v for k, v in (kwargs.get("metadata") or {}).items() if k not in ("langgraph_checkpoint_ns",)}
+        metadata.pop("checkpoint_ns", None)
+        self.told.append((name, *ids, kwargs.get("tags"), metadata, kwargs.get("name"), shown(given)))
+
+    def _id(self, given: UUID | None) -> int | None:
+        return None if given is None else self._ids.setdefault(given, len(self._ids))
+
+
+def shown(given: Any) -> Any:
+    """Without ids of messages and calls."""
+    if isinstance(given, dict):
+        return {key: shown(one) for key, one in given.items() if key not in ("id", "tool_call_id", "run_id")}
+    if isinstance(given, list | tuple):
+        return [shown(one) for one in given]
+    if hasattr(given, "model_dump") and hasattr(given, "type"):
+        return type(given).__name__, shown({k: v for k, v in given.model_dump().items() if "metadata" not in k})
+    return str(given) if isinstance(given, str) else type(given).__name__
+
+
+NAMES = [
+    *("on_chain_start", "on_chain_end", "on_chat_model_start", "on_llm_end", "on_retriever_start", "on_retriever_end"),
+    *("on_tool_start", "on_tool_end", "on_tool_error", "on_custom_event"),
+]
+
+
+class Sync(BaseCallbackHandler, Heard):
+    pass
+
+
+class Async(AsyncCallbackHandler, Heard):
+    pass
+
+
+for _name in NAMES:
+
+    def _sync(self: Any, first: Any, *args: Any, _name: str = _name, **kwargs: Any) -> None:
+        self.note(_name, (first, *args) if "start" in _name or "custom" in _name else first, kwargs)
+
+    async def _async(self: Any, first: Any, *args: Any, _name: str = _name, **kwargs: Any) -> None:
+        self.note(_name, (first, *args) if "start" in _name or "custom" in _name else first, kwargs)
+
+    setattr(Sync, _name, _sync)
+    setattr(Async, _name, _async)
+
+
+@pytest.mark.parametrize("kind", ["create_agent", "react"])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_handlers_hear_what_the_tool_calls_when_it_is_called(at: World, kind: str, way: str, coroutine: bool) -> None:
+    plain = KINDS[kind](at.model, [asks_others(at, coroutine=coroutine)])
+
+    def heard(graph: Any, *more: Any) -> list[Any]:
+        at.ran.clear()
+        at.writes(call("look", topic="sheep"), *more)
+        handler = Sync() if way == "invoke" else Async()
+        config = {**CONFIG, "callbacks": [handler]}
+        if way == "invoke":
+            graph.invoke(GIVEN, config)
+        else:
+            asyncio.run(graph.ainvoke(GIVEN, config))
+        assert at.ran == ["sheep"]
+        return handler.told
+
+    fast = at.fast(plain)
+    assert heard(fast, at.has_run()) == heard(plain)
+    assert at.llm.came == [True] and [s.outcome for s in fast.last_trace().spans if s.kind == "TOOL"] == ["claimed"]
+
+
+def normal(events: list[Any]) -> list[Any]:
+    """Events without ids and times; a run is known by the names of those around it."""
+    names = {event["run_id"]: event["name"] for event in events}
+    found = []
+    for event in events:
+        metadata = {k: v for k, v in event["metadata"].items() if "checkpoint_ns" not in k}
+        parents = [names[one] for one in event["parent_ids"]]
+        found.append((event["event"], event["name"], parents, event["tags"], metadata, shown(event["data"])))
+    return found
+
+
+async def stream_of(graph: Any, config: Any = None) -> list[Any]:
+    return [event async for event in graph.astream_events(GIVEN, config, version="v2")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_event_streams_are_the_plain_ones(at: World, kind: str) -> None:
+    """A tool that calls nothing is early; so is the search of a retriever's tool."""
+    store = TeolaVectorStore(pool=at.pool, embedding=TeolaEmbeddings(pool=at.pool))
+    store.add_texts(["sheep eat grass"])
+
+    @read_only
+    @tool
+    def weather(city: str) -> str:
+        """The weather."""
+        at.ran.append(city)
+        return f"sunny in {city}"
+
+    search = create_retriever_tool(store.as_retriever(), "search", "Searches.")
+    plain = KINDS[kind](at.model, [weather, search])
+    pieces = [call("weather", city="Rome"), call("search", query="sheep")]
+    searched = at.store.batches
+    at.writes(*pieces, at.has_run(), lambda: at.store.batches > searched)
+    fast = at.fast(plain)
+    made = sorted(normal(await stream_of(fast, CONFIG)), key=str)
+    assert at.llm.came == [True, True] and at.ran == ["Rome"] and at.store.batches == searched + 1
+    at.writes(*pieces)
+    assert made == sorted(normal(await stream_of(plain, CONFIG)), key=str)
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+async def test_a_tool_that_is_streamed_from_inside_is_called_in_its_place(at: World, coroutine: bool) -> None:
+    """Its first event stops it, and it is not tried again while somebody streams; without, it is early again."""
+    plain = agent(at.model, [asks_others(at, coroutine=coroutine)])
+    fast = at.fast(plain)
+    at.writes(call("look", topic="sheep"), at.has_run())
+    first = normal(await stream_of(fast, CONFIG))
+    assert at.ran == ["sheep"] * 2
+    at.ran.clear()
+    at.writes(call("look", topic="sheep"))
+    second = normal(await stream_of(fast, CONFIG))
+    assert at.ran == ["sheep"] and [s for s in fast.last_trace().spans if s.kind == "TOOL"] == []
+    assert first == second == normal(await stream_of(plain, CONFIG))
+    at.ran.clear()
+    at.writes(call("look", topic="sheep"), at.has_run())
+    await fast.ainvoke(GIVEN)
+    assert at.ran == ["sheep"] and [s.outcome for s in fast.last_trace().spans if s.kind == "TOOL"] == ["claimed"]
+
+
+@pytest.mark.parametrize("mode", ["updates", "values", "messages", "tasks", "debug"])
+def test_streams_of_the_graph_are_the_plain_ones(at: World, mode: Any) -> None:
+    @read_only
+    @tool
+    def weather(city: str) -> str:
+        """The weather."""
+        at.ran.append(city)
+        return f"sunny in {city}"
+
+    plain = agent(at.model, [weather])
+    at.writes(call("weather", city="Rome"), at.has_run())
+    fast = at.fast(plain)
+    made = [kinds(one) for one in fast.stream(GIVEN, stream_mode=mode)]
+    assert at.llm.came == [True] and at.ran == ["Rome"]
+    at.writes(call("weather", city="Rome"))
+    assert made == [kinds(one) for one in plain.stream(GIVEN, stream_mode=mode)]
+
+
+def kinds(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {
+            key: kinds(one) for key, one in given.items() if key not in ("id", "timestamp", "langgraph_checkpoint_ns")
+        }
+    if isinstance(given, list | tuple):
+        return [kinds(one) for one in given]
+    return shown(given) if hasattr(given, "model_dump") else type(given).__name__

@@ -1,0 +1,392 @@
+"""Tools that begin while their call is still being written: what is early, what is claimed, what is never early."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from langchain_core.tools import InjectedToolCallId, ToolException, create_retriever_tool, tool
+from langgraph.config import get_stream_writer
+from support.agents import GIVEN, KINDS, World, agent, run, said, world
+from support.writing_llm import call
+
+from teola_plugin.errors import EngineError, RegistrationError
+from teola_plugin.langchain import TeolaEmbeddings, TeolaVectorStore, read_only
+
+WAYS = ["invoke", "ainvoke"]
+
+
+@pytest.fixture
+def at() -> Iterator[World]:
+    with world() as made:
+        yield made
+
+
+def weather_of(at: World, *, coroutine: bool = False, raises: BaseException | None = None) -> Any:
+    """A read-only tool that writes down when it runs."""
+
+    def weather(city: str, days: int = 1) -> str:
+        """The weather of a city."""
+        at.ran.append((city, days))
+        if raises is not None:
+            raise raises
+        return f"sunny in {city} for {days}"
+
+    async def later(city: str, days: int = 1) -> str:
+        """The weather of a city."""
+        await asyncio.sleep(0)
+        return weather(city, days)
+
+    made: Any = tool("weather")(weather)
+    return read_only(made.model_copy(update={"coroutine": later}) if coroutine else made)
+
+
+def outcomes(graph: Any, kind: str = "TOOL") -> list[str]:
+    return [span.outcome for span in graph.last_trace().spans if span.kind == kind]
+
+
+# ---------------------------------------------------------------- read-only tools
+
+
+def test_the_mark_is_on_a_copy() -> None:
+    @tool
+    def plain(x: int) -> int:
+        """x"""
+        return x
+
+    plain.metadata = {"mine": 1}
+    made = read_only(plain)
+    assert made is not plain and plain.metadata == {"mine": 1} and made.invoke({"x": 3}) == 3
+    assert made.metadata == {"mine": 1, "teola_read_only": True}
+    with pytest.raises(RegistrationError, match="above @tool"):
+        read_only(lambda x: x)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_a_read_only_tool_runs_once_before_the_answer_is_whole(at: World, kind: str, way: str, coroutine: bool) -> None:
+    plain = KINDS[kind](at.model, [weather_of(at, coroutine=coroutine)])
+    at.writes("I look. ", call("weather", city="Rome"), at.has_run(), " So.")
+    fast = at.fast(plain)
+    made = run(fast, way)
+    assert at.llm.came == [True] and at.ran == [("Rome", 1)]
+    assert outcomes(fast) == ["claimed"]
+    at.writes("I look. ", call("weather", city="Rome"), " So.")
+    assert said(made) == said(run(plain, way)) and at.ran == [("Rome", 1)] * 2
+    ids = [one["id"] for one in made[1].tool_calls]
+    assert [message.tool_call_id for message in made[2:-1]] == ids
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_parallel_calls_and_equal_ones(at: World, way: str) -> None:
+    """Of equal calls the second is the plain call's own; others run side by side while the answer goes on."""
+    plain = agent(at.model, [weather_of(at)])
+    calls = [call("weather", city="Rome"), call("weather", city="Oslo", days=2), call("weather", city="Rome")]
+    at.writes(*calls, at.has_run(2))
+    fast = at.fast(plain)
+    made = run(fast, way)
+    assert at.llm.came == [True] and sorted(at.ran) == [("Oslo", 2), ("Rome", 1), ("Rome", 1)]
+    at.writes(*calls)
+    assert said(made) == said(run(plain, way)) and outcomes(fast) == ["claimed", "claimed"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_what_it_raises_is_raised_in_its_place(at: World, way: str, coroutine: bool) -> None:
+    broken = agent(at.model, [weather_of(at, coroutine=coroutine, raises=ZeroDivisionError("no weather"))])
+    at.writes(call("weather", city="Rome"), at.has_run())
+    with pytest.raises(ZeroDivisionError, match="no weather"):
+        run(at.fast(broken), way)
+    assert at.llm.came == [True] and at.ran == [("Rome", 1)]
+    at.ran.clear()
+    told = weather_of(at, coroutine=coroutine, raises=ToolException("ask later")).model_copy(
+        update={"handle_tool_error": True}
+    )
+    assert said(run(at.fast(agent(at.model, [told])), way))[2][1:4] == ("ask later", "weather", "error")
+    assert at.ran == [("Rome", 1)]
+
+
+def test_a_list_and_a_bare_object_are_heard_too(at: World) -> None:
+    fast = at.fast(agent(at.model, [weather_of(at)]))
+    one = '{"name": "weather", "arguments": {"city": "Rome"}}'
+    for text, rest in (("[" + one, "]"), (one, "\n"), (one[:-1], "}")):
+        at.ran.clear()
+        at.writes(text, at.has_run(), rest) if text[-1:] != "]" and rest != "}" else at.writes(text, rest)
+        assert [message.content for message in run(fast, "invoke")][2] == "sunny in Rome for 1"
+        assert at.ran == [("Rome", 1)]
+    assert at.llm.came == [True, True]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [call("weather", city="Rome")[: -len("</tool_call>")], " and more, so it is no JSON"],
+        ['{"name": "weather", "arguments": {"city": "Rome"}}', " is what I would say"],
+    ],
+)
+def test_a_wrong_guess_leaves_no_trace_but_its_cost(at: World, pieces: list[str]) -> None:
+    plain = agent(at.model, [weather_of(at)])
+    at.writes(pieces[0], at.has_run(), pieces[1])
+    fast = at.fast(plain)
+    made = run(fast, "invoke")
+    assert at.llm.came == [True] and said(made) == said(run(plain, "invoke"))
+    assert len(made) == 2 and outcomes(fast) == ["wasted"] and at.ran == [("Rome", 1)]
+
+
+@pytest.mark.parametrize(
+    "text", [call("weather", town="Rome"), call("weather", city="Rome", days="soon"), call("climate", city="Rome")]
+)
+def test_what_a_tool_refuses_is_not_early(at: World, text: str) -> None:
+    plain = agent(at.model, [weather_of(at)])
+    at.writes(text)
+    fast = at.fast(plain)
+    assert said(run(fast, "invoke")) == said(run(plain, "invoke")) and at.ran == [] and outcomes(fast) == []
+
+
+def test_arguments_are_those_of_the_schema(at: World) -> None:
+    at.writes(call("weather", city="Rome", days="3"), at.has_run())
+    run(at.fast(agent(at.model, [weather_of(at)])), "invoke")
+    assert at.ran == [("Rome", 3)] and at.llm.came == [True]
+
+
+def test_what_may_change_something_has_its_turn_first(at: World) -> None:
+    """A tool that reads after one that may write is called in its place, as is what stands before it."""
+
+    @tool
+    def note(text: str) -> str:
+        """Notes."""
+        at.ran.append(text)
+        return "noted"
+
+    reads = weather_of(at)
+    fast = at.fast(agent(at.model, [note, reads]))
+    at.writes(call("note", text="a"), call("weather", city="Rome"), lambda: True)
+    run(fast, "invoke")
+    assert outcomes(fast) == [] and sorted(map(str, at.ran)) == ["('Rome', 1)", "a"]
+    at.ran.clear()
+    at.writes(call("weather", city="Rome"), at.has_run(), call("note", text="a"))
+    run(fast, "invoke")
+    assert outcomes(fast) == ["claimed"] and at.ran == [("Rome", 1), "a"]
+
+
+def test_a_coroutine_without_a_loop_is_left_to_its_place(at: World) -> None:
+    @tool
+    async def only(city: str) -> str:
+        """Only on a loop."""
+        at.ran.append(city)
+        return city
+
+    at.writes(call("only", city="Rome"))
+    graph = agent(at.model, [read_only(only)])
+    for one in (graph, at.fast(graph)):
+        with pytest.raises(NotImplementedError):
+            one.invoke(GIVEN)
+    assert at.ran == []
+    at.writes(call("only", city="Rome"), at.has_run())
+    assert run(at.fast(graph), "ainvoke")[2].content == "Rome" and at.llm.came == [True] and at.ran == ["Rome"]
+
+
+def test_an_answer_that_fails_gives_up_what_it_began(at: World) -> None:
+    gone: list[str] = []
+
+    @read_only
+    @tool
+    async def endless(city: str) -> str:
+        """Never ends by itself."""
+        at.ran.append(city)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            gone.append(city)
+        return city
+
+    def breaks() -> bool:
+        if at.ran:
+            raise RuntimeError("the engine broke")
+        return False
+
+    fast = at.fast(agent(at.model, [endless]))
+    at.writes(call("endless", city="Rome"), breaks)
+
+    async def asked() -> None:
+        with pytest.raises(EngineError):
+            await fast.ainvoke(GIVEN)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(asked())
+    assert at.ran == gone == ["Rome"] and outcomes(fast) == ["wasted"]
+
+
+def test_who_gives_the_call_up_gives_the_tool_up(at: World) -> None:
+    gone: list[str] = []
+
+    @read_only
+    @tool
+    async def endless(city: str) -> str:
+        """Never ends by itself."""
+        at.ran.append(city)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            gone.append(city)
+        return city
+
+    fast = at.fast(agent(at.model, [endless]))
+    at.writes(call("endless", city="Rome"), at.has_run())
+
+    async def asked() -> None:
+        task = asyncio.create_task(fast.ainvoke(GIVEN))
+        while not at.llm.came:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)  # the plain call waits for it by now
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asked())
+    assert at.ran == gone == ["Rome"]
+
+
+# ---------------------------------------------------------------- what its place alone can give
+
+
+def test_a_tool_that_writes_to_the_stream_is_called_in_its_place(at: World) -> None:
+    """Nobody sees what an early call would have written, not even from deep inside."""
+
+    def tell(text: str) -> None:
+        get_stream_writer()(text)
+
+    @read_only
+    @tool
+    def telling(city: str) -> str:
+        """Tells of itself."""
+        at.ran.append(city)
+        tell(f"looking at {city}")
+        return city
+
+    plain = agent(at.model, [telling])
+    at.writes(call("telling", city="Rome"), at.has_run())
+    fast = at.fast(plain)
+    made = list(fast.stream(GIVEN, stream_mode="custom"))
+    assert at.llm.came == [True] and made == ["looking at Rome"] and outcomes(fast) == ["wasted"]
+    at.ran.clear()
+    at.writes(call("telling", city="Rome"))
+    assert list(fast.stream(GIVEN, stream_mode="custom")) == list(plain.stream(GIVEN, stream_mode="custom")) == made
+    assert at.ran == ["Rome"] * 2 and outcomes(fast) == [], "it is not tried again"
+
+
+def test_a_tool_that_changes_its_arguments_is_called_in_its_place(at: World) -> None:
+    @read_only
+    @tool
+    def eats(names: list[str]) -> str:
+        """Eats a list."""
+        at.ran.append(list(names))
+        return str([names.pop() for _ in range(len(names))])
+
+    at.writes(call("eats", names=["a", "b"]), at.has_run())
+    fast = at.fast(agent(at.model, [eats]))
+    assert run(fast, "invoke")[2].content == "['b', 'a']"
+    run(fast, "invoke")
+    assert outcomes(fast) == [] and at.ran == [["a", "b"]] * 3, "the first time twice, then once"
+
+
+def test_limits_of_a_call_hold(at: World) -> None:
+    at.writes(call("weather", city="Rome"))
+    fast = at.fast(agent(at.model, [weather_of(at)]))
+    fast.invoke(GIVEN, {"max_concurrency": 2})
+    assert outcomes(fast) == [] and at.ran == [("Rome", 1)]
+
+
+# ---------------------------------------------------------------- tools on the pool
+
+
+@pytest.fixture
+def search(at: World) -> Any:
+    store = TeolaVectorStore(pool=at.pool, embedding=TeolaEmbeddings(pool=at.pool))
+    store.add_texts([f"sheep eat {what}" for what in ("grass", "hay", "oats")])
+    return create_retriever_tool(store.as_retriever(search_kwargs={"k": 2}), "search", "Searches.")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_search_begins_while_its_call_is_written_and_is_claimed(at: World, search: Any, kind: str, way: str) -> None:
+    plain = KINDS[kind](at.model, [search, weather_of(at)])
+    asked = at.store.batches
+    at.writes(call("search", query="sheep"), lambda: at.store.batches > asked, " So.")
+    fast = at.fast(plain)
+    made = run(fast, way)
+    assert at.llm.came == [True] and at.store.batches == asked + 1, "one search, and it is early"
+    at.writes(call("search", query="sheep"), " So.")
+    assert said(made) == said(run(plain, way)) and "sheep eat" in made[2].content
+    kinds = [span.primitive for span in fast.last_trace().spans if span.kind == "SEARCHING"]
+    assert kinds == ["part1/search.searching"]
+
+
+def test_a_search_after_a_write_is_made_again(at: World, search: Any) -> None:
+    store = TeolaVectorStore(pool=at.pool, embedding=TeolaEmbeddings(pool=at.pool))
+
+    @tool
+    def remember(text: str) -> str:
+        """Remembers."""
+        store.add_texts([text])
+        return "yes"
+
+    plain = agent(at.model, [search, remember])
+    at.writes(call("remember", text="sheep eat sheep"), call("search", query="sheep eat sheep"))
+    config: Any = {"max_concurrency": 1}
+    made = at.fast(plain).invoke(GIVEN, config)["messages"]
+    assert "sheep eat sheep" in made[3].content
+
+
+def test_a_search_that_nobody_comes_for_is_dropped(at: World, search: Any) -> None:
+    at.writes('{"name": "search", "arguments": {"query": "sheep"}}', " I would say")
+    fast = at.fast(agent(at.model, [search]))
+    assert len(run(fast, "invoke")) == 2
+    assert {span.outcome for span in fast.last_trace().spans if span.kind == "SEARCHING"} <= {"wasted", "cancelled"}
+
+
+def test_a_function_that_asks_the_pool_begins_there_and_runs_in_its_place(at: World, search: Any) -> None:
+    retriever = TeolaVectorStore(pool=at.pool, embedding=TeolaEmbeddings(pool=at.pool)).as_retriever()
+
+    @tool
+    def look(topic: str) -> str:
+        """Looks."""
+        at.ran.append(topic)
+        return "; ".join(one.page_content for one in retriever.invoke(f"what do {topic} eat?"))
+
+    asked = at.store.batches
+    at.writes(call("look", topic="sheep"), lambda: at.store.batches > asked, lambda: not at.ran)
+    plain = agent(at.model, [look])
+    fast = at.fast(plain)
+    made = run(fast, "invoke")
+    assert at.llm.came == [True, True] and at.store.batches == asked + 1 and at.ran == ["sheep"]
+    at.writes(call("look", topic="sheep"))
+    assert said(made) == said(run(plain, "invoke"))
+
+
+# ---------------------------------------------------------------- whoever says that nothing runs ahead
+
+
+@pytest.mark.parametrize("options", [{"speculate": "off"}, {"passes": ()}])
+def test_where_nothing_runs_ahead_no_tool_does(at: World, search: Any, options: dict[str, Any]) -> None:
+    at.writes(call("weather", city="Rome"), call("search", query="sheep"))
+    fast = at.fast(agent(at.model, [weather_of(at), search]), **options)
+    assert len(run(fast, "invoke")) == 5 and outcomes(fast) == []
+    assert all(span.primitive.startswith(("llm", "store", "embedder")) for span in fast.last_trace().spans)
+
+
+def test_injected_arguments_are_the_places_own(at: World) -> None:
+    @read_only
+    @tool
+    def marked(city: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> str:
+        """Knows its call."""
+        at.ran.append(city)
+        return f"{city} {bool(tool_call_id)}"
+
+    at.writes(call("marked", city="Rome"))
+    fast = at.fast(agent(at.model, [marked]))
+    assert run(fast, "invoke")[2].content == "Rome True" and outcomes(fast) == [] and at.ran == ["Rome"]

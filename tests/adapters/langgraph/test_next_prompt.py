@@ -1,0 +1,213 @@
+"""The next prompt of an agent is prefilled while its tools run, as far as it is known, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from support.agents import GIVEN, KINDS, World, agent, run, said, world
+from support.writing_llm import call
+
+from teola_plugin.requests.payloads import UNKNOWN, Prompt
+
+LONG = "words " * 80
+"""More than a prefix that is worth a request."""
+
+
+@pytest.fixture
+def at() -> Iterator[World]:
+    with world() as made:
+        yield made
+
+
+class Steps:
+    """Tools that end when they are told to, by threads and by loops."""
+
+    def __init__(self, at: World) -> None:
+        self.ends = {name: threading.Event() for name in ("one", "two", "three")}
+        self._at = at
+
+    def tools(self) -> list[Any]:
+        return [self._tool(name) for name in self.ends]
+
+    def _tool(self, name: str) -> Any:
+        def step(text: str = LONG) -> str:
+            """A step."""
+            assert self.ends[name].wait(5)
+            self._at.ran.append(name)
+            return f"{name}: {text}"
+
+        async def astep(text: str = LONG) -> str:
+            """A step."""
+            return await asyncio.to_thread(step, text)
+
+        return tool(name)(step).model_copy(update={"coroutine": astep})
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self.ends[name].set()
+
+
+def asked(fast: Any, way: str = "invoke", config: Any = None) -> threading.Thread:
+    """A call of the agent, beside the test."""
+
+    def ask() -> None:
+        result.append(fast.invoke(GIVEN, config) if way == "invoke" else asyncio.run(fast.ainvoke(GIVEN, config)))
+
+    result: list[Any] = []
+    thread = threading.Thread(target=ask)
+    thread.result = result  # type: ignore[attr-defined]
+    thread.start()
+    return thread
+
+
+def until(condition: Any) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it does not come")
+
+
+def prefix_of(warmed: Prompt, whole: Prompt) -> bool:
+    return whole.tools == warmed.tools and whole.flat().startswith(warmed.known())
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_are_prefilled_as_they_come_in_the_order_of_the_prompt(at: World, kind: str, way: str) -> None:
+    steps = Steps(at)
+    at.writes(call("one"), call("two"), call("three"))
+    fast = at.fast(KINDS[kind](at.model, steps.tools()))
+    thread = asked(fast, way)
+    steps.end("two")
+    until(lambda: at.ran == ["two"])
+    threading.Event().wait(0.05)
+    assert at.llm.warmed == [], "the first result is not there"
+    steps.end("one")
+    until(lambda: len(at.llm.warmed) == 1)
+    steps.end("three")
+    thread.join(5)
+    whole = at.llm.asked[-1].prompt
+    (warmed,) = at.llm.warmed
+    assert prefix_of(warmed, whole) and "one: words" in warmed.known() and "two: words" in warmed.known()
+    assert warmed.messages[-1].content == UNKNOWN and "three:" not in warmed.flat()
+    spans = [span for span in fast.last_trace().spans if span.kind == "PARTIAL_PREFILLING"]
+    assert [span.outcome for span in spans] == ["done"] and spans[0].engine == "llm"
+
+
+def test_a_long_answer_is_prefilled_before_any_result(at: World) -> None:
+    steps = Steps(at)
+    at.writes(LONG, call("one", text="x"))
+    thread = asked(at.fast(agent(at.model, steps.tools())))
+    until(lambda: len(at.llm.warmed) == 1)
+    steps.end("one")
+    thread.join(5)
+    assert prefix_of(at.llm.warmed[0], at.llm.asked[-1].prompt) and LONG.strip() in at.llm.warmed[0].known()
+
+
+def test_what_is_too_short_is_not_worth_a_request(at: World) -> None:
+    steps = Steps(at)
+    at.writes(call("one", text="x"), call("two", text="y"))
+    steps.end("one", "two")
+    run(at.fast(agent(at.model, steps.tools())), "invoke")
+    assert at.llm.warmed == []
+
+
+def test_of_one_result_the_model_is_asked_at_once(at: World) -> None:
+    steps = Steps(at)
+    at.writes(call("one"))
+    steps.end("one")
+    run(at.fast(agent(at.model, steps.tools())), "invoke")
+    assert at.llm.warmed == []
+
+
+@pytest.mark.parametrize(
+    "profile", [{"prefix_caching": False}, {"max_request_size": 100}, {"min_split_tokens": 10_000}], ids=str
+)
+def test_engines_that_keep_no_prefix_or_cannot_read_that_much(profile: Any) -> None:
+    with world() as at:
+        at.llm.profile = replace(at.llm.profile, **profile)
+        steps = Steps(at)
+        at.writes(LONG, call("one"), call("two"))
+        steps.end("one", "two")
+        made = run(at.fast(agent(at.model, steps.tools())), "invoke")
+        assert at.llm.warmed == [] and len(made) == 5
+
+
+def test_rounds_follow_each_other(at: World) -> None:
+    """Each round prefills its own; what an earlier one began is over."""
+    steps = Steps(at)
+    steps.end("one", "two", "three")
+    calls = [call("one", text=LONG), call("two", text=LONG)]
+
+    def writes(prompt: Prompt) -> list[str]:
+        return [LONG, *calls] if sum(m.role == "tool" for m in prompt.messages) < 4 else ["done"]
+
+    at.llm.writes = writes
+    fast = at.fast(agent(at.model, steps.tools()))
+    made = run(fast, "invoke")
+    assert len(made) == 8 and len(at.llm.asked) == 3
+    for warmed in at.llm.warmed:
+        assert any(prefix_of(warmed, one.prompt) for one in at.llm.asked)
+    assert fast.last_trace().outcome == "closed"
+
+
+def test_conversations_side_by_side_end_their_own(at: World) -> None:
+    steps = Steps(at)
+    at.writes(LONG, call("one"), call("two"))
+    steps.end("one", "two")
+    fast = at.fast(agent(at.model, steps.tools()))
+
+    async def both() -> list[Any]:
+        given = [{"messages": [HumanMessage(f"question {i}")]} for i in range(3)]
+        return await asyncio.gather(*(fast.ainvoke(one) for one in given))
+
+    made = asyncio.run(both())
+    assert [said(one["messages"])[1:] for one in made] == [said(made[0]["messages"])[1:]] * 3
+    for warmed in at.llm.warmed:
+        assert any(prefix_of(warmed, one.prompt) for one in at.llm.asked)
+
+
+def test_terms_are_the_querys_own(at: World) -> None:
+    seen: list[Any] = []
+    execute = at.llm.execute
+
+    def watched(batch: Any) -> Any:
+        seen.extend((request.kind.name, request.tenant, request.background) for request in batch)
+        return execute(batch)
+
+    at.llm.execute = watched  # type: ignore[method-assign]
+    steps = Steps(at)
+    at.writes(LONG, call("one", text="x"))
+    thread = asked(at.fast(agent(at.model, steps.tools())), config={"configurable": {"teola_tenant": "acme"}})
+    until(lambda: len(at.llm.warmed) == 1)
+    steps.end("one")
+    thread.join(5)
+    assert ("PARTIAL_PREFILLING", "acme", True) in seen and {tenant for _, tenant, _ in seen} == {"acme"}
+
+
+def test_a_result_that_the_model_does_not_take_ends_it(at: World, caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    def picture() -> Any:
+        """A picture."""
+        return [{"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}]
+
+    @tool
+    def words() -> str:
+        """Words."""
+        return LONG
+
+    at.writes(call("words"), call("picture"), call("words"))
+    plain = agent(at.model, [words, picture])
+    with pytest.raises(Exception, match="image_url") as told:
+        run(plain, "invoke")
+    with pytest.raises(type(told.value), match="image_url"):
+        run(at.fast(plain), "invoke")
+    assert "please report it" not in caplog.text

@@ -1,0 +1,181 @@
+"""One run of a graph, and everything that can be seen of it; in what two of them differ."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pprint import pformat
+from typing import Any
+
+from differential.graphs.plain import Names, plain
+from differential.graphs.recorder import Recorder
+from differential.graphs.ways import GRAPH, RUNNABLE, is_async
+from langgraph.pregel import Pregel
+from support.books import Books
+from support.graphs import Case, Kit, Turn
+
+THREAD = {"configurable": {"thread_id": "thread"}}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Plain data, its ids named."""
+
+    results: Any
+    state: Any
+    """The last state, with those of subgraphs, and its history."""
+    saved: Any
+    """Checkpoints: values, versions, metadata, parents, pending writes."""
+    remembered: Any
+    """What is in the store and in the node cache."""
+    events: Any
+    done: Counter[str]
+    """What user code did."""
+    asked: Counter[str]
+    """By the plain object, of the pool."""
+    reached: Books
+    raced: bool
+
+
+def see(kit: Kit, case: Case, way: str, books: Books, graphs: Sequence[Any] | None = None) -> Seen:
+    """The turns of a case, by `graphs` in turn (all made of this kit)."""
+    books.clear()
+    recorder = Recorder()
+    graphs = graphs or [case.build(kit)]
+    results = [_called(graphs[i % len(graphs)], turn, way, recorder) for i, turn in enumerate(case.turns)]
+    raced = case.races or "batch" in way
+    names = Names(raced=raced)
+    in_order = _sorted if raced else tuple
+    events = recorder.events
+    return Seen(
+        results=_results(names(tuple(results)), case, way, raced=raced),
+        state=names(_state(graphs[-1])) if case.is_graph else None,
+        saved=in_order(names(saved(kit))),
+        remembered=in_order(names(_remembered(kit))),
+        events=Counter(map(repr, names(tuple(events)))) if raced else names(tuple(events)),
+        done=kit.done.copy(),
+        asked=Counter({names(key): n for key, n in books.asked.items()}),
+        reached=books.copy(),
+        raced=raced,
+    )
+
+
+def _called(graph: Any, turn: Turn, way: str, recorder: Recorder) -> Any:
+    config = {
+        **copy.deepcopy(THREAD),
+        "callbacks": [recorder],
+        "tags": ["mine"],
+        "metadata": {"user": 7},
+        **turn.config,
+    }
+    given = turn.given(graph, THREAD) if callable(turn.given) else copy.deepcopy(turn.given)
+    try:
+        return plain(GRAPH[way](graph, given, config, **_fitting(graph, turn, way)))
+    except Exception as error:
+        return plain(error)
+
+
+def _fitting(graph: Any, turn: Turn, way: str) -> dict[str, Any]:
+    """Options that the entry takes."""
+    return {key: one for key, one in turn.options.items() if not (key == "stream_mode" and "stream" in way)}
+
+
+def _results(results: tuple[Any, ...], case: Case, way: str, *, raced: bool) -> Any:
+    """Of a race chunks are a multiset; of a batch each result has its place. Chunks before a failure count for nothing."""
+    if not raced or "stream" not in way:
+        return results
+    if case.fails:
+        results = tuple(one[-1:] if isinstance(one, tuple) else one for one in results)
+    return tuple(("any order", *_sorted(one)) if isinstance(one, tuple) else one for one in results)
+
+
+def _sorted(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(sorted(parts, key=repr))
+
+
+def _state(graph: Any) -> Any:
+    if not isinstance(graph, Pregel) or not graph.checkpointer:
+        return None
+    try:
+        snapshots = [graph.get_state(THREAD, subgraphs=True), *graph.get_state_history(THREAD)]
+    except Exception as error:
+        return plain(error)
+    return plain(
+        [
+            one._replace(tasks=[task._replace(result=unnamed(plain(task.result))) for task in one.tasks])
+            for one in snapshots
+        ]
+    )
+
+
+def saved(kit: Kit) -> Any:
+    """All checkpoints of a thread and then of the next, oldest first."""
+    raw = [part for _, part in kit.saver.blobs.values()]
+    raw += [
+        part
+        for ns in kit.saver.storage.values()
+        for known in ns.values()
+        for one in known.values()
+        for _, part in one[:2]
+    ]
+    assert not any(b"teola_plugin" in part for part in raw)
+    found = sorted(
+        kit.saver.list(None), key=lambda one: (one.config["configurable"]["thread_id"], one.checkpoint["id"])
+    )
+    return tuple(
+        plain([one.config, one.checkpoint, one.metadata, one.parent_config, unnamed(plain(one.pending_writes))])
+        for one in found
+    )
+
+
+def unnamed(value: Any) -> Any:
+    """Without the ids of messages: a reducer gives them while another thread saves what was written."""
+    match value:
+        case dict():
+            known = {key: unnamed(one) for key, one in value.items()}
+            return {**known, "id": "?"} if str(value.get("")).endswith("Message") else known
+        case tuple():
+            return tuple(map(unnamed, value))
+    return value
+
+
+def _remembered(kit: Kit) -> Any:
+    items = [[item.namespace, item.key, item.value] for item in kit.memory.search(())]
+    cached = [[namespace, *entries] for namespace, entries in kit.cache._cache.items()]
+    return plain([*items, *cached])
+
+
+def differences(before: Seen, after: Seen, case: Case) -> list[str]:
+    """What the second shows otherwise than the first; after the failure of a sibling only results count."""
+    found = []
+    for what in ("results",) if case.fails else ("results", "state", "saved", "remembered", "events", "done", "asked"):
+        one, other = getattr(before, what), getattr(after, what)
+        if one != other:
+            found.append(f"{what}:\n{first_difference(one, other)}")
+    if not case.fails and (missing := before.reached.missing(after.reached)):
+        found.append(f"engines were not asked: {missing}")
+    return found
+
+
+def first_difference(one: Any, other: Any, path: str = "") -> str:
+    """Where two values part, and how."""
+    if isinstance(one, tuple) and isinstance(other, tuple) and one[:1] == other[:1] == ("any order",):
+        one, other = Counter(map(repr, one)), Counter(map(repr, other))
+    if isinstance(one, Counter) and isinstance(other, Counter):
+        return f"missing {pformat(one - other)}\nmore {pformat(other - one)}"
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return next(first_difference(one[k], other[k], f"{path}.{k}") for k in one if one[k] != other[k])
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        for i, (a, b) in enumerate(zip(one, other, strict=False)):
+            if a != b:
+                return first_difference(a, b, f"{path}[{i}]")
+        if len(one) != len(other):
+            return f"{path}: {len(one)} and {len(other)} parts; more: {pformat((one[len(other) :] or other[len(one) :])[:3])}"
+    return f"{path}:\n  {pformat(one)}\n  then\n  {pformat(other)}"
+
+
+def ways_of(case: Case) -> list[str]:
+    known = [way for way in (GRAPH if case.is_graph else RUNNABLE) if case.streams or "stream" not in way]
+    return [way for way in known if not case.only or is_async(way) == (case.only == "async")]

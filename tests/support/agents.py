@@ -1,0 +1,100 @@
+"""Agents on a `WritingLLM`, and every way to run them that the tests of eager tools need."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import BaseTool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
+
+from support.writing_llm import WritingLLM, Written
+from teola_plugin import accelerate
+from teola_plugin.engines.fake import FakeEmbedder, FakeStore
+from teola_plugin.langchain import ChatTeola
+from teola_plugin.pool import EnginePool
+
+GIVEN = {"messages": [HumanMessage("what is it?")]}
+Make = Callable[..., Any]
+
+
+def agent(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:
+    return create_agent(model, tools, system_prompt="Use your tools.", **options)
+
+
+def react(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return create_react_agent(model, tools, prompt="Use your tools.", **options)
+
+
+def react_v1(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:
+    return react(model, tools, version="v1", **options)
+
+
+def by_hand(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:
+    """A graph whose node is a sync function, whatever way the graph is called."""
+    bound = model.bind_tools(tools)
+
+    def think(state: MessagesState) -> Any:
+        return {"messages": [bound.invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", think)
+    graph.add_node("act", ToolNode(tools))
+    graph.add_edge(START, "think")
+    graph.add_conditional_edges("think", tools_condition, {"tools": "act", "__end__": "__end__"})
+    graph.add_edge("act", "think")
+    return graph.compile(**options)
+
+
+KINDS: dict[str, Make] = {"create_agent": agent, "react": react, "react_v1": react_v1, "by_hand": by_hand}
+
+
+class World:
+    """A pool with a writing LLM, and what the tools of a test have done."""
+
+    def __init__(self) -> None:
+        self.llm, self.embedder, self.store = WritingLLM(), FakeEmbedder(), FakeStore()
+        self.pool = EnginePool.local(llm=self.llm, embedder=self.embedder, store=self.store)
+        self.model = ChatTeola(pool=self.pool)
+        self.ran: list[Any] = []
+
+    def writes(self, *pieces: Written, then: str = "done") -> None:
+        """The first answer of a conversation; after tools have run it says `then`."""
+        self.llm.writes = lambda prompt: [then] if prompt.messages[-1].role == "tool" else list(pieces)
+
+    def has_run(self, times: int = 1) -> Callable[[], bool]:
+        return lambda: len(self.ran) >= times
+
+    def fast(self, graph: Any, **options: Any) -> Any:
+        return accelerate(graph, pool=self.pool, **options)
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    made = World()
+    with made.pool:
+        yield made
+
+
+def run(graph: Any, way: str, **options: Any) -> Any:
+    """The messages that a call ends with."""
+    if way == "invoke":
+        return graph.invoke(GIVEN, **options)["messages"]
+    return asyncio.run(graph.ainvoke(GIVEN, **options))["messages"]
+
+
+def said(messages: Sequence[Any]) -> list[Any]:
+    """Messages without their ids; calls by name and arguments."""
+    found = []
+    for message in messages:
+        calls = [(one["name"], one["args"]) for one in message.tool_calls] if isinstance(message, AIMessage) else []
+        found.append((type(message).__name__, message.content, message.name, getattr(message, "status", ""), calls))
+    return found

@@ -1,0 +1,43 @@
+"""Graphs and agents as people write them: `GRAPHS` has each with its inputs, made of the objects of a `Kit`."""
+
+from __future__ import annotations
+
+from support.graphs import (
+    agents,
+    caching,
+    chains,
+    failures,
+    functional,
+    interrupts,
+    joins,
+    middleware,
+    rag,
+    routing,
+    sending,
+    state,
+    stores,
+    streams,
+    subgraphs,
+)
+from support.graphs.case import GRAPHS, Case, Turn
+from support.graphs.kit import Kit
+
+__all__ = ["GRAPHS", "Case", "Kit", "Turn"]
+
+_ = (
+    agents,
+    caching,
+    chains,
+    failures,
+    functional,
+    interrupts,
+    joins,
+    middleware,
+    rag,
+    routing,
+    sending,
+    state,
+    stores,
+    streams,
+    subgraphs,
+)  # importing them fills the table

@@ -1,0 +1,53 @@
+"""Node caches."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any
+
+from langgraph.graph import START, StateGraph
+from langgraph.types import CachePolicy
+from typing_extensions import TypedDict
+
+from support.graphs.case import case
+from support.graphs.kit import Kit, joined
+
+
+class State(TypedDict, total=False):
+    question: str
+    said: Annotated[list[str], operator.add]
+    answer: str
+
+
+def cached_answer(kit: Kit, who: str = "model") -> Any:
+    """A cached node `say`, then one that is not cached."""
+    llm = kit.llm
+
+    def say(state: State) -> dict[str, Any]:
+        kit.note(f"{who} ran")
+        return {"said": [f"{who}: " + llm.invoke(f"say {state['question']}").content]}
+
+    graph = StateGraph(State)
+    graph.add_node(say, cache_policy=CachePolicy())
+    graph.add_node("answer", lambda state: {"answer": llm.invoke(f"{who} answers {state['said']}").content})
+    graph.add_edge(START, "say")
+    graph.add_edge("say", "answer")
+    return graph.compile(cache=kit.cache)
+
+
+@case({"question": "q"}, {"question": "q"}, {"question": "other"})
+def cached_node(kit: Kit) -> Any:
+    return cached_answer(kit)
+
+
+@case({"question": "what is class?"}, {"question": "what is class?"}, races=True)
+def cached_nodes_side_by_side(kit: Kit) -> Any:
+    """With a key of one's own, a time to live, and nodes that are chains."""
+    retriever, llm = kit.retriever, kit.llm
+    key = CachePolicy(key_func=lambda state: state["question"][-5:], ttl=60)
+    graph = StateGraph(State)
+    graph.add_node("find", lambda state: {"said": [joined(retriever.invoke(state["question"]))]}, cache_policy=key)
+    graph.add_node("ask", (lambda state: state["question"]) | llm | (lambda m: {"said": [m.content]}), cache_policy=key)
+    graph.add_edge(START, "find")
+    graph.add_edge(START, "ask")
+    return graph.compile(cache=kit.cache, checkpointer=kit.saver)

@@ -1,0 +1,119 @@
+"""What graphs are made of: objects on a pool of fake engines, stores, and models of the user's own."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable
+from langgraph.cache.memory import InMemoryCache
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_config
+from langgraph.store.memory import InMemoryStore
+
+from support.books import POISON
+from teola_plugin.engines.fake import FakeLLM, fake_engines
+from teola_plugin.engines.fake.base import FakeEngine
+from teola_plugin.engines.fake.llm import default_answer
+from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore
+from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Prompt, Sampling
+
+WORDS = ("lambda", "class", "import", "with", "raise")
+TEXTS = [f"passage {i} about {word} — {word} again" for i, word in enumerate(WORDS)]
+
+_CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
+
+
+def called(name: str, **arguments: Any) -> str:
+    """In a question, or in what a tool gives: the model makes this call next."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def obedient(prompt: Prompt, sampling: Sampling) -> str:
+    """Makes the calls that the newest message speaks of; else words, or JSON by the schema: a function of the prompt."""
+    newest = prompt.messages[-1].content if prompt.messages else prompt.text
+    if POISON in newest:
+        raise ValueError("poisoned")
+    if prompt.tools and (calls := _CALL.findall(newest)):
+        return "\n".join(calls)
+    schema = json.loads(sampling.json_schema or "{}")
+    if "anyOf" in schema:  # one of several tools must be called: the last of them
+        return default_answer(prompt, Sampling(json_schema=json.dumps(schema["anyOf"][-1])))
+    return default_answer(prompt, sampling)
+
+
+def engines() -> list[FakeEngine]:
+    """Fakes without latency; the LLM is `obedient`."""
+    return [FakeLLM("llm", answer=obedient) if engine.name == "llm" else engine for engine in fake_engines()]
+
+
+class OwnChat(BaseChatModel):
+    """A model of the user's own, as obedient: one that no pool knows."""
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        newest = str(messages[-1].content)
+        calls = [json.loads(call[11:-12]) for call in _CALL.findall(newest)] if kwargs.get("tools") else []
+        made = [{"name": c["name"], "args": c["arguments"], "id": f"call_{i}"} for i, c in enumerate(calls)]
+        message = AIMessage("" if made else f"own({newest})", tool_calls=made)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[Any, Any]:
+        return self.bind(tools=[getattr(tool, "name", str(tool)) for tool in tools], **kwargs)
+
+    @property
+    def _llm_type(self) -> str:
+        return "own"
+
+
+@dataclass
+class Kit:
+    """Fresh for every run of a graph, but for the pool."""
+
+    pool: EnginePool
+    fast: Callable[[Any], Any] = lambda made: made
+    """What users accelerate that is only a part of the graph: `accelerate` for the one side, nothing for the other."""
+    saver: InMemorySaver = field(default_factory=InMemorySaver)
+    cache: InMemoryCache[Any] = field(default_factory=InMemoryCache)
+    done: Counter[str] = field(default_factory=Counter)
+    """What user code did."""
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self.llm = ChatTeola(pool=self.pool, max_tokens=12)
+        self.streaming = ChatTeola(pool=self.pool, max_tokens=12, streaming=True)
+        self.agent = ChatTeola(pool=self.pool, max_tokens=400)
+        self.own = OwnChat()
+        self.embeddings = TeolaEmbeddings(pool=self.pool)
+        self.memory = InMemoryStore(index={"embed": self.embeddings, "dims": 32})
+
+    @property
+    def documents(self) -> TeolaVectorStore:
+        return TeolaVectorStore(pool=self.pool, embedding=self.embeddings, collection="docs")
+
+    @property
+    def retriever(self) -> BaseRetriever:
+        return self.documents.as_retriever(search_kwargs={"k": 2})
+
+    def note(self, what: str) -> int:
+        """How often it was noted before."""
+        with self._lock:
+            self.done[what] += 1
+            return self.done[what] - 1
+
+    def before(self, what: str) -> int:
+        """How often it was noted before on this thread of conversation."""
+        return self.note(f"{what} on {get_config()['configurable'].get('thread_id')}")
+
+
+def joined(documents: Sequence[Any]) -> str:
+    return "\n".join(document.page_content for document in documents)

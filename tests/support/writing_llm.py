@@ -1,0 +1,64 @@
+"""An LLM engine that writes in pieces, and waits between two of them until something has happened elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from support.scripted_llm import ScriptedLLM
+from teola_plugin.graph import Batching, EngineProfile
+from teola_plugin.requests.payloads import Generate, Generation, Prompt, Warmed, Warmup
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Piece, Result
+
+Written = str | Callable[[], bool]
+"""A piece, or what to wait for before the next one."""
+PATIENCE = 5.0
+"""Seconds after which it writes on, whatever has happened."""
+
+
+class WritingLLM(ScriptedLLM):
+    """`writes` says what it writes for a prompt. It keeps what it was asked to warm up; nothing takes time."""
+
+    profile = EngineProfile(
+        batching=Batching.CONTINUOUS, prefix_caching=True, max_request_size=100_000, max_requests=64, max_batch=100_000
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: Callable[[Prompt], Sequence[Written]] = lambda prompt: ["done"]
+        self.came: list[bool] = []
+        """Whether what it waited for came, each time."""
+        self.warmed: list[Prompt] = []
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        for request in batch:
+            payload: Generate | Warmup = request.payload
+            if isinstance(payload, Warmup):
+                self.warmed.append(payload.prompt)
+                yield Done(request.id, Warmed(len(payload.prompt.known()) // 4))
+                continue
+            self.asked.append(payload)
+            text = ""
+            for one in self.writes(payload.prompt):
+                if isinstance(one, str):
+                    text += one
+                    yield Piece(request.id, one)
+                else:
+                    self.came.append(await _until(one))
+            yield Done(request.id, Generation(text, "stop", 7, len(text) // 4, 0))
+
+
+async def _until(happened: Callable[[], bool]) -> bool:
+    for _ in range(int(PATIENCE / 0.005)):
+        if happened():
+            return True
+        await asyncio.sleep(0.005)
+    return False
+
+
+def call(name: str, **args: Any) -> str:
+    """A call of a tool, as models write it."""
+    return "<tool_call>" + json.dumps({"name": name, "arguments": args}) + "</tool_call>"

@@ -1,0 +1,58 @@
+"""What a caller has in its context is let go with its call: the pool's timers, which outlive calls, hold none of it."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar, copy_context
+
+import pytest
+
+from teola_plugin import EnginePool
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.graph import PrimitiveKind, Query, Terms
+from teola_plugin.requests.payloads import Generate, Message, Prompt
+
+VALUE: ContextVar[object] = ContextVar("value")
+
+
+class Held:
+    """Stands for a graph's state, which LangGraph has in the context of a node."""
+
+
+@pytest.fixture
+def pool() -> Iterator[EnginePool]:
+    with EnginePool.local(engines=[FakeLLM()]) as made:
+        yield made
+
+
+def asked(pool: EnginePool) -> None:
+    """A call of no query, which has a deadline: it gives its engine work and sets a timer of its own."""
+    terms = Terms(deadline=pool.runtime.time() + 600)
+    request = Generate(Prompt((Message("user", "Q"),)))
+    pool.call(PrimitiveKind.PREFILLING, "llm", [request], terms=terms).result(5)
+
+
+def watched(pool: EnginePool) -> None:
+    """A query that has a deadline: it sets the pool's timer for the earliest."""
+    run = pool.runtime.watch(Query({"input": None}, deadline=pool.runtime.time() + 600), joins=True)
+    run.close()
+    run.trace.result(5)
+
+
+@pytest.mark.parametrize("use", [asked, watched])
+def test_a_pool_holds_nothing_of_its_callers(pool: EnginePool, use: Callable[[EnginePool], None]) -> None:
+    def called() -> weakref.ref[Held]:
+        held, context = Held(), copy_context()
+        context.run(VALUE.set, held)
+        context.run(use, pool)
+        return weakref.ref(held)
+
+    left = called()
+    ends = time.monotonic() + 5
+    while left() is not None and time.monotonic() < ends:
+        time.sleep(0.01)
+        gc.collect()
+    assert left() is None

@@ -1,0 +1,570 @@
+"""Functions as people write them for graphs, and what is asked of engines before they run."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+from function_world import World
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import RunnablePassthrough
+from pydantic import BaseModel
+
+logger = logging.getLogger(__name__)
+RULES = "You are a careful farmer. Answer with the notes alone, in one line, and say so where they do not tell."
+ANSWER = ChatPromptTemplate.from_template(RULES + "\nNotes: {context}\nQuestion: {question}")
+GRADE = ChatPromptTemplate.from_messages(
+    [("system", "Does the note answer the question? Grade it 'yes' or 'no'."), ("human", "{document}\n\n{question}")]
+)
+TALK = ChatPromptTemplate.from_messages([("system", RULES), MessagesPlaceholder("history"), ("human", "{question}")])
+NOTES = [Document("oats are sown in spring"), Document("ivy climbs"), Document("moss likes shade")]
+STATE: dict[str, Any] = {
+    "question": " what about oats? ",
+    "documents": NOTES,
+    "queries": ["oats", "ivy", "moss"],
+    "messages": [HumanMessage("hello"), AIMessage("yes?"), HumanMessage("what of moss?")],
+    "tries": 1,
+    "answer": "oats",
+}
+
+
+class Grade(BaseModel):
+    """Whether it is of use."""
+
+    grade: str
+
+
+class Plan(BaseModel):
+    """What to look for."""
+
+    queries: list[str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function and how it is called."""
+
+    func: Callable[..., Any]
+    early: int
+    """Requests that engines have before it runs."""
+    plain: int
+    """Requests that the plain function makes."""
+    given: Mapping[str, Any] = field(default_factory=lambda: STATE)
+    arguments: bool = False
+    """Whether it is called with arguments, as a tool, rather than with a state."""
+    ends: bool = True
+    """Whether its source is understood to its end."""
+    model: type | None = None
+    """What makes an object of the state."""
+    warmed: int = 0
+    """Prompts whose beginning is prefilled."""
+
+
+def formatted(documents: list[Document]) -> str:
+    return "\n\n".join(document.page_content for document in documents)
+
+
+def own(value: Any) -> Any:
+    """User code that nobody can see through."""
+    OWN.append(value)
+    return f"{value}, for the {len(OWN) and 'n'}th time"
+
+
+OWN: list[Any] = []
+
+
+def straight(w: World) -> dict[str, Case]:
+    retriever, chain = w.retriever, ANSWER | w.llm | StrOutputParser()
+
+    def generate(state: Any) -> Any:
+        print("--- generate ---")
+        question, documents = state["question"], state["documents"]
+        answer = chain.invoke({"context": documents, "question": question})
+        return {"documents": documents, "question": question, "answer": answer}
+
+    def retrieve(state: dict[str, Any]) -> dict[str, Any]:
+        """Searches."""
+        question = state["question"].strip()
+        logger.info("searching for %s", question)
+        return {"documents": retriever.invoke(question), "question": question}
+
+    async def searched_answer(state: Any) -> Any:
+        documents = await retriever.ainvoke(state.get("question"))
+        context = "\n\n".join(d.page_content for d in documents[:3])
+        answer = await chain.ainvoke({"context": context, "question": state["question"]})
+        return {"answer": answer, "count": len(documents)}
+
+    def helper_formats(state: Any) -> Any:
+        found = retriever.invoke(state["queries"][0])
+        return {"answer": chain.invoke({"context": formatted(found), "question": state["question"]})}
+
+    def reranked(state: Any) -> Any:
+        best = w.reranker.compress_documents(state["documents"], state["question"])
+        return {"documents": best}
+
+    def not_asking(state: Any) -> Any:
+        return {"tries": state["tries"] + 1}
+
+    def tool(query: str, k: int = 2) -> str:
+        """Looks things up."""
+        return formatted(retriever.invoke(query))
+
+    return {
+        "generate": Case(generate, 1, 1),
+        "retrieve": Case(retrieve, 2, 2),
+        "searched_answer": Case(searched_answer, 3, 3),
+        "helper_formats": Case(helper_formats, 3, 3),
+        "reranked": Case(reranked, 3, 3),
+        "not_asking": Case(not_asking, 0, 0),
+        "tool": Case(tool, 2, 2, {"query": "oats"}, arguments=True),
+    }
+
+
+def prompts(w: World) -> dict[str, Case]:
+    llm = w.llm
+
+    def f_string(state: Any) -> Any:
+        said = llm.invoke(f"{RULES}\n\nQuestion: {state['question'].strip()!s}\nTry: {state['tries']:02d}\nAnswer:")
+        return {"messages": [said]}
+
+    def concatenated(state: Any) -> Any:
+        prompt = RULES + "\nQuestion: " + state["question"] + "\n" + "Answer:"
+        return {"answer": llm.invoke(prompt).content}
+
+    def format_method(state: Any) -> Any:
+        template = "{rules}\nQuestion: {question}\n{}"
+        return {"answer": llm.invoke(template.format("Answer:", rules=RULES, question=state["question"])).content}
+
+    def percent(state: Any) -> Any:
+        return {"answer": llm.invoke("%s\nQuestion: %s" % (RULES, state["question"])).content}  # noqa: UP031
+
+    def messages(state: Any) -> Any:
+        said = llm.invoke([SystemMessage(content=RULES), HumanMessage(content=f"Of {state['question']}: why?")])
+        return {"messages": [said]}
+
+    def history(state: Any) -> Any:
+        return {"messages": [llm.invoke([SystemMessage(RULES)] + state["messages"])]}
+
+    def spread_history(state: Any) -> Any:
+        prompt = [("system", RULES), *state["messages"], ("human", f"And {state['answer']}?")]
+        return {"messages": [llm.invoke(prompt)]}
+
+    def role_dictionaries(state: Any) -> Any:
+        prompt = [{"role": "system", "content": RULES}, {"role": "user", "content": state["question"]}]
+        return {"messages": llm.invoke(prompt)}
+
+    def bare_messages(state: Any) -> Any:
+        return {"messages": [llm.invoke(state["messages"])]}
+
+    def last_message(state: Any) -> Any:
+        question = state["messages"][-1].content
+        return {"answer": llm.invoke(f"{RULES} {question}").content}
+
+    def formatted_prompt(state: Any) -> Any:
+        prompt = TALK.invoke({"history": state["messages"], "question": state["question"]})
+        return {"messages": [llm.invoke(prompt)]}
+
+    def stripped_block(state: Any) -> Any:
+        prompt = f"""
+        {RULES}
+        Question: {state["question"]}
+        Answer:
+        """.strip()
+        return {"answer": llm.invoke(prompt).content}
+
+    def second_of_two(state: Any) -> Any:
+        first = llm.invoke(f"Rephrase: {state['question']}")
+        second = llm.invoke(f"{RULES}\nQuestion: {first.content}\nAnswer:")
+        return {"messages": [first, second]}
+
+    def streamed(state: Any) -> Any:
+        said = ""
+        for chunk in llm.stream(f"Tell of {state['question']}"):
+            said += chunk.content
+        return {"answer": said}
+
+    return {
+        name: Case(func, 2 if name == "second_of_two" else 1, 2 if name == "second_of_two" else 1)
+        for name, func in locals().items()
+        if name not in ("w", "llm")
+    }
+
+
+def made_inside(w: World) -> dict[str, Case]:
+    llm = w.llm
+
+    def chain_inside(state: Any) -> Any:
+        chain = ChatPromptTemplate.from_template(RULES + " {question}") | llm.bind(stop=["#"]) | StrOutputParser()
+        return {"answer": chain.invoke({"question": state["question"]})}
+
+    def structured(state: Any) -> Any:
+        planner = llm.with_structured_output(Plan)
+        plan = planner.invoke([SystemMessage(RULES), HumanMessage(state["question"])])
+        return {"queries": plan.queries}
+
+    def field_into_prompt(state: Any) -> Any:
+        grade = (GRADE | llm.with_structured_output(Grade)).invoke(
+            {"document": state["documents"][0].page_content, "question": state["question"]}
+        )
+        return {"answer": llm.invoke(f"It was graded {grade.grade}. Why?").content}
+
+    def imported_inside(state: Any) -> Any:
+        from langchain_core.output_parsers import StrOutputParser as Parser
+        from langchain_core.prompts import PromptTemplate
+
+        prompt = PromptTemplate(template=RULES + "{question}", input_variables=["question"])
+        return {"answer": (prompt | llm | Parser()).invoke({"question": state["question"]})}
+
+    def mapping_chain(state: Any) -> Any:
+        chain = {"context": w.retriever | formatted, "question": RunnablePassthrough()} | ANSWER | llm
+        return {"answer": chain.invoke(state["question"]).content}
+
+    def lambdas_inside(state: Any) -> Any:
+        context = w.retriever | (lambda found: "; ".join(d.page_content for d in found))
+        chain = RunnablePassthrough.assign(context=itemgetter("question") | context) | ANSWER | llm
+        return {"answer": chain.invoke({"question": state["question"]}).content}
+
+    def searches_and_vectors(state: Any) -> Any:
+        found = w.store.similarity_search(state["question"], k=3)
+        best = w.reranker.compress_documents(documents=found, query=state["question"])
+        vector = w.store.embeddings.embed_query(state["answer"])
+        vectors = w.store.embeddings.embed_documents(state["queries"])
+        return {"documents": best, "vectors": [vector, *vectors]}
+
+    def formatted_text(state: Any) -> Any:
+        text = ANSWER.format(context=state["documents"][0].page_content, question=state["question"])
+        messages = TALK.format_messages(history=state["messages"], question=state["question"])
+        return {"answer": llm.invoke(text).content, "messages": [llm.invoke(messages)]}
+
+    def retriever_inside(state: Any) -> Any:
+        return {"documents": w.store.as_retriever(search_kwargs={"k": 3}).invoke(state["question"])}
+
+    return {
+        "chain_inside": Case(chain_inside, 1, 1),
+        "structured": Case(structured, 1, 1),
+        "field_into_prompt": Case(field_into_prompt, 2, 2),
+        "imported_inside": Case(imported_inside, 1, 1),
+        "mapping_chain": Case(mapping_chain, 3, 3),
+        "lambdas_inside": Case(lambdas_inside, 3, 3),
+        "searches_and_vectors": Case(searches_and_vectors, 9, 9),
+        "formatted_text": Case(formatted_text, 2, 2),
+        "retriever_inside": Case(retriever_inside, 2, 2),
+    }
+
+
+def loops(w: World) -> dict[str, Case]:
+    llm, retriever = w.llm, w.retriever
+    grader = GRADE | llm.with_structured_output(Grade)
+
+    def grade_documents(state: Any) -> Any:
+        """The corrective RAG of the tutorials."""
+        print("---CHECK DOCUMENT RELEVANCE TO QUESTION---")
+        question = state["question"]
+        documents = state["documents"]
+        filtered_docs = []
+        web_search = "No"
+        for d in documents:
+            score = grader.invoke({"question": question, "document": d.page_content})
+            grade = score.grade
+            if grade == "yes":
+                print("---GRADE: DOCUMENT RELEVANT---")
+                filtered_docs.append(d)
+            else:
+                print("---GRADE: DOCUMENT NOT RELEVANT---")
+                web_search = "Yes"
+                continue
+        return {"documents": filtered_docs, "question": question, "web_search": web_search}
+
+    def comprehension(state: Any) -> Any:
+        grades = [
+            grader.invoke({"question": state["question"], "document": d.page_content}) for d in state["documents"]
+        ]
+        return {"grades": [one.grade for one in grades]}
+
+    def chosen_items(state: Any) -> Any:
+        said = [llm.invoke(f"Of {q}, in {len(state['queries'])}") for q in state["queries"] if q != "ivy"]
+        return {"messages": said}
+
+    def appended(state: Any) -> Any:
+        parts = []
+        for i, q in enumerate(state["queries"]):
+            said = llm.invoke(f"{i}. What of {q}?")
+            parts.append(said.content)
+        return {"answer": llm.invoke("Sum up:\n" + "\n".join(parts)).content}
+
+    def two_lists(state: Any) -> Any:
+        found, said = [], []
+        for q in state["queries"]:
+            documents = retriever.invoke(q)
+            found.append(documents)
+            said.append(llm.invoke(f"{q}: {formatted(documents)}").content)
+        return {"documents": found, "answer": llm.invoke("; ".join(said)).content}
+
+    def batched(state: Any) -> Any:
+        made = grader.batch([{"question": state["question"], "document": d.page_content} for d in state["documents"]])
+        return {"grades": made}
+
+    async def gathered(state: Any) -> Any:
+        made = await asyncio.gather(*[llm.ainvoke(f"What of {q}?") for q in state["queries"]])
+        return {"answer": (await llm.ainvoke("Sum up: " + " ".join(m.content for m in made))).content}
+
+    async def tasks(state: Any) -> Any:
+        one = asyncio.create_task(llm.ainvoke(f"First: {state['question']}"))
+        other = llm.ainvoke(f"Second: {state['question']}")
+        first, second = await asyncio.gather(one, other)
+        return {"answer": first.content + second.content}
+
+    async def helper_each(state: Any) -> Any:
+        async def look(query: str) -> str:
+            return formatted(await retriever.ainvoke(query))
+
+        return {"found": await asyncio.gather(*(look(q) for q in state["queries"]))}
+
+    def fixed_list(state: Any) -> Any:
+        return {"answer": [llm.invoke(f"{how} {state['question']}").content for how in ("Briefly:", "At length:")]}
+
+    def written_queries(state: Any) -> Any:
+        plan = llm.with_structured_output(Plan).invoke(f"Write queries for {state['question']}")
+        found = [document for query in plan.queries for document in retriever.invoke(query)]
+        return {"documents": found}
+
+    def carried(state: Any) -> Any:
+        answer = ""
+        for d in state["documents"]:
+            answer = llm.invoke(f"Refine {answer} with {d.page_content}").content
+        return {"answer": answer}
+
+    return {
+        "grade_documents": Case(grade_documents, 3, 3),
+        "comprehension": Case(comprehension, 3, 3),
+        "chosen_items": Case(chosen_items, 2, 2),
+        "appended": Case(appended, 4, 4),
+        "two_lists": Case(two_lists, 10, 10),
+        "batched": Case(batched, 3, 3),
+        "gathered": Case(gathered, 4, 4),
+        "tasks": Case(tasks, 2, 2),
+        "helper_each": Case(helper_each, 6, 6),
+        "fixed_list": Case(fixed_list, 2, 2),
+        "written_queries": Case(written_queries, 7, 7),
+        "carried": Case(carried, 0, 3),
+    }
+
+
+def conditions(w: World) -> dict[str, Case]:
+    llm, retriever = w.llm, w.retriever
+    grader = GRADE | llm.with_structured_output(Grade)
+
+    def decided_at_once(state: Any) -> Any:
+        verbose, style = False, "short"
+        if verbose:
+            return {"answer": llm.invoke("At length, " + state["question"]).content}
+        return {"answer": llm.invoke(f"{style}: {state['question']}").content if style else ""}
+
+    def known_condition(state: Any) -> Any:
+        if state["tries"] > 3:
+            return {"answer": "enough"}
+        answer = llm.invoke(f"Try {state['tries']}: {state['question']}")
+        return {"answer": answer.content, "tries": state["tries"] + 1}
+
+    def two_ways(state: Any) -> Any:
+        if "oats" in state["question"]:
+            documents = retriever.invoke(state["question"])
+            context = formatted(documents)
+        else:
+            context = llm.invoke(f"What do you know of {state['question']}?").content
+        return {"answer": llm.invoke(f"{RULES}\nNotes: {context}\nQuestion: {state['question']}").content}
+
+    def texts_of_either(state: Any) -> Any:
+        if state["documents"]:
+            context, found = formatted(state["documents"]), True
+        else:
+            context, found = "There are no notes.", False
+        return {"answer": llm.invoke(f"{RULES} {context}").content, "found": found}
+
+    def graded_route(state: Any) -> str:
+        """Self-RAG's second router: the second grade is begun before the first is there."""
+        question, answer = state["question"], state["answer"]
+        score = grader.invoke({"question": question, "document": answer})
+        if score.grade in ("yes", "no"):
+            better = grader.invoke({"question": question, "document": f"{answer}!"})
+            if better.grade == "yes":
+                return "useful"
+            return "not useful"
+        return "not supported"
+
+    def last_has_calls(state: Any) -> Any:
+        messages = state["messages"]
+        last = messages[-1]
+        if isinstance(last, AIMessage) and last.tool_calls:
+            return "tools"
+        return {"messages": [llm.invoke([SystemMessage(RULES), *messages])]}
+
+    def each_or_not(state: Any) -> Any:
+        found = []
+        for q in state["queries"]:
+            if q == "ivy":
+                continue
+            found.append(llm.invoke(f"What of {q}?").content)
+        return {"answer": found}
+
+    def raises_first(state: Any) -> Any:
+        if not state["question"]:
+            raise ValueError("a question is needed")
+        try:
+            answer = llm.invoke(state["question"]).content
+        except RuntimeError:
+            answer = "nothing"
+        finally:
+            logger.debug("answered")
+        return {"answer": answer}
+
+    def late_and_both(state: Any) -> Any:
+        kind = llm.invoke(f"Which kind is this? {state['question']}").content
+        if kind.startswith("so"):
+            answer = llm.invoke(f"Plainly: {kind}")
+        else:
+            answer = llm.invoke(f"With care: {kind}")
+        return {"answer": answer.content}
+
+    def refused(state: Any) -> Any:
+        """The answer is begun beside the check, which rarely refuses."""
+        check = llm.invoke(f"Is this allowed? {state['question']}").content
+        if check == "no":
+            return {"answer": "I may not say."}
+        return {"answer": llm.invoke(f"{RULES} {state['question']}").content}
+
+    return {
+        "decided_at_once": Case(decided_at_once, 1, 1),
+        "known_condition": Case(known_condition, 1, 1),
+        "two_ways": Case(two_ways, 3, 3),
+        "texts_of_either": Case(texts_of_either, 1, 1),
+        "graded_route": Case(graded_route, 2, 2),
+        "last_has_calls": Case(last_has_calls, 1, 1),
+        "each_or_not": Case(each_or_not, 2, 2),
+        "raises_first": Case(raises_first, 1, 1),
+        "late_and_both": Case(late_and_both, 2, 2),
+        "refused": Case(refused, 2, 2),
+    }
+
+
+class Notes(BaseModel):
+    """A state."""
+
+    question: str
+    documents: list[Any] = []
+    answer: str = ""
+
+
+@dataclass
+class Asked:
+    """Another."""
+
+    question: str
+    tries: int = 0
+
+
+class Agent:
+    """With a model of its own."""
+
+    def __init__(self, w: World) -> None:
+        self.llm = w.llm
+        self.rules = RULES
+        self._retriever = w.retriever
+
+    @property
+    def hidden(self) -> str:
+        OWN.append("property")
+        return "never read"
+
+    def answer(self, state: dict[str, Any]) -> dict[str, Any]:
+        documents = self._look(state["question"])
+        return {"answer": self.llm.invoke(f"{self.rules}\n{formatted(documents)}").content}
+
+    async def aanswer(self, state: dict[str, Any], config: Any = None) -> dict[str, Any]:
+        said = await self.llm.ainvoke(f"{self.rules}\n{state['question']}", config)
+        return {"answer": said.content}
+
+    def reads_a_property(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"answer": self.llm.invoke(f"{RULES}: {self.hidden}").content}
+
+    def _look(self, query: str) -> list[Document]:
+        return self._retriever.invoke(query)
+
+    def __call__(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"answer": self.llm.invoke(state["question"]).content}
+
+
+def wrapped(func: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(func)
+    def call(state: Any) -> Any:
+        logger.debug("begins")
+        return func(state)
+
+    return call
+
+
+def counted(func: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    return call
+
+
+def objects(w: World) -> dict[str, Case]:
+    llm, agent = w.llm, Agent(w)
+    limits = {"k": 2}
+
+    def pydantic_state(state: Notes) -> Any:
+        context = formatted(state.documents)
+        return {"answer": (ANSWER | llm).invoke({"context": context, "question": state.question}).content}
+
+    def dataclass_state(state: Asked) -> dict[str, Any]:
+        return {"answer": llm.invoke(f"{state.tries}: {state.question}").content}
+
+    def configured(state: Any, model: Any, rules: str = RULES, *, k: int = limits["k"]) -> Any:
+        return {"answer": model.invoke(f"{rules} {state['question']} {k}").content}
+
+    @wrapped
+    def decorated(state: Any) -> Any:
+        return {"answer": llm.invoke(state["question"]).content}
+
+    @counted
+    def decorated_anyhow(state: Any) -> Any:
+        return {"answer": llm.invoke(state["question"]).content}
+
+    def calls_own_code(state: Any) -> Any:
+        first = llm.invoke(f"{RULES} First: {state['question']}").content
+        second = llm.invoke(f"{RULES * 4} Second: {own(first)}").content
+        return {"answer": second, "documents": w.retriever.invoke(state["question"])}
+
+    def sets_a_key(state: Any) -> Any:
+        made = {"answer": "", **limits}
+        made["answer"] = llm.invoke(state["question"]).content
+        return made
+
+    return {
+        "pydantic_state": Case(pydantic_state, 1, 1, {"question": "oats?", "documents": NOTES}, model=Notes),
+        "dataclass_state": Case(dataclass_state, 1, 1, {"question": "oats?", "tries": 2}, model=Asked),
+        "method": Case(agent.answer, 3, 3),
+        "async_method": Case(agent.aanswer, 1, 1),
+        "property_of_self": Case(agent.reads_a_property, 0, 1, warmed=1),
+        "partial": Case(functools.partial(configured, model=llm), 1, 1),
+        "lambda": Case(lambda state: {"answer": llm.invoke(state["question"]).content}, 1, 1),
+        "decorated": Case(decorated, 1, 1),
+        "decorated_anyhow": Case(decorated_anyhow, 0, 1),
+        "calls_own_code": Case(calls_own_code, 3, 4, warmed=1),
+        "sets_a_key": Case(sets_a_key, 1, 1),
+    }
+
+
+def every(w: World) -> dict[str, Case]:
+    return straight(w) | prompts(w) | made_inside(w) | loops(w) | conditions(w) | objects(w)

@@ -1,0 +1,112 @@
+"""Names and attributes of objects at hand, read without running anything of the user's."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import (
+    ClassMethodDescriptorType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Known, Symbol
+
+_FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "teola_plugin")
+_NOTHING = object()
+_OF_C = (MethodDescriptorType, ClassMethodDescriptorType)
+"""Methods that are not written in Python."""
+
+
+def of_framework(thing: Any) -> bool:
+    """Whether a class or function is the framework's own."""
+    module = getattr(thing, "__module__", "")
+    return isinstance(module, str) and module.split(".", 1)[0] in _FRAMEWORKS
+
+
+def is_a(value: object, kind: type) -> bool:
+    """`isinstance`, but for objects that say that they are of another class: asking them would run their code."""
+    return issubclass(type(value), kind)
+
+
+def attribute(owner: Any, name: str) -> Symbol:
+    """`owner.name`; unknown for what a property, or any code, would give."""
+    if is_a(owner, ModuleType):
+        found = vars(owner).get(name, _NOTHING)
+        return UNKNOWN_VALUE if found is _NOTHING else Known(found)
+    try:
+        held = inspect.getattr_static(owner, name, _NOTHING)
+    except Exception:  # an object that is strange enough
+        return UNKNOWN_VALUE
+    if held is _NOTHING:
+        return UNKNOWN_VALUE
+    return _bound(owner, name, held)
+
+
+def _bound(owner: Any, name: str, held: Any) -> Symbol:
+    """What the attribute gives that is held so."""
+    kind = type(held)
+    of_instance = not is_a(owner, type) and held is _own(owner).get(name, _NOTHING)
+    if of_instance or not any("__get__" in vars(one) for one in kind.__mro__):
+        return Known(held)
+    if kind is MemberDescriptorType and not is_a(owner, type):
+        try:
+            return Known(held.__get__(owner, type(owner)))
+        except AttributeError:
+            return UNKNOWN_VALUE
+    if kind in _OF_C:
+        return Known(held.__get__(None, owner) if is_a(owner, type) else held.__get__(owner, type(owner)))
+    if kind is property and held.fget is not None and of_framework(held.fget):
+        try:
+            return Known(held.__get__(owner, type(owner)))
+        except Exception:
+            return UNKNOWN_VALUE
+    if kind is staticmethod:
+        return Known(held.__func__)
+    if kind is classmethod and isinstance(held.__func__, FunctionType):
+        return Known(MethodType(held.__func__, owner if is_a(owner, type) else type(owner)))
+    if kind is FunctionType:
+        return Known(held if is_a(owner, type) else MethodType(held, owner))
+    return UNKNOWN_VALUE
+
+
+def _own(owner: Any) -> Mapping[str, Any]:
+    """The object's own attributes."""
+    try:
+        found = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return found if type(found) is dict else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where a function's free names come from."""
+
+    cells: Mapping[str, Any]
+    globals: Mapping[str, Any]
+
+    @staticmethod
+    def of(func: FunctionType) -> Surroundings:
+        cells: dict[str, Any] = {}
+        for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
+            try:
+                cells[name] = cell.cell_contents
+            except ValueError:  # not there yet
+                continue
+        return Surroundings(cells, func.__globals__)
+
+    def read(self, name: str) -> Symbol:
+        for names in (self.cells, self.globals, vars(builtins)):
+            if name in names:
+                return Known(names[name])
+        return UNKNOWN_VALUE
+
+
+NOWHERE = Surroundings({}, {})

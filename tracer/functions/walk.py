@@ -1,0 +1,368 @@
+"""One function's walk: symbols flow through its source, and what it asks engines for becomes components."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
+from langchain_core.tools import StructuredTool, Tool
+
+from teola_plugin.graph import Component, Ref, Role, on_loop, simple
+from teola_plugin.tracer.draft import Draft, Span, may_raise
+from teola_plugin.tracer.functions.expressions import evaluate
+from teola_plugin.tracer.functions.filling import Filling, as_prompt
+from teola_plugin.tracer.functions.live import alive
+from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped, Walker
+from teola_plugin.tracer.functions.pure import MADE, constant, field_of, proven
+from teola_plugin.tracer.functions.reading import NOWHERE, Surroundings, of_framework
+from teola_plugin.tracer.functions.source import Definition, source_of
+from teola_plugin.tracer.functions.statements import block
+from teola_plugin.tracer.functions.values import (
+    UNKNOWN_VALUE,
+    Coming,
+    Computed,
+    Defined,
+    Fields,
+    Known,
+    Symbol,
+    Unknown,
+    symbol_of,
+)
+from teola_plugin.tracer.langchain.classes import planned
+from teola_plugin.tracer.langchain.leaves import lower_leaf
+from teola_plugin.tracer.langchain.trace import walk_into
+from teola_plugin.tracer.leaf import EmbeddingLeaf
+from teola_plugin.tracer.purity.purity import plain, size
+from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
+
+DEPTH = 3
+"""Functions of the user's that are walked inside each other."""
+NESTED = 4
+"""Conditions inside each other whose ways are walked."""
+FUEL = 20_000
+"""Expressions that are looked at for one function, with all that it calls."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What a walk has in common with those of its loops' bodies."""
+
+    fuel: int = FUEL
+    names: dict[Ref, str] = field(default_factory=dict)
+    objects: dict[int, tuple[str, object]] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+    """Components that compute values for others, and are of no use by themselves."""
+
+
+@dataclass(slots=True)
+class Walk:
+    """A `Walker`."""
+
+    draft: Draft
+    frame: Frame
+    name: str
+    depth: int = 0
+    line: int = 0
+    span: Span = field(default_factory=Span)
+    changed: dict[tuple[int, str], Symbol] = field(default_factory=dict)
+    left_out: bool = False
+    runs_user_code: bool = False
+    is_body: bool = False
+    nested: int = 0
+    """Conditions and loops that it is inside of."""
+    shared: _Shared = field(default_factory=_Shared)
+    _code: str = ""
+    """The last OPAQUE that stands for user code."""
+    _open: bool = False
+    """Whether nothing came after it."""
+
+    # ------------------------------------------------------------ source
+
+    def evaluate(self, node: ast.expr) -> Symbol:
+        self.shared.fuel -= 1
+        if self.shared.fuel < 0:
+            raise Stopped
+        return evaluate(self, node)
+
+    def block(self, statements: Sequence[ast.stmt]) -> Flow:
+        return block(self, statements)
+
+    def function(self, definition: Definition) -> Flow:
+        """Walks through the function whose arguments the frame has."""
+        if isinstance(definition, ast.Lambda):
+            self.frame.returned = self.evaluate(definition.body)
+            return Flow.ENDED
+        flow = self.block(definition.body)
+        if flow is Flow.NEXT:
+            self.frame.returned = Known(None)
+        return flow
+
+    def call_function(self, func: Any, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> Symbol | None:
+        found = _entered(func, given, named) if self.depth < DEPTH else None
+        if found is None:
+            return None
+        definition, frame = found
+        before = self.frame
+        self.frame, self.depth = frame, self.depth + 1
+        try:
+            flow = self.function(definition)
+            made = frame.returned
+        finally:
+            self.frame, self.depth = before, self.depth - 1
+        if flow is Flow.STOPPED:
+            self.left_out, made = True, UNKNOWN_VALUE
+            self.user_code()
+        assert frame.code is not None
+        return Coming(made) if frame.code.co_flags & inspect.CO_COROUTINE else made
+
+    # ------------------------------------------------------------ order
+
+    def emitted(self, span: Span) -> None:
+        """Components come after all that was there before."""
+        if span.heads:
+            self.span = self.draft.then(self.span, span)
+            self._open = False
+
+    def user_code(self) -> None:
+        self.runs_user_code = True
+        if not self.is_body and not self._open:
+            self._code = self.draft.name(f"{self.name}.code")
+            self.draft.add(Component(self._code, Role.OPAQUE))
+            self.emitted(Span((self._code,), (self._code,)))
+            self._open = True
+
+    # ------------------------------------------------------------ values
+
+    def name_for(self, value: Any, *, is_ref: bool) -> str:
+        if is_ref:
+            return self.shared.names.setdefault(value, f"{MADE}v{len(self.shared.names)}")
+        held = self.shared.objects.setdefault(id(value), (f"{MADE}o{len(self.shared.objects)}", value))
+        return held[0]
+
+    def code(self, symbol: Symbol) -> Computed | None:
+        if isinstance(symbol, Computed) and symbol.ref_in(self.draft) is None:
+            return symbol
+        if isinstance(symbol, Known):
+            return self._code_of_object(symbol.value)
+        try:
+            ref = None if isinstance(symbol, (Unknown, Coming)) else self.ref(symbol)
+        except NotUnderstood:
+            ref = None
+        if ref is None:
+            return None
+        name = self.name_for(ref, is_ref=True)
+        return Computed(ast.Name(name, ast.Load()), {name: ref})
+
+    def _code_of_object(self, value: Any) -> Computed:
+        written = constant(value)
+        if written is not None:
+            return Computed(written)
+        name = getattr(value, "__name__", "") if type(value) in (type, type(len)) else ""
+        if name and getattr(builtins, name, None) is value:
+            return Computed(ast.Name(name, ast.Load()))
+        name = self.name_for(value, is_ref=False)
+        return Computed(ast.Name(name, ast.Load()), {}, {name: value})
+
+    def ref(self, symbol: Symbol) -> Ref:
+        if isinstance(symbol, Ref):
+            return symbol
+        if isinstance(symbol, Prompted):
+            return self.draft.real(symbol, self.name, ())
+        if isinstance(symbol, Fields) and not symbol.items and symbol.base is not None:
+            return symbol.base
+        if isinstance(symbol, (Unknown, Coming, Defined)):
+            raise NotUnderstood("a value that is not known")
+        if isinstance(symbol, Computed):
+            found = symbol.ref_in(self.draft)
+            if found is None:
+                found = self._computed(symbol)
+                symbol.made.append((self.draft, found))
+            return found
+        if isinstance(symbol, Known) and not plain(symbol.value):
+            raise NotUnderstood("an object of the user's own")
+        filling = Filling(self.ref)
+        fill = filling.of(symbol)
+        word = "constant" if isinstance(symbol, Known) else "made"
+        call = (lambda **given: fill(given)[0]) if filling.inputs else on_loop(lambda **given: fill(given)[0])
+        return self._call(word, simple(size)(call), filling.inputs)
+
+    def _computed(self, symbol: Computed) -> Ref:
+        code = symbol.code
+        if isinstance(code, ast.Name) and code.id in symbol.refs:
+            return symbol.refs[code.id]
+        if isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id in symbol.refs:
+            name = code.attr
+            get = may_raise(on_loop(lambda value: field_of(value, name)))
+            return self._call(name, get, {"value": symbol.refs[code.value.id]}, may_be_list=True)
+        if isinstance(code, ast.GeneratorExp):
+            symbol = Computed(ast.ListComp(code.elt, code.generators), symbol.refs, symbol.objects)
+        func = proven(symbol)
+        keys = {name: f"value{number + 1 if number else ''}" for number, name in enumerate(func.inputs)}
+        call = may_raise(lambda **given: func(**{name: given[key] for name, key in keys.items()}))
+        call = simple(size)(call) if func.reads.degree == 1 else call
+        return self._call("value", call, {keys[name]: ref for name, ref in func.inputs.items()}, may_be_list=True)
+
+    def _call(
+        self, word: str, call: Callable[..., Any], inputs: Mapping[str, Ref], *, may_be_list: bool = False
+    ) -> Ref:
+        name = self.draft.name(f"{self.name}.{word}")
+        self.shared.made.add(name)
+        if may_be_list:
+            self.draft.lists[name] = ""
+        return self.draft.add(Component(name, Role.CALL, tuple(inputs.items())), call)
+
+    def _any_ref(self, symbol: Symbol) -> Ref:
+        """A ref also for what is not known: a prompt may begin with what is."""
+        try:
+            return self.ref(symbol)
+        except NotUnderstood:
+            if self.is_body:
+                raise
+        if not self._code:
+            self.user_code()
+        return Ref(self._code)
+
+    # ------------------------------------------------------------ engines
+
+    def run(self, node: Runnable[Any, Any], given: Symbol, kwargs: Mapping[str, Any]) -> Symbol:
+        node = planned(node)
+        before = len(self.draft.components)
+        try:
+            value = self._input(node, given)
+        except NotUnderstood:
+            self.user_code()
+            return UNKNOWN_VALUE
+        made, span = walk_into(self.draft, node, value, self.name, f"{self.name}:{self.line}", kwargs)
+        self.emitted(span)
+        if any(c.role in (Role.OPAQUE, Role.TOOL) for c in list(self.draft.components.values())[before:]):
+            self.runs_user_code = True
+        return symbol_of(made)
+
+    def _input(self, node: Runnable[Any, Any], given: Symbol) -> Value:
+        if isinstance(given, (Prompted, Ref)):
+            return given
+        first = _first(node)
+        if isinstance(first, BaseLanguageModel):
+            if isinstance(given, (Computed, Unknown)):
+                return self.ref(given)
+            return as_prompt(given, self._any_ref)
+        if isinstance(given, Fields):
+            return Record({key: self._any_ref(inner) for key, inner in given.items.items()}, given.base)
+        return self.ref(given)
+
+    def embed(self, leaf: EmbeddingLeaf, given: Symbol, *, several: bool) -> Symbol:
+        leaf = replace(leaf, role="document", batchable=True, result=_each_of(leaf.result)) if several else leaf
+        try:
+            before = len(self.draft.components)
+            made = lower_leaf(self.draft, leaf, self.ref(given), lambda word: f"{self.name}.{word}", ())
+        except NotUnderstood:
+            return UNKNOWN_VALUE
+        self.emitted(self.draft.span(tuple(self.draft.components)[before:]))
+        return made
+
+    def body(self, outer: Callable[[str], Symbol]) -> Walker:
+        frame = Frame(self.frame.around, outer=outer, code=self.frame.code)
+        return Walk(
+            self.draft.body(),
+            frame,
+            self.name,
+            self.depth,
+            self.line,
+            changed=dict(self.changed),
+            is_body=True,
+            nested=self.nested + 1,
+            shared=self.shared,
+        )
+
+    def may_try(self) -> bool:
+        return self.nested < NESTED
+
+    def trial(self, taken: set[str]) -> Walker:
+        names, draft = dict(self.frame.names), Draft(names=taken)
+        trial = replace(self, draft=draft, frame=replace(self.frame, names=names), span=Span(), nested=self.nested + 1)
+        trial.changed, trial.left_out, trial.runs_user_code = dict(self.changed), False, False
+        return trial
+
+    def finished(self, output: Ref | None) -> tuple[Ref, bool] | None:
+        return alive(self.draft, output, self.shared.made)
+
+
+def _first(node: Any) -> Any:
+    """What gets the input."""
+    while True:
+        if isinstance(node, RunnableSequence):
+            node = node.first
+        elif isinstance(node, RunnableBinding):
+            node = node.bound
+        elif isinstance(node, RunnableParallel) and len(node.steps__) == 1:
+            node = next(iter(node.steps__.values()))
+        else:
+            return node
+
+
+def unbound(func: Any, given: Sequence[Symbol]) -> tuple[FunctionType | None, list[Symbol]]:
+    """The function of a bound method, and its arguments with `self`; None for anything but a function in Python.
+
+    Also of an object that is called, and of a tool.
+    """
+    if type(func) in (StructuredTool, Tool):
+        func = func.func if func.func is not None else func.coroutine
+    own = next((vars(one)["__call__"] for one in type(func).__mro__ if "__call__" in vars(one)), None)
+    if type(own) is FunctionType:
+        func = MethodType(own, func)
+    if type(func) is MethodType:
+        func, given = func.__func__, [Known(func.__self__), *given]
+    return (func if type(func) is FunctionType else None), list(given)
+
+
+def _each_of(result: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda vectors: [result(one) for one in vectors]
+
+
+def _entered(func: Any, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> tuple[Definition, Frame] | None:
+    """The function's source, and the frame that it begins with; None for one that is not understood."""
+    if isinstance(func, Defined):
+        names = arguments(func.code, func.defaults, given, named)
+        return None if names is None else (func.definition, _frame(func.code, names, NOWHERE, func.read))
+    plainly, given = unbound(func, given)
+    return None if plainly is None or of_framework(plainly) else entered(plainly, given, named)
+
+
+def entered(
+    func: FunctionType, given: Sequence[Symbol], named: Mapping[str, Symbol]
+) -> tuple[Definition, Frame] | None:
+    """As a call with these arguments begins."""
+    code = func.__code__
+    places = code.co_varnames[: code.co_argcount]
+    defaults: dict[str, Any] = dict(zip(places[::-1], (func.__defaults__ or ())[::-1], strict=False))
+    defaults |= func.__kwdefaults__ or {}
+    names = arguments(code, {name: Known(one) for name, one in defaults.items()}, given, named)
+    definition = None if names is None else source_of(code)
+    if names is None or definition is None:
+        return None
+    return definition, _frame(code, names, Surroundings.of(func), None)
+
+
+def arguments(
+    code: CodeType, defaults: Mapping[str, Symbol], given: Sequence[Symbol], named: Mapping[str, Symbol]
+) -> dict[str, Symbol] | None:
+    """The function's names as it begins; None for one that takes any arguments."""
+    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return None
+    wanted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in wanted} | dict(defaults)
+    found |= dict(zip(wanted[: code.co_argcount], given, strict=False))
+    return found | {name: one for name, one in named.items() if name in wanted}
+
+
+def _frame(
+    code: CodeType, names: dict[str, Symbol], around: Surroundings, outer: Callable[[str], Symbol] | None
+) -> Frame:
+    return Frame(around, frozenset((*code.co_varnames, *code.co_cellvars)), names, outer=outer, code=code)
