@@ -38,7 +38,7 @@ class WorkflowSession(Session):
         self._runner: Any
         self._tools: ToolParts
         if like is not None:  # what LlamaIndex keeps by object, such as limits, is shared
-            self._runner, self._tools = like._runner, like._tools
+            self._runner, self._tools, self.shown = like._runner, like._tools, like.shown
         else:
             self._runner, self._tools = agent_runner(served) if self._agent else served, ToolParts(part)
 
