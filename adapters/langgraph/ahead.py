@@ -60,8 +60,16 @@ class Plans:
         if self.shape.nodes[node].bound is None:
             state = begun_with(self.shape, state, given)
         value = {STATE: state, ARGUMENT: given if pushed else None}
-        end = current_place.get().depth - DEPTH * self.distances.get(node, 0)  # a plan goes on to the graph's end
-        return run.part(self._plan(traced).graph, traced.calls, value, depth=end, lookahead=True)
+        place = current_place.get()
+        return run.part(
+            self._plan(traced).graph,
+            traced.calls,
+            value,
+            depth=place.depth - DEPTH * self.distances.get(node, 0),  # a plan goes on to the graph's end
+            members=node if pushed else "",
+            lookahead=True,
+            step=place.step,
+        )
 
     def place(self, node: str, config: Mapping[str, Any]) -> CallPlace:
         """Where code of the node is: so far from the end of the query, and done with the tasks beside it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Draft, Span, Traced
+from teola_plugin.tracer.functions.entering import entered, unbound
 from teola_plugin.tracer.functions.exporting import exported, producers
 from teola_plugin.tracer.functions.live import NO_SPAN, asks, settle
 from teola_plugin.tracer.functions.machine import Flow, Frame
@@ -25,7 +26,7 @@ from teola_plugin.tracer.functions.values import (
     known_object,
     symbol_of,
 )
-from teola_plugin.tracer.functions.walk import Walk, entered, unbound
+from teola_plugin.tracer.functions.walk import Walk
 from teola_plugin.tracer.symbols import NotUnderstood, Value
 
 log = logging.getLogger("teola_plugin")

@@ -9,7 +9,7 @@ of the state unknown, and what reads them waits for the plain graph.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from teola_plugin.graph import INPUT, Component, Ref, Role
@@ -70,6 +70,8 @@ class _Lookahead:
         else:
             made = visit(draft, node.bound, given, node.name)
             after = self._updated(state, made, alone=not pushed)
+            if before:
+                _waits(draft)
         if node.pauses:
             return made.span
         way = (*before, node.name)
@@ -78,6 +80,8 @@ class _Lookahead:
         for name in (*node.then, *made.goto):
             self._certain(draft, made.span, name, after, way)
         for branch in node.branches:
+            if branch.path is None and made.goto:
+                continue  # its command says where it goes
             self._branch(draft, made.span, node, branch, after, way)
         return made.span
 
@@ -163,6 +167,13 @@ def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
     if isinstance(new, Series):
         return Series((Spread(old), *new.items))
     return Series((Spread(old), new if isinstance(new, Built) else Spread(new)))
+
+
+def _waits(draft: Draft) -> None:
+    """Code of a node that is yet to come runs behind the barrier before it."""
+    for name, c in draft.components.items():
+        if c.role is Role.OPAQUE and not c.attributes.slow:
+            draft.components[name] = replace(c, attributes=c.attributes.with_(slow=True))
 
 
 def _wider(first: Span, second: Span) -> Span:

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from teola_plugin.graph import Component, Ref, Role
+from teola_plugin.graph import Attributes, Component, Ref, Role
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, Span
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Sent, Symbol, realised, walk_function
@@ -55,7 +55,7 @@ def unknown(draft: Draft) -> Ref:
     """What nobody can tell before the plain graph has come there."""
     name = "unknown"
     if name not in draft.components:
-        draft.add(Component(name, Role.OPAQUE, ()))
+        draft.add(Component(name, Role.OPAQUE, (), attributes=Attributes(slow=True)))
     return Ref(name)
 
 
