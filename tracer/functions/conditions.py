@@ -33,12 +33,11 @@ def both_ways(walk: Walker, test: Symbol, ways: tuple[Statements, Statements], n
         return _merged(walk, test, [trial for trial, _ in tried], flow, names)
     condition = _condition(walk, test)
     asking = sum(any(c.role is Role.GENERATION for c in trial.draft.components.values()) for trial, _ in tried)
-    if condition is not None and (asking > 1 or walk.is_body or not _waits(walk.draft, condition)):
+    if condition is not None and (asking > 1 or not _waits(walk.draft, condition)):
         return _Branch(walk, condition).walked(ways, names)
     _forget(walk, names)
     walk.left_out = True
-    if not walk.is_body:
-        _begun(walk, [trial.draft for trial, _ in tried])
+    _begun(walk, [trial.draft for trial, _ in tried])
     _note_user_code(walk, [trial for trial, _ in tried])
     return Flow.STOPPED if flow is not Flow.NEXT else flow
 
