@@ -465,6 +465,15 @@ def conditions(w: World) -> dict[str, Case]:
             found.append(llm.invoke(f"What of {q}?").content)
         return {"answer": found}
 
+    def refused_each(state: Any) -> Any:
+        said = []
+        for q in state["queries"]:
+            check = llm.invoke(f"Is this allowed? {q}").content
+            if check != "no":
+                check = llm.invoke(f"{RULES} {q}").content
+            said.append(check)
+        return {"answer": said}
+
     def raises_first(state: Any) -> Any:
         if not state["question"]:
             raise ValueError("a question is needed")
@@ -499,6 +508,7 @@ def conditions(w: World) -> dict[str, Case]:
         "graded_route": Case(graded_route, 2, 2),
         "last_has_calls": Case(last_has_calls, 1, 1),
         "each_or_not": Case(each_or_not, 2, 2),
+        "refused_each": Case(refused_each, 6, 6),
         "raises_first": Case(raises_first, 1, 1),
         "late_and_both": Case(late_and_both, 2, 2),
         "refused": Case(refused, 2, 2),
