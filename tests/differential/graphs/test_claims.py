@@ -9,8 +9,6 @@ import pytest
 from differential.graphs.sides import side
 from support.graphs import GRAPHS
 
-pytestmark = pytest.mark.filterwarnings("ignore:create_react_agent has been moved:DeprecationWarning")
-
 AHEAD = (
     "adaptive_router", "chain_called_in_a_node", "chains_as_nodes", "chat_with_memory", "conditional_edges",
     "corrective_rag", "deferred_node", "map_reduce", "plan_and_execute", "private_channels", "pydantic_state",
