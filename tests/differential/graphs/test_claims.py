@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:create_react_agent has been move
 AHEAD = (
     "adaptive_router", "chain_called_in_a_node", "chains_as_nodes", "chat_with_memory", "conditional_edges",
     "corrective_rag", "deferred_node", "map_reduce", "plan_and_execute", "private_channels", "pydantic_state",
-    "reducers", "subgraph_as_node", "waiting_edge",
+    "waiting_edge",
 )  # fmt: skip
 """Graphs of which something is known before its node runs, or as it begins."""
 
