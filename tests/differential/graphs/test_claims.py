@@ -13,8 +13,8 @@ from support.graphs import GRAPHS
 pytestmark = pytest.mark.filterwarnings("ignore:create_react_agent has been moved:DeprecationWarning")
 
 AHEAD = (
-    "adaptive_router", "chain_called_in_a_node", "chains_as_nodes", "chat_with_memory", "conditional_edges",
-    "corrective_rag", "deferred_node", "map_reduce", "plan_and_execute", "private_channels", "pydantic_state",
+    "adaptive_router", "chain_called_in_a_node", "conditional_edges",
+    "corrective_rag", "deferred_node", "map_reduce", "plan_and_execute", 
     "waiting_edge",
 )  # fmt: skip
 """Graphs of which something is known before its node runs, or as it begins."""
