@@ -17,7 +17,7 @@ def explain(traced: Traced, optimised: Optimised | None, pool: EnginePool | None
     sections = [("What was understood", str(traced.report))]
     if optimised is None or pool is None:
         note = "No pool-backed object was found and none was bound: the original runs as it always did."
-        return _text([*sections, ("Plan", note)])
+        return in_sections([*sections, ("Plan", note)])
     context = PassContext(pool.profiles)
     sections.append(("p-graph (the workflow as written)", str(optimised.source)))
     sections.append(("e-graph (what runs)", str(optimised.graph)))
@@ -26,10 +26,11 @@ def explain(traced: Traced, optimised: Optimised | None, pool: EnginePool | None
     advice = list(_advice(optimised.graph, context))
     if advice:
         sections.append(("Advice", "\n".join(advice)))
-    return _text(sections)
+    return in_sections(sections)
 
 
-def _text(sections: list[tuple[str, str]]) -> str:
+def in_sections(sections: list[tuple[str, str]]) -> str:
+    """Titles, and what stands below them."""
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n{body}" for title, body in sections)
 
 

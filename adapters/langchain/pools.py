@@ -40,11 +40,12 @@ def fields(node: Any) -> Iterable[Any]:
 
 def pools_below(root: Any, reach: Reach, *, most: int | None = None) -> dict[int, EnginePool]:
     """Pools of the objects below `root`, the nearest first, by identity; `most`: objects that are looked at."""
-    pools = (pool_of(node) for node in _below(root, reach, most))
+    pools = (pool_of(node) for node in below(root, reach, most=most))
     return {id(pool): pool for pool in pools if pool is not None}
 
 
-def _below(root: Any, reach: Reach, most: int | None) -> Iterator[Any]:
+def below(root: Any, reach: Reach, *, most: int | None = None) -> Iterator[Any]:
+    """`root`, what it holds, what that holds: each once."""
     todo, seen = deque([root]), dict[object, Any]()
     while todo:
         node = todo.popleft()

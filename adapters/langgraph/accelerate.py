@@ -9,8 +9,8 @@ from typing import Any
 from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
-from teola_plugin.adapters.langgraph.agents.agent_call import around, in_loop
 from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
+from teola_plugin.adapters.langgraph.agents.tool_places import around, in_loop
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner
 from teola_plugin.adapters.langgraph.ahead import Plans
 from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain
@@ -56,9 +56,11 @@ def accelerate_graph(
     found = pool or the_pool_of_graph(graph)
     acceleration = Acceleration(graph, found, again, app or NO_APP)
     if found is not None:
-        acceleration.plans = Plans(graph, found, chosen, speculate)
         acceleration.tools = eager_tools_of(graph, Planner(found, chosen, speculate))
-    return accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given))
+    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given))
+    if found is not None:
+        acceleration.plans = Plans(made, found, chosen, speculate)  # with what is bound to engines in its place
+    return made
 
 
 def _nodes(graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str]]) -> dict[str, Any]:

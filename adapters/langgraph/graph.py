@@ -108,6 +108,17 @@ class AcceleratedGraph:
 
     # ------------------------------------------------------------ seeing it
 
+    def explain(self) -> str:
+        """Its nodes and edges, what of each prompt is constant and what breaks that, and what begins before its place,
+        as text. Nothing of the graph runs."""
+        from teola_plugin.adapters.langgraph.explain import NOTHING_AHEAD, explain_graph
+        from teola_plugin.adapters.langgraph.facts import GraphFacts
+
+        ours = self._teola
+        facts = GraphFacts(self, ours.plans, ours.tools)
+        note = NOTHING_AHEAD if ours.pool is None else ""
+        return explain_graph(facts.nodes, facts.starts, facts.chosen, note)
+
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""
         return self._teola.last[0].trace.result(timeout) if self._teola.last else None

@@ -106,8 +106,13 @@ def _of_function(func: FunctionType) -> Iterator[Any]:
     yield from func.__defaults__ or ()
     yield from (func.__kwdefaults__ or {}).values()
     yield from vars(func).values()
-    if str(func.__module__).partition(".")[0] not in _LIBRARIES:
+    if is_own(func):
         yield from _named_by(func.__code__, func.__globals__)
+
+
+def is_own(func: FunctionType) -> bool:
+    """Whether a function is the user's own: none of a library's that is known."""
+    return str(func.__module__).partition(".")[0] not in _LIBRARIES
 
 
 def _named_by(code: CodeType, names: Mapping[str, Any]) -> Iterator[Any]:

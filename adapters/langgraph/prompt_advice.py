@@ -10,22 +10,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
+from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import BaseTool
 
+from teola_plugin.adapters.langgraph.varying import OF_DAYS, SETTLED, Kind, kind_of, name_of, says_the_day
 from teola_plugin.tracer.functions.reading import Surroundings
 from teola_plugin.tracer.functions.source import Definition, source_of
 from teola_plugin.tracer.functions.values import Known
-
-
-class Kind(Enum):
-    TIME = "the time, another in every call"
-    RANDOM = "random, another in every call"
-    ORDER = "a set, whose order is another in every process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +32,12 @@ class Breaker:
     kind: Kind
     function: str
     line: int
-    """In its file."""
+    """In its file; 0 where it is of no function of the user's."""
 
     def __str__(self) -> str:
         remedy = "sort it" if self.kind is Kind.ORDER else "put it last: what stands behind it is computed anew"
-        return f"{self.function}, line {self.line}: `{self.source}` is {self.kind.value}; {remedy}."
+        where = f"{self.function}, line {self.line}" if self.line else self.function
+        return f"{where}: `{self.source}` is {self.kind.value}; {remedy}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,56 +66,22 @@ def found_in(func: object, depth: int = 0) -> Found:
         return Found()
 
 
-# ------------------------------------------------------------ what varies
-
-_TIMES = frozenset(
-    {
-        *(f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")),
-        *(f"time.{name}" for name in ("time", "time_ns", "ctime", "localtime", "gmtime", "asctime", "monotonic")),
-        *("time.perf_counter", "django.utils.timezone.now", "pendulum.now", "arrow.now", "arrow.utcnow"),
-    }
-)
-_RANDOM = ("random.", "secrets.", "numpy.random.", "uuid.uuid1", "uuid.uuid4", "uuid.uuid6", "uuid.uuid7", "os.urandom")
-_SETS = frozenset({"builtins.set", "builtins.frozenset"})
-_SETTLED = frozenset(f"builtins.{name}" for name in ("sorted", "min", "max", "sum", "len", "any", "all", "bool"))
-"""Builtins whose result has nothing of the order of what they are given."""
-_OF_DAYS = frozenset({"date", "toordinal", "weekday", "isoweekday", "year", "month", "day"})
-"""What a time says of its day."""
-_WITHIN_A_DAY = ("%H", "%M", "%S", "%f", "%c", "%X", "%s", "%T", "%R", "%I", "%p", "%r")
-"""Formats that tell more than the day."""
-
-
-def _kind(name: str) -> Kind | None:
-    if name in _SETS:
-        return Kind.ORDER
-    if name in _TIMES or name == "time.strftime":
-        return Kind.TIME
-    return Kind.RANDOM if name.startswith(_RANDOM) else None
-
-
-def _says_the_day(format_: ast.expr | None) -> bool:
-    text = format_.values[0] if isinstance(format_, ast.JoinedStr) and len(format_.values) == 1 else format_
-    known = isinstance(text, ast.Constant) and isinstance(text.value, str) and "%" in text.value
-    return known and not any(one in text.value for one in _WITHIN_A_DAY)  # type: ignore[union-attr]
+def varying_partials(template: BasePromptTemplate[Any]) -> Iterator[Breaker]:
+    """Variables of a template that it fills in itself, by a function."""
+    for name, value in template.partial_variables.items():
+        made = found_in(value).returned.get("")
+        kind = kind_of(name_of(value)) if callable(value) else None
+        if made is None and kind is not None:
+            made = Breaker(name_of(value), kind, "", 0)
+        if made is not None:
+            yield replace(made, function=f"the template's variable {name!r}", line=made.line)
 
 
 # ------------------------------------------------------------ where it goes
 
-_FILLING = frozenset(
-    {
-        *("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "generate", "agenerate", "predict", "partial"),
-        *(
-            "format_messages",
-            "format_prompt",
-            "from_template",
-            "from_messages",
-            "complete",
-            "acomplete",
-            "chat",
-            "achat",
-        ),
-    }
-)
+_ASKING = ("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "generate", "agenerate", "predict")
+_WRITING = ("partial", "format_messages", "format_prompt", "from_template", "from_messages")
+_FILLING = frozenset({*_ASKING, *_WRITING, "complete", "acomplete", "chat", "achat"})
 """Methods of models and templates."""
 _TEMPLATES = ("PromptTemplate", "Message", "MessagePromptTemplate")
 _TOOLS = frozenset({"bind_tools", "create_agent", "create_react_agent", "ToolNode"})
@@ -222,7 +184,7 @@ class _Reader:
             return self._breaker(value, Kind.ORDER)
         if isinstance(value, ast.Lambda):
             return self.varies(value.body)
-        if isinstance(value, ast.FormattedValue) and _says_the_day(value.format_spec):
+        if isinstance(value, ast.FormattedValue) and says_the_day(value.format_spec):
             return None
         if isinstance(value, ast.Name | ast.Attribute):
             return self._named(value)
@@ -240,25 +202,25 @@ class _Reader:
         return None
 
     def _named(self, value: ast.Name | ast.Attribute) -> Breaker | None:
-        kind = _kind(self._full_name(value))
+        kind = kind_of(self._full_name(value))
         if kind is not None and kind is not Kind.ORDER:
             return self._breaker(value, kind)
         if isinstance(value, ast.Attribute):
-            return None if value.attr in _OF_DAYS else self.varies(value.value)
+            return None if value.attr in OF_DAYS else self.varies(value.value)
         if issubclass(type(self._known(value)), (set, frozenset)):
             return self._breaker(value, Kind.ORDER)
         return self._local.get(value.id)
 
     def _called(self, call: ast.Call) -> Breaker | None:
         name = self._full_name(call.func)
-        if name in _SETTLED:
+        if name in SETTLED:
             return None
-        kind = _kind(name)
+        kind = kind_of(name)
         if kind is not None:
-            told = name == "time.strftime" and len(call.args) == 1 and _says_the_day(call.args[0])
+            told = name == "time.strftime" and len(call.args) == 1 and says_the_day(call.args[0])
             return None if told else self._breaker(call, kind)
         method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if method in _OF_DAYS or (method == "strftime" and call.args and _says_the_day(call.args[0])):
+        if method in OF_DAYS or (method == "strftime" and call.args and says_the_day(call.args[0])):
             return None
         helper = self._helped(call)
         given = (*call.args, *(one.value for one in call.keywords))
@@ -296,20 +258,5 @@ class _Reader:
             owner = self._full_name(value.value)
             return f"{owner}.{value.attr}" if owner else ""
         if isinstance(value, ast.Name):
-            return self._imported.get(value.id) or _name_of(self._known(value))
+            return self._imported.get(value.id) or name_of(self._known(value))
         return ""
-
-
-def _name_of(obj: Any) -> str:
-    kind = type(obj)
-    if obj is None:
-        return ""
-    if kind is ModuleType:
-        return str(obj.__name__)
-    if kind is BuiltinFunctionType:
-        owner = obj.__self__
-        if isinstance(owner, ModuleType):
-            return f"{owner.__name__}.{obj.__name__}"
-        return f"{(owner if isinstance(owner, type) else type(owner)).__module__}.{obj.__qualname__}"
-    named = obj.__func__ if kind is MethodType else obj if issubclass(kind, (FunctionType, type)) else kind
-    return f"{named.__module__}.{named.__qualname__}"

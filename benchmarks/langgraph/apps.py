@@ -35,7 +35,7 @@ class App:
 
 QUESTION: Given = {"question": ASKED}
 SPOKEN: Given = {"messages": [("user", ASKED)]}
-IN_CODE = "made in the node's own code: each call reads what the one before has found"
+AGENTS = "agents that the nodes' own code calls: what they ask for, and how often, is decided in their loops"
 
 APPS: dict[str, App] = {
     "corrective RAG": App(rag_graphs.corrective_rag, QUESTION, "generate"),
@@ -45,7 +45,7 @@ APPS: dict[str, App] = {
     "plan-and-execute": App(workflows.plan_and_execute, {"input": ASKED, "past_steps": []}, "answer"),
     "map-reduce with Send": App(workflows.map_reduce, {"topic": "the terms of contracts"}),
     "reflection": App(workflows.reflection, SPOKEN, "generate", wide=False),
-    "supervisor": App(agents.supervisor, SPOKEN),
+    "supervisor": App(agents.supervisor, SPOKEN, unseen=AGENTS),
     "ReAct, two retrievers": App(agents.react, SPOKEN, "model"),
     "ReAct, three at once": App(agents.react_parallel, SPOKEN, "model"),
     "slow read-only tools": App(agents.slow_tools, SPOKEN, "model", wide=False),

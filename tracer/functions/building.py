@@ -16,7 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
-from teola_plugin.tracer.functions.reading import attribute, of_framework
+from teola_plugin.tracer.functions.reading import attribute, is_a, of_framework
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Built,
@@ -38,11 +38,6 @@ _CONSTANT_FUNCTIONS = (textwrap.dedent, inspect.cleandoc, operator.itemgetter, o
 _GRAPH_CLASSES = ("langgraph.types.Command", "langgraph.types.Send")
 
 
-def is_a(value: object, kind: type) -> bool:
-    """`isinstance`, but for objects that say that they are of another class: asking them would run their code."""
-    return issubclass(type(value), kind)
-
-
 def is_runnable(value: object) -> bool:
     return is_a(value, Runnable)
 
@@ -53,16 +48,33 @@ def piped(left: Symbol, right: Symbol) -> Symbol | None:
     there, other = known_object(right)
     if not (is_runnable(one) or is_runnable(other)):
         return None
-    if not (here and there and all(of_framework(how) for how in _pipes(one, other))):
+    if not (here and there and is_tame(one) and is_tame(other) and _pipes_as_the_framework(one, other)):
         return UNKNOWN_VALUE
     return _made(lambda: one | other)
 
 
-def _pipes(one: Any, other: Any) -> list[Any]:
-    """The methods that `|` may call."""
+def _pipes_as_the_framework(one: Any, other: Any) -> bool:
+    """Whether the methods that `|` may call are the framework's."""
     named = ((one, "__or__"), (other, "__ror__"))
     found = [attribute(of, name) for of, name in named if is_runnable(of)]
-    return [how.value if isinstance(how, Known) else how for how in found]
+    return all(isinstance(how, Known) and of_framework(how.value) for how in found)
+
+
+def is_tame(value: Any) -> bool:
+    """Whether the framework may be given the value: looking at it runs none of the user's code."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return all(map(is_tame, value))
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(is_tame, value.values()))
+    if is_a(value, type):
+        return kind is type or kind.__module__.split(".", 1)[0] in _OF_CLASSES
+    return is_constant(value) or kind in _TAME or of_framework(kind) or is_runnable(value)
+
+
+_OF_CLASSES = ("abc", "enum", "pydantic", "typing", "typing_extensions")
+"""Where classes of classes come from that describe what a model writes."""
+_TAME = (FunctionType, MethodType, type(len), operator.itemgetter, operator.attrgetter)
 
 
 def _made(make: Callable[[], Any]) -> Symbol:
@@ -81,7 +93,7 @@ def built(what: Any, given: Sequence[Symbol | Spread], named: Mapping[str, Symbo
         return None
     values = [known_object(one) for one in given if not isinstance(one, Spread)]
     by_name = {key: known_object(one) for key, one in named.items()}
-    if len(values) < len(given) or not all(known for known, _ in (*values, *by_name.values())):
+    if len(values) < len(given) or not all(known and is_tame(one) for known, one in (*values, *by_name.values())):
         return UNKNOWN_VALUE
     if any(what is one for one in _CONSTANT_FUNCTIONS) and not all(is_constant(value) for _, value in values):
         return None
@@ -118,6 +130,6 @@ def _data(kind: type, given: Sequence[Symbol | Spread], named: Mapping[str, Symb
         fields[name] = one
     fields |= named
     found = {key: known_object(one) for key, one in fields.items()}
-    if issubclass(kind, BaseMessage) and all(known for known, _ in found.values()):
+    if issubclass(kind, BaseMessage) and all(known and is_tame(one) for known, one in found.values()):
         return _made(lambda: kind(**{key: value for key, (_, value) in found.items()}))
     return Built(kind, fields)

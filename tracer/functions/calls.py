@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions import texts
 from teola_plugin.tracer.functions.arguments import Arguments
-from teola_plugin.tracer.functions.building import built, is_a
+from teola_plugin.tracer.functions.building import built
 from teola_plugin.tracer.functions.composing import composed, read_attribute, read_key, series, spread
 from teola_plugin.tracer.functions.machine import Walker
 from teola_plugin.tracer.functions.pure import proven
+from teola_plugin.tracer.functions.reading import is_a
 from teola_plugin.tracer.functions.running import of_framework_object
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
@@ -68,6 +71,8 @@ def _called(walk: Walker, what: Symbol, arguments: Arguments) -> Symbol:
     func = what.value
     if (made := of_framework_object(walk, func, arguments)) is not None:
         return made
+    if func is isinstance and (made := _is_message(walk, arguments)) is not None:
+        return made
     if any(func is one for one in CALLABLES):
         return _pure(walk, what, arguments)
     if (made := _of_asyncio(walk, func, arguments)) is not None:
@@ -77,6 +82,25 @@ def _called(walk: Walker, what: Symbol, arguments: Arguments) -> Symbol:
     if _is_harmless(func):
         return UNKNOWN_VALUE
     return _users_own(walk, what, func, arguments)
+
+
+def _is_message(walk: Walker, arguments: Arguments) -> Symbol | None:
+    """`isinstance(value, AIMessage)`, by the type that a message tells of itself; None for any other class."""
+    given = arguments.single or []
+    kind = given[1].value if len(given) == 2 and isinstance(given[1], Known) else None
+    types = next((found for known, found in _TYPES if known is kind), None)
+    if types is None or not isinstance(given[0], (Ref, Computed)):
+        return None
+    shape = ast.Compare(ast.Constant(0), [ast.In()], [])
+    return composed(walk, shape, {"left": read_attribute(walk, given[0], "type"), "comparators": [Known(types)]})
+
+
+_TYPES: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (AIMessage, ("ai", "AIMessageChunk")),
+    (HumanMessage, ("human", "HumanMessageChunk")),
+    (SystemMessage, ("system", "SystemMessageChunk")),
+    (ToolMessage, ("tool", "ToolMessageChunk")),
+)
 
 
 def may_write(walk: Walker, nodes: Sequence[ast.AST]) -> bool:
@@ -135,11 +159,25 @@ def _awaited(item: Symbol | Spread) -> Symbol | Spread:
 # ------------------------------------------------------------ pure functions, methods of values
 
 
+def _length(walk: Walker, of: Series) -> Symbol:
+    """`len(...)`, also of a list with items that are not known."""
+    made: Symbol = Known(sum(not isinstance(item, Spread) for item in of.items))
+    for item in of.items:
+        if isinstance(item, Spread):
+            shape = ast.Call(ast.Name("len", ast.Load()), [], [])
+            one = composed(walk, shape, {"args": [item.of]})
+            added = ast.BinOp(ast.Constant(0), ast.Add(), ast.Constant(0))
+            made = UNKNOWN_VALUE if isinstance(one, Unknown) else composed(walk, added, {"left": made, "right": one})
+    return made
+
+
 def _pure(walk: Walker, what: Symbol, arguments: Arguments) -> Symbol:
     """A call of a pure function, to be computed when it is needed."""
     given = arguments.single
     if not arguments.whole or given is None:
         return UNKNOWN_VALUE
+    if isinstance(what, Known) and what.value is len and len(given) == 1 and isinstance(given[0], Series):
+        return _length(walk, given[0])
     shape = ast.Call(ast.Constant(0), [], [ast.keyword(name, ast.Constant(0)) for name in arguments.named])
     made = composed(walk, shape, {"func": what, "args": given})
     if not isinstance(made, Computed):

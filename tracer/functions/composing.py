@@ -21,6 +21,7 @@ from teola_plugin.tracer.functions.values import (
     Spread,
     Symbol,
     Text,
+    is_constant,
     known_object,
 )
 from teola_plugin.tracer.purity.calls import FIELDS
@@ -44,7 +45,10 @@ def composed(walk: Walker, node: ast.expr, parts: Mapping[str, Symbol | list[Sym
         fields[name] = codes if isinstance(part, list) else codes[0]
     made_of: Any = fields
     code = type(node)(**made_of)
-    return Computed(code, refs, objects) if is_small(code) else UNKNOWN_VALUE
+    if not is_small(code):
+        return UNKNOWN_VALUE
+    whole = Computed(code, refs, objects)
+    return whole if refs else _folded(whole)
 
 
 def read_key(walk: Walker, of: Symbol, key: Symbol) -> Symbol | None:
@@ -96,6 +100,15 @@ def read_attribute(walk: Walker, of: Symbol, name: str) -> Symbol:
         made = composed(walk, ast.Attribute(ast.Constant(0), name, ast.Load()), {"value": of})
         return made if name in FIELDS or not isinstance(of, Ref) else _read(walk, made)
     return UNKNOWN_VALUE
+
+
+def _folded(computed: Computed) -> Symbol:
+    """An expression of constants is one."""
+    try:
+        value = value_of(computed)
+    except Exception:  # not pure, or the plain code will tell
+        return computed
+    return Known(value) if is_constant(value) else computed
 
 
 def _read(walk: Walker, field: Symbol) -> Symbol:

@@ -10,18 +10,14 @@ from teola_plugin.tracer.functions.composing import bind
 from teola_plugin.tracer.functions.loops import mapped
 from teola_plugin.tracer.functions.machine import Walker
 from teola_plugin.tracer.functions.pure import is_small, proven
-from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Computed, Series, Spread, Symbol
+from teola_plugin.tracer.functions.values import RUNS, UNKNOWN_VALUE, Computed, Series, Spread, Symbol
 from teola_plugin.tracer.symbols import NotUnderstood
 
 
 def asks_inside(node: ast.AST) -> bool:
     """Whether something in it waits for a result, or runs a Runnable, as far as its text tells."""
     return any(
-        isinstance(one, ast.Await)
-        or (
-            isinstance(one, ast.Attribute) and one.attr in ("invoke", "ainvoke", "batch", "abatch", "stream", "astream")
-        )
-        for one in ast.walk(node)
+        isinstance(one, ast.Await) or (isinstance(one, ast.Attribute) and one.attr in RUNS) for one in ast.walk(node)
     )
 
 

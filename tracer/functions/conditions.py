@@ -26,25 +26,25 @@ RETURNED = "returned"
 
 def both_ways(walk: Walker, test: Symbol, ways: tuple[Statements, Statements], names: set[str]) -> Flow:
     """Walks through both ways. `names` are assigned on one of them; both end the function, or neither does."""
-    tried = [_tried(walk, statements) for statements in ways]
+    taken = set(walk.draft.names)
+    tried = [_tried(walk, statements, taken) for statements in ways]
     flow = _together([flow for _, flow in tried])
     if not any(asks(c) for trial, _ in tried for c in trial.draft.components.values()):
         return _merged(walk, test, [trial for trial, _ in tried], flow, names)
     condition = _condition(walk, test)
     asking = sum(any(c.role is Role.GENERATION for c in trial.draft.components.values()) for trial, _ in tried)
-    if condition is not None and (asking > 1 or walk.is_body or not _waits(walk.draft, condition)):
+    if condition is not None and (asking > 1 or not _waits(walk.draft, condition)):
         return _Branch(walk, condition).walked(ways, names)
     _forget(walk, names)
     walk.left_out = True
-    if not walk.is_body:
-        _begun(walk, [trial.draft for trial, _ in tried])
+    _begun(walk, [trial.draft for trial, _ in tried])
     _note_user_code(walk, [trial for trial, _ in tried])
     return Flow.STOPPED if flow is not Flow.NEXT else flow
 
 
-def _tried(walk: Walker, statements: Statements) -> tuple[Walker, Flow]:
+def _tried(walk: Walker, statements: Statements, taken: set[str]) -> tuple[Walker, Flow]:
     """The way as it would be walked if it were certain, on a draft of its own."""
-    trial = walk.trial()
+    trial = walk.trial(taken)
     return trial, trial.block(statements)
 
 
@@ -70,6 +70,7 @@ def _begun(walk: Walker, drafts: list[Draft]) -> None:
     for component in begun_early(drafts, False):
         walk.draft.add(component)
     for draft in drafts:
+        walk.draft.names |= draft.names
         walk.draft.calls |= draft.calls
         walk.draft.lists |= {name: how for name, how in draft.lists.items() if name in walk.draft.components}
 
@@ -196,8 +197,8 @@ class _Branch:
         if RETURNED in shared:
             return made.at(RETURNED)
         returned = [body.frame.returned for body in bodies]
-        keys = [list(one.items) for one in returned if isinstance(one, Fields)]
-        if len(keys) < len(returned) or set(keys[0]) != set(keys[1]):
+        keys = [key for one in returned if isinstance(one, Fields) for key in one.items]
+        if not all(isinstance(one, Fields) for one in returned):
             return UNKNOWN_VALUE
-        names = {key: f"{RETURNED}.{key}" for key in keys[0]}
+        names = {key: f"{RETURNED}.{key}" for key in keys}
         return Fields({key: made.at(name) if name in shared else UNKNOWN_VALUE for key, name in names.items()})

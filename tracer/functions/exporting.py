@@ -14,6 +14,7 @@ from teola_plugin.tracer.functions.values import (
     Computed,
     Defined,
     Fields,
+    Sent,
     Series,
     Spread,
     Symbol,
@@ -42,6 +43,10 @@ def exported(symbol: Symbol, lost: set[str], before: Draft, draft: Draft) -> Sym
         return UNKNOWN_VALUE if unknown else symbol
     if isinstance(symbol, Fields) and symbol.base is not None and symbol.base.producer in lost:
         return UNKNOWN_VALUE
+    if isinstance(symbol, Sent):
+        items = inner(symbol.items)
+        unknown = isinstance(items, Unknown) or any(ref.producer in lost for ref in symbol.captured.values())
+        return UNKNOWN_VALUE if unknown else replace(symbol, items=items)
     if isinstance(symbol, Defined):
         return UNKNOWN_VALUE
     return inner(symbol.value) if isinstance(symbol, Coming) else _each(symbol, inner)
@@ -61,6 +66,9 @@ def producers(symbol: Symbol) -> set[str]:
                 note(symbol_of(inner))
         elif isinstance(one, Fields) and one.base is not None:
             found.add(one.base.producer)
+        elif isinstance(one, Sent):
+            note(one.items)
+            found.update(ref.producer for ref in one.captured.values())
         return note(one.value) if isinstance(one, Coming) else _each(one, note)
 
     note(symbol)

@@ -14,6 +14,7 @@ from langchain_core.prompt_values import StringPromptValue
 
 from teola_plugin.graph import PromptPart, Ref
 from teola_plugin.requests.payloads import UNKNOWN
+from teola_plugin.tracer.functions.reading import is_a
 from teola_plugin.tracer.functions.values import Built, Fields, Known, Series, Spread, Symbol, Text
 from teola_plugin.tracer.purity.purity import plain
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted
@@ -41,7 +42,7 @@ class Filling:
             return self._text(symbol)
         if isinstance(symbol, Series):
             return self._series(symbol)
-        if isinstance(symbol, Fields) and not symbol.attributes:
+        if isinstance(symbol, Fields):
             return self._fields(symbol)
         if isinstance(symbol, Built):
             return self._built(symbol)
@@ -58,8 +59,10 @@ class Filling:
     # ------------------------------------------------------------ pieces
 
     def _known(self, value: Any) -> Fill:
-        if isinstance(value, str):
+        if type(value) is str:
             self._literal(value)
+        elif not plain(value):
+            raise NotUnderstood("an object of the user's own")
         return lambda given: (list(value) if type(value) is list else value, True)
 
     def _value(self, symbol: Symbol) -> Fill:
@@ -95,7 +98,7 @@ class Filling:
             for one in fills:
                 value, whole = one(given)
                 if not whole:
-                    return made + (value if isinstance(value, str) else UNKNOWN), False
+                    return made + (value if type(value) is str else UNKNOWN), False
                 made += _written(value)
             return made, True
 
@@ -113,6 +116,8 @@ class Filling:
 
         def fill(given: Mapping[str, Any]) -> Made:
             made, whole = ({}, True) if base is None else base(given)
+            if whole and type(made) is not dict:
+                raise TypeError("keys are added to what is no dictionary")
             found = dict(made) if whole else {}
             for key, one in fills.items():
                 found[key], there = one(given)
@@ -126,6 +131,8 @@ class Filling:
 
         def fill(given: Mapping[str, Any]) -> Made:
             made = {key: one(given) for key, one in fills.items()}
+            if not all(plain(value) for value, _ in made.values()):
+                raise TypeError("a message is made of objects whose methods are not known")
             return symbol.kind(**{key: value for key, (value, _) in made.items()}), all(w for _, w in made.values())
 
         return fill
@@ -141,7 +148,7 @@ class Filling:
         return lambda given: _put_together(list, fills, given, _stand_in)
 
     def _message(self, symbol: Symbol) -> Fill:
-        if isinstance(symbol, Known) and isinstance(symbol.value, BaseMessage):
+        if isinstance(symbol, Known) and is_a(symbol.value, BaseMessage):
             message = symbol.value
             self._literal(message.text)
             return lambda given: (message, True)
@@ -170,13 +177,15 @@ def _put_together(
         if not whole:
             made.append(stand_in(value))
             return kind(made), False
+        if spread and type(value) not in (list, tuple):
+            raise TypeError("a list is made of items of something else")
         made += value if spread else [value]
     return kind(made), True
 
 
 def _stand_in(value: Any) -> Any:
     """For a message of which something is missing."""
-    return HumanMessage(content=UNKNOWN) if isinstance(value, str) and value == UNKNOWN else value
+    return HumanMessage(content=UNKNOWN) if type(value) is str and value == UNKNOWN else value
 
 
 def _inner(item: Any) -> Symbol:
@@ -186,7 +195,7 @@ def _inner(item: Any) -> Symbol:
 def _role(symbol: Symbol) -> str:
     """Of a message, as engines call it."""
     role: Any = "human"
-    if isinstance(symbol, Known) and isinstance(symbol.value, BaseMessage):
+    if isinstance(symbol, Known) and is_a(symbol.value, BaseMessage):
         role = symbol.value.type
     elif isinstance(symbol, Built):
         role = next((field.default for name, field in _model_fields(symbol.kind) if name == "type"), "human")

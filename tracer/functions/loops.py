@@ -67,7 +67,7 @@ class Items:
     def _component(self, output: Ref, *, beside: bool) -> Symbol:
         walk, draft = self.outer, self.body.draft
         try:
-            items = walk.ref(_listed(self.items))
+            items = walk.ref(listed(self.items))
         except NotUnderstood:
             return UNKNOWN_VALUE
         name = walk.draft.name(f"{walk.name}.each", *DERIVED)
@@ -80,8 +80,8 @@ class Items:
         return made
 
 
-def _listed(items: Symbol) -> Symbol:
-    """What an expression gives may be an iterator."""
+def listed(items: Symbol) -> Symbol:
+    """As a list: what an expression gives may be an iterator."""
     if not isinstance(items, Computed) or isinstance(items.code, (ast.Name, ast.ListComp)):
         return items
     code = ast.Call(ast.Name("list", ast.Load()), [items.code], [])

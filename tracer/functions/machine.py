@@ -76,6 +76,9 @@ class Walker(Protocol):
     def evaluate(self, node: ast.expr) -> Symbol:
         """What the expression gives. What it asks engines for becomes components."""
 
+    def truth(self, test: Symbol) -> bool | None:
+        """Whether a condition holds; None where that is not known yet."""
+
     def block(self, statements: Sequence[ast.stmt]) -> Flow:
         """Walks through the statements."""
 
@@ -100,8 +103,11 @@ class Walker(Protocol):
     def may_try(self) -> bool:
         """Whether the ways of a condition are to be walked."""
 
-    def trial(self) -> Walker:
-        """The same walk from here on, on a draft of its own: nothing of it counts before it is taken over."""
+    def trial(self, taken: set[str]) -> Walker:
+        """The same walk from here on, on a draft of its own: nothing of it counts before it is taken over.
+
+        `taken` are names of components, to which its own are added.
+        """
 
     def finished(self, output: Ref | None) -> tuple[Ref, bool] | None:
         """Of a body: what it gives, and whether that is `output`; None for one that asks engines for nothing."""

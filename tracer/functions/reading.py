@@ -30,9 +30,14 @@ def of_framework(thing: Any) -> bool:
     return isinstance(module, str) and module.split(".", 1)[0] in _FRAMEWORKS
 
 
+def is_a(value: object, kind: type) -> bool:
+    """`isinstance`, but for objects that say that they are of another class: asking them would run their code."""
+    return issubclass(type(value), kind)
+
+
 def attribute(owner: Any, name: str) -> Symbol:
     """`owner.name`; unknown for what a property, or any code, would give."""
-    if isinstance(owner, ModuleType):
+    if is_a(owner, ModuleType):
         found = vars(owner).get(name, _NOTHING)
         return UNKNOWN_VALUE if found is _NOTHING else Known(found)
     try:
@@ -47,16 +52,16 @@ def attribute(owner: Any, name: str) -> Symbol:
 def _bound(owner: Any, name: str, held: Any) -> Symbol:
     """What the attribute gives that is held so."""
     kind = type(held)
-    of_instance = not isinstance(owner, type) and held is _own(owner).get(name, _NOTHING)
+    of_instance = not is_a(owner, type) and held is _own(owner).get(name, _NOTHING)
     if of_instance or not any("__get__" in vars(one) for one in kind.__mro__):
         return Known(held)
-    if kind is MemberDescriptorType and not isinstance(owner, type):
+    if kind is MemberDescriptorType and not is_a(owner, type):
         try:
             return Known(held.__get__(owner, type(owner)))
         except AttributeError:
             return UNKNOWN_VALUE
     if kind in _OF_C:
-        return Known(held.__get__(None, owner) if isinstance(owner, type) else held.__get__(owner, type(owner)))
+        return Known(held.__get__(None, owner) if is_a(owner, type) else held.__get__(owner, type(owner)))
     if kind is property and held.fget is not None and of_framework(held.fget):
         try:
             return Known(held.__get__(owner, type(owner)))
@@ -65,9 +70,9 @@ def _bound(owner: Any, name: str, held: Any) -> Symbol:
     if kind is staticmethod:
         return Known(held.__func__)
     if kind is classmethod and isinstance(held.__func__, FunctionType):
-        return Known(MethodType(held.__func__, owner if isinstance(owner, type) else type(owner)))
+        return Known(MethodType(held.__func__, owner if is_a(owner, type) else type(owner)))
     if kind is FunctionType:
-        return Known(held if isinstance(owner, type) else MethodType(held, owner))
+        return Known(held if is_a(owner, type) else MethodType(held, owner))
     return UNKNOWN_VALUE
 
 

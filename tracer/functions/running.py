@@ -13,10 +13,10 @@ from langchain_core.tools import StructuredTool, Tool
 from langchain_core.vectorstores import VectorStore
 
 from teola_plugin.tracer.functions.arguments import Arguments
-from teola_plugin.tracer.functions.building import is_a, is_runnable
+from teola_plugin.tracer.functions.building import is_runnable
 from teola_plugin.tracer.functions.loops import mapped
 from teola_plugin.tracer.functions.machine import Walker
-from teola_plugin.tracer.functions.reading import of_framework
+from teola_plugin.tracer.functions.reading import is_a, of_framework
 from teola_plugin.tracer.functions.values import (
     RUNS,
     UNKNOWN_VALUE,

@@ -38,6 +38,8 @@ def _found(code: CodeType, text: str) -> Definition | None:
     return here[0] if len(here) == 1 else None
 
 
+_SHAPE = 0x3FF
+"""Flags that say what a function is, not what its file imports of the future."""
 Place = tuple[int, str]
 """First line and name of a function."""
 
@@ -91,7 +93,7 @@ def _does(code: CodeType) -> tuple[Any, ...]:
         code.co_varnames,
         code.co_freevars,
         code.co_cellvars,
-        code.co_flags,
+        code.co_flags & _SHAPE,
         code.co_argcount,
         code.co_posonlyargcount,
         code.co_kwonlyargcount,

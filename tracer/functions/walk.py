@@ -7,21 +7,22 @@ import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
 
-from teola_plugin.graph import Component, Ref, Role, on_loop, simple
+from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
 from teola_plugin.tracer.draft import Draft, Span, may_raise
+from teola_plugin.tracer.functions.composing import truth
+from teola_plugin.tracer.functions.deciding import Decide, decided
+from teola_plugin.tracer.functions.entering import called
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.filling import Filling, as_prompt
 from teola_plugin.tracer.functions.live import alive
 from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped, Walker
 from teola_plugin.tracer.functions.pure import MADE, constant, field_of, proven
-from teola_plugin.tracer.functions.reading import NOWHERE, Surroundings, of_framework
-from teola_plugin.tracer.functions.source import Definition, source_of
+from teola_plugin.tracer.functions.source import Definition
 from teola_plugin.tracer.functions.statements import block
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
@@ -45,7 +46,7 @@ DEPTH = 3
 """Functions of the user's that are walked inside each other."""
 NESTED = 4
 """Conditions inside each other whose ways are walked."""
-FUEL = 20_000
+FUEL = 5_000
 """Expressions that are looked at for one function, with all that it calls."""
 
 
@@ -58,6 +59,8 @@ class _Shared:
     objects: dict[int, tuple[str, object]] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
     """Components that compute values for others, and are of no use by themselves."""
+    decide: Decide | None = None
+    """Decides conditions on what is there already."""
 
 
 @dataclass(slots=True)
@@ -90,6 +93,10 @@ class Walk:
             raise Stopped
         return evaluate(self, node)
 
+    def truth(self, test: Symbol) -> bool | None:
+        known = truth(test)
+        return decided(test, self.shared.decide) if known is None else known
+
     def block(self, statements: Sequence[ast.stmt]) -> Flow:
         return block(self, statements)
 
@@ -104,7 +111,7 @@ class Walk:
         return flow
 
     def call_function(self, func: Any, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> Symbol | None:
-        found = _entered(func, given, named) if self.depth < DEPTH else None
+        found = called(func, given, named) if self.depth < DEPTH else None
         if found is None:
             return None
         definition, frame = found
@@ -176,7 +183,7 @@ class Walk:
             return self.draft.real(symbol, self.name, ())
         if isinstance(symbol, Fields) and not symbol.items and symbol.base is not None:
             return symbol.base
-        if isinstance(symbol, (Unknown, Coming)):
+        if isinstance(symbol, (Unknown, Coming, Defined)):
             raise NotUnderstood("a value that is not known")
         if isinstance(symbol, Computed):
             found = symbol.ref_in(self.draft)
@@ -215,7 +222,7 @@ class Walk:
         self.shared.made.add(name)
         if may_be_list:
             self.draft.lists[name] = ""
-        return self.draft.call(name, call, (), **inputs)
+        return self.draft.add(Component(name, Role.CALL, tuple(inputs.items())), call)
 
     def _any_ref(self, symbol: Symbol) -> Ref:
         """A ref also for what is not known: a prompt may begin with what is."""
@@ -236,13 +243,21 @@ class Walk:
         try:
             value = self._input(node, given)
         except NotUnderstood:
-            self.user_code()
+            if self._runs_user_code(node):
+                self.user_code()
             return UNKNOWN_VALUE
         made, span = walk_into(self.draft, node, value, self.name, f"{self.name}:{self.line}", kwargs)
         self.emitted(span)
         if any(c.role in (Role.OPAQUE, Role.TOOL) for c in list(self.draft.components.values())[before:]):
             self.runs_user_code = True
         return symbol_of(made)
+
+    @staticmethod
+    def _runs_user_code(node: Runnable[Any, Any]) -> bool:
+        """Whether not all of it is understood, whatever it is called with."""
+        trial = Draft()
+        walk_into(trial, node, Ref(INPUT), "", "", {})
+        return any(c.role in (Role.OPAQUE, Role.TOOL) for c in trial.components.values())
 
     def _input(self, node: Runnable[Any, Any], given: Symbol) -> Value:
         if isinstance(given, (Prompted, Ref)):
@@ -283,9 +298,8 @@ class Walk:
     def may_try(self) -> bool:
         return self.nested < NESTED
 
-    def trial(self) -> Walker:
-        """The same walk, on a draft of its own: nothing of it counts before it is taken over."""
-        names, draft = dict(self.frame.names), Draft(names=self.draft.names)
+    def trial(self, taken: set[str]) -> Walker:
+        names, draft = dict(self.frame.names), Draft(names=taken)
         trial = replace(self, draft=draft, frame=replace(self.frame, names=names), span=Span(), nested=self.nested + 1)
         trial.changed, trial.left_out, trial.runs_user_code = dict(self.changed), False, False
         return trial
@@ -307,54 +321,5 @@ def _first(node: Any) -> Any:
             return node
 
 
-def unbound(func: Any, given: Sequence[Symbol]) -> tuple[FunctionType | None, list[Symbol]]:
-    """The function of a bound method, and its arguments with `self`; None for anything but a function in Python."""
-    if type(func) is MethodType:
-        func, given = func.__func__, [Known(func.__self__), *given]
-    return (func if type(func) is FunctionType else None), list(given)
-
-
 def _each_of(result: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda vectors: [result(one) for one in vectors]
-
-
-def _entered(func: Any, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> tuple[Definition, Frame] | None:
-    """The function's source, and the frame that it begins with; None for one that is not understood."""
-    if isinstance(func, Defined):
-        names = arguments(func.code, func.defaults, given, named)
-        return None if names is None else (func.definition, _frame(func.code, names, NOWHERE, func.read))
-    plainly, given = unbound(func, given)
-    return None if plainly is None or of_framework(plainly) else entered(plainly, given, named)
-
-
-def entered(
-    func: FunctionType, given: Sequence[Symbol], named: Mapping[str, Symbol]
-) -> tuple[Definition, Frame] | None:
-    """As a call with these arguments begins."""
-    code = func.__code__
-    places = code.co_varnames[: code.co_argcount]
-    defaults: dict[str, Any] = dict(zip(places[::-1], (func.__defaults__ or ())[::-1], strict=False))
-    defaults |= func.__kwdefaults__ or {}
-    names = arguments(code, {name: Known(one) for name, one in defaults.items()}, given, named)
-    definition = None if names is None else source_of(code)
-    if names is None or definition is None:
-        return None
-    return definition, _frame(code, names, Surroundings.of(func), None)
-
-
-def arguments(
-    code: CodeType, defaults: Mapping[str, Symbol], given: Sequence[Symbol], named: Mapping[str, Symbol]
-) -> dict[str, Symbol] | None:
-    """The function's names as it begins; None for one that takes any arguments."""
-    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-        return None
-    wanted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    found: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in wanted} | dict(defaults)
-    found |= dict(zip(wanted[: code.co_argcount], given, strict=False))
-    return found | {name: one for name, one in named.items() if name in wanted}
-
-
-def _frame(
-    code: CodeType, names: dict[str, Symbol], around: Surroundings, outer: Callable[[str], Symbol] | None
-) -> Frame:
-    return Frame(around, frozenset((*code.co_varnames, *code.co_cellvars)), names, outer=outer, code=code)

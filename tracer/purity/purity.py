@@ -90,7 +90,7 @@ def size(value: Any, most: int) -> int:
             total += 2
         elif _of_framework(kind) and isinstance(one, _data_classes()):
             left += (vars(one), one.__pydantic_extra__)
-        elif isinstance(one, str) and _of_framework(kind):
+        elif issubclass(kind, str) and _of_framework(kind):
             total += 1 + len(one)
         else:
             return most + 1

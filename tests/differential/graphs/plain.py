@@ -24,12 +24,14 @@ _IDS = re.compile(
     r"|call_[0-9a-f]{24}"
 )
 _VARYING = (
-    (re.compile(r"(?<!\d)0{20,}(\d+)\.[\d.]+"), r"v\1"),  # versions of channels end in random digits
+    (re.compile(r"(?<!\d)0{20,}(\d+)\.[\de.+-]+"), r"v\1"),  # versions of channels end in random digits
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:[+-]\d\d:\d\d|Z)?"), "TIME"),
     (re.compile(r"0x[0-9a-f]+"), "0x"),
     (re.compile(r"(request|query|primitive) [\w#./\[\]-]*\d[\w#./\[\]-]*"), r"\1 #"),
 )
 _ANY = re.compile("|".join([_IDS.pattern, *(varying.pattern for varying, _ in _VARYING)]))
+_RACED = re.compile(r"(?<=[^\W\d]):\d+(?=/|$)")
+"""Runs of one name are numbered in the order in which they begin (`astream_log`)."""
 _UNCOUNTED = frozenset({"input_token_details", "timestamp"})
 """How much of a prompt was in the cache depends on what was asked before."""
 
@@ -78,6 +80,20 @@ def error(found: BaseException) -> Any:
     return told
 
 
+def _unplaced(known: dict[str, Any]) -> dict[str, Any]:
+    """What tells of an event's place among others, or is the last of several that race."""
+    if str(known.get("path", "")).startswith("/logs/"):
+        known["path"] = _RACED.sub("", known["path"])
+    if known.get("event") == "on_chain_end" and not known.get("parent_ids", ("list",))[1:]:
+        known["data"] = "?"
+    known.pop("seq", None)
+    return known
+
+
+def _interrupts(values: tuple[Any, ...]) -> bool:
+    return len(values) > 1 and all(isinstance(one, dict) and one.get("") == "Interrupt" for one in values[1:])
+
+
 @lru_cache(maxsize=1 << 14)
 def _varies(text: str) -> bool:
     return _ANY.search(text) is not None
@@ -95,9 +111,11 @@ class Names:
             case str():
                 return self._text(value)
             case dict():
-                return {self._text(key): self(one) for key, one in value.items()}
+                known = {self._text(key): self(one) for key, one in value.items()}
+                return _unplaced(known) if self._raced else known
             case tuple():
-                return tuple(map(self, value))
+                parts = tuple(map(self, value))
+                return tuple(sorted(parts, key=repr)) if self._raced and _interrupts(parts) else parts
         return value
 
     def _text(self, text: str) -> str:

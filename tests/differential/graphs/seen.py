@@ -11,7 +11,7 @@ from typing import Any
 
 from differential.graphs.plain import Names, plain
 from differential.graphs.recorder import Recorder
-from differential.graphs.ways import GRAPH, is_async
+from differential.graphs.ways import GRAPH, RUNNABLE, is_async
 from langgraph.pregel import Pregel
 from support.books import Books
 from support.graphs import Case, Kit, Turn
@@ -50,10 +50,10 @@ def see(kit: Kit, case: Case, way: str, books: Books, graphs: Sequence[Any] | No
     in_order = _sorted if raced else tuple
     events = recorder.events
     return Seen(
-        results=_results(names(plain(results)), way, raced=raced),
+        results=_results(names(tuple(results)), case, way, raced=raced),
         state=names(_state(graphs[-1])) if case.is_graph else None,
         saved=in_order(names(saved(kit))),
-        remembered=names(_remembered(kit)),
+        remembered=in_order(names(_remembered(kit))),
         events=Counter(map(repr, names(tuple(events)))) if raced else names(tuple(events)),
         done=kit.done.copy(),
         asked=Counter({names(key): n for key, n in books.asked.items()}),
@@ -82,9 +82,11 @@ def _fitting(graph: Any, turn: Turn, way: str) -> dict[str, Any]:
     return {key: one for key, one in turn.options.items() if not (key == "stream_mode" and "stream" in way)}
 
 
-def _results(results: tuple[Any, ...], way: str, *, raced: bool) -> Any:
+def _results(results: tuple[Any, ...], case: Case, way: str, *, raced: bool) -> Any:
     """Of a race chunks are a multiset; of a batch each result has its place."""
-    if not raced or "stream" not in way:
+    if "stream" in way and case.fails:  # how many chunks came before the failure is a race
+        results = tuple(one[-1:] if isinstance(one, tuple) else one for one in results)
+    if "stream" not in way or not raced:
         return results
     return tuple(("any order", *_sorted(one)) if isinstance(one, tuple) else one for one in results)
 
@@ -142,7 +144,7 @@ def unnamed(value: Any) -> Any:
 def _remembered(kit: Kit) -> Any:
     items = [[item.namespace, item.key, item.value] for item in kit.memory.search(())]
     cached = [[namespace, *entries] for namespace, entries in kit.cache._cache.items()]
-    return plain([items, cached])
+    return plain([*items, *cached])
 
 
 def differences(before: Seen, after: Seen, case: Case) -> list[str]:
@@ -160,7 +162,7 @@ def differences(before: Seen, after: Seen, case: Case) -> list[str]:
 def first_difference(one: Any, other: Any, path: str = "") -> str:
     """Where two values part, and how."""
     if isinstance(one, tuple) and isinstance(other, tuple) and one[:1] == other[:1] == ("any order",):
-        one, other = Counter(one), Counter(other)
+        one, other = Counter(map(repr, one)), Counter(map(repr, other))
     if isinstance(one, Counter) and isinstance(other, Counter):
         return f"missing {pformat(one - other)}\nmore {pformat(other - one)}"
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
@@ -170,12 +172,11 @@ def first_difference(one: Any, other: Any, path: str = "") -> str:
             if a != b:
                 return first_difference(a, b, f"{path}[{i}]")
         if len(one) != len(other):
-            return f"{path}: {len(one)} and {len(other)} parts; more: {pformat((one[len(other) :] or other[len(one) :])[:3])}"
+            rest = one[len(other) :] or other[len(one) :]
+            return f"{path}: {len(one)} and {len(other)} parts; more: {pformat(rest[:3])}"
     return f"{path}:\n  {pformat(one)}\n  then\n  {pformat(other)}"
 
 
 def ways_of(case: Case) -> list[str]:
-    from differential.graphs.ways import RUNNABLE
-
-    known = GRAPH if case.is_graph else RUNNABLE
+    known = [way for way in (GRAPH if case.is_graph else RUNNABLE) if not case.not_by or case.not_by not in way]
     return [way for way in known if not case.only or is_async(way) == (case.only == "async")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,11 +31,11 @@ def _two(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _batch(graph: Any, given: Any, config: dict[str, Any], **options: Any) -> Any:
-    return graph.batch([given, given], _two(config), return_exceptions=True, **options)
+    return graph.batch([given, copy.deepcopy(given)], _two(config), return_exceptions=True, **options)
 
 
 async def _abatch(graph: Any, given: Any, config: dict[str, Any], **options: Any) -> Any:
-    return await graph.abatch([given, given], _two(config), return_exceptions=True, **options)
+    return await graph.abatch([given, copy.deepcopy(given)], _two(config), return_exceptions=True, **options)
 
 
 async def _ainvoke(graph: Any, given: Any, config: dict[str, Any], **options: Any) -> Any:

@@ -33,17 +33,19 @@ class Case:
     only: Only = ""
     is_graph: bool = True
     """False for a chain with graphs in it."""
+    not_by: str = ""
+    """Ways with this in their name are left out: what the plain graph gives there is a matter of chance."""
 
 
 GRAPHS: dict[str, Case] = {}
 
 
-def case(*turns: Any, races: bool = False, fails: bool = False, only: Only = "", is_graph: bool = True) -> Any:
-    """Puts the builder into the table under its name. A turn is a `Turn`, or just its input."""
+def case(*turns: Any, **about: Any) -> Any:
+    """Puts the builder into the table under its name. A turn is a `Turn` or just its input; `about` as `Case` has it."""
     script = tuple(turn if isinstance(turn, Turn) else Turn(turn) for turn in turns)
 
     def listed(build: Builder) -> Builder:
-        GRAPHS[build.__name__] = Case(build, script, races, fails, only, is_graph)
+        GRAPHS[build.__name__] = Case(build, script, **about)
         return build
 
     return listed

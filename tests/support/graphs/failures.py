@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from langgraph.errors import NodeError
@@ -39,13 +40,13 @@ def two_nodes(kit: Kit, first: Any, **options: Any) -> Any:
     return graph.compile(checkpointer=kit.saver)
 
 
-def _fails(kit: Kit, times: int, error: Exception) -> Any:
+def _fails(kit: Kit, times: int, error: Callable[[], Exception]) -> Any:
     llm = kit.llm
 
     def shaky(state: State) -> dict[str, Any]:
         said = llm.invoke(f"try {state['question']}").content
-        if kit.note("tried") < times:
-            raise error
+        if kit.before("tried") < times:
+            raise error()
         return {"said": [said]}
 
     return shaky
@@ -53,25 +54,29 @@ def _fails(kit: Kit, times: int, error: Exception) -> Any:
 
 @case({"question": "will it work?"})
 def retried_until_it_works(kit: Kit) -> Any:
-    return two_nodes(kit, _fails(kit, 2, ConnectionError("not yet")), retry_policy=SOON)
+    return two_nodes(kit, _fails(kit, 2, lambda: ConnectionError("not yet")), retry_policy=SOON)
 
 
 @case({"question": "will it work?"})
 def retried_in_vain(kit: Kit) -> Any:
-    return two_nodes(kit, _fails(kit, 9, ConnectionError("never")), retry_policy=[SOON])
+    return two_nodes(kit, _fails(kit, 9, lambda: ConnectionError("never")), retry_policy=[SOON])
 
 
 @case({"question": "fail"}, None)
 def own_error(kit: Kit) -> Any:
     """Arguments and notes are kept; the next call goes on after it."""
-    error = Odd("mine", 3)
-    error.add_note("a note")
+
+    def error() -> Odd:
+        made = Odd("mine", 3)
+        made.add_note("a note")
+        return made
+
     return two_nodes(kit, _fails(kit, 1, error))
 
 
 @case({"question": f"a {POISON} question"})
 def engine_error(kit: Kit) -> Any:
-    return two_nodes(kit, _fails(kit, 0, Odd()))
+    return two_nodes(kit, _fails(kit, 0, Odd))
 
 
 @case({"question": f"a {POISON} question"}, {"question": "wholesome"})
@@ -119,20 +124,19 @@ def error_handler(kit: Kit) -> Any:
         said = llm.invoke(f"what to do about {error.error!r} in {error.node}?").content
         return Command(update={"said": [said]}, goto="answer")
 
-    return two_nodes(kit, _fails(kit, 9, Odd("bad")), retry_policy=SOON, error_handler=handle)
+    return two_nodes(kit, _fails(kit, 9, lambda: Odd("bad")), retry_policy=SOON, error_handler=handle)
 
 
-@case({"question": "too slow"}, only="async")
+@case({"question": "too slow"}, only="async", races=True)
 def node_timeout(kit: Kit) -> Any:
     llm = kit.llm
 
     async def slow(state: State) -> dict[str, Any]:
-        said = (await llm.ainvoke(f"slow {state['question']}")).content
-        if kit.note("slow") < 1:
+        if kit.before("slow") < 1:
             await asyncio.sleep(5)
-        return {"said": [said]}
+        return {"said": [(await llm.ainvoke(f"slow {state['question']}")).content]}
 
-    return two_nodes(kit, slow, timeout=TimeoutPolicy(run_timeout=0.15), retry_policy=SOON)
+    return two_nodes(kit, slow, timeout=TimeoutPolicy(run_timeout=0.3), retry_policy=SOON)
 
 
 @case({"question": "too slow"}, fails=True)

@@ -65,7 +65,7 @@ def reviewed(kit: Kit) -> Any:
     return workflow
 
 
-@case("q", "q")
+@case("q", "q", races=True)
 def tasks_with_policies(kit: Kit) -> Any:
     """Cached, and tried again."""
     llm = kit.llm
@@ -78,7 +78,7 @@ def tasks_with_policies(kit: Kit) -> Any:
     @task(retry_policy=RetryPolicy(initial_interval=0.001, jitter=False))
     def shaky(text: str) -> str:
         said = str(llm.invoke(f"shaky {text}").content)
-        if kit.note("shaky ran") == 0:
+        if kit.before("shaky ran") == 0:
             raise ConnectionError("not yet")
         return said
 

@@ -122,7 +122,10 @@ def _all_answered(graph: Any, config: Any) -> Any:
     return Command(resume={one.id: f"to {one.value}" for one in asked})
 
 
-@case(QUESTION, Turn(_all_answered), races=True)
+SYNC = {"durability": "sync"}
+
+
+@case(Turn(QUESTION, options=SYNC), Turn(_all_answered, options=SYNC), races=True)
 def two_ask_at_once(kit: Kit) -> Any:
     llm = kit.llm
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
-from support.graphs.case import case
+from support.graphs.case import Turn, case
 from support.graphs.kit import Kit, joined
 
 
@@ -23,7 +23,7 @@ def speaker(kit: Kit, name: str) -> Any:
     llm = kit.llm
 
     def speak(state: State) -> dict[str, Any]:
-        return {"said": [llm.invoke(f"{name}: {state['question']}").content]}
+        return {"said": [llm.invoke(f"{name}: {state['question']}").text]}
 
     return speak
 
@@ -32,12 +32,16 @@ def closing(kit: Kit) -> Any:
     llm = kit.llm
 
     def close(state: State) -> dict[str, Any]:
-        return {"answer": llm.invoke(f"Close {state['question']} {sorted(state['said'])}").content}
+        return {"answer": llm.invoke(f"Close {state['question']} {sorted(state['said'])}").text}
 
     return close
 
 
-@case({"question": "what is a lambda?"}, races=True)
+SYNC = {"durability": "sync"}
+"""What a waiting edge has heard of is changed by the next step, perhaps before it is saved."""
+
+
+@case(Turn({"question": "what is a lambda?"}, options=SYNC), races=True)
 def waiting_edge(kit: Kit) -> Any:
     """Three branches, one of them longer; the last node waits for all."""
     retriever = kit.retriever
@@ -89,12 +93,12 @@ def conflicting_writes(kit: Kit) -> Any:
     llm = kit.llm
     graph = StateGraph(State)
     for name in ("left", "right"):
-        graph.add_node(name, lambda state, name=name: {"answer": llm.invoke(f"{name} {state['question']}").content})
+        graph.add_node(name, lambda state, name=name: {"answer": llm.invoke(f"{name} {state['question']}").text})
         graph.add_edge(START, name)
     return graph.compile(checkpointer=kit.saver)
 
 
-@case({"question": "same"}, races=True)
+@case(Turn({"question": "same"}, options=SYNC), races=True)
 def equal_prompts_side_by_side(kit: Kit) -> Any:
     """Two generations of one prompt stay two."""
     graph = StateGraph(State)

@@ -17,6 +17,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_config
 from langgraph.store.memory import InMemoryStore
 
 from support.books import POISON
@@ -39,7 +40,7 @@ def called(name: str, **arguments: Any) -> str:
 
 
 def obedient(prompt: Prompt, sampling: Sampling) -> str:
-    """Makes the calls that the newest message speaks of; else words, or JSON by the schema: a function of the prompt."""
+    """Makes the calls that the newest message speaks of; else says what the usual fake says. A function of the prompt."""
     newest = prompt.messages[-1].content if prompt.messages else prompt.text
     if POISON in newest:
         raise ValueError("poisoned")
@@ -108,6 +109,10 @@ class Kit:
         with self._lock:
             self.done[what] += 1
             return self.done[what] - 1
+
+    def before(self, what: str) -> int:
+        """How often it was noted before on this thread of conversation."""
+        return self.note(f"{what} on {get_config()['configurable'].get('thread_id')}")
 
 
 def joined(documents: Sequence[Any]) -> str:

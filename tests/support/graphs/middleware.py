@@ -161,7 +161,7 @@ def fallbacks_and_retries(kit: Kit) -> Any:
     @tool
     def shaky(x: int) -> str:
         """Works the second time."""
-        if kit.note("shaky") == 0:
+        if kit.before("shaky") == 0:
             raise ConnectionError("not yet")
         return f"{x} at last"
 

@@ -186,7 +186,7 @@ def reflection(kit: Kit) -> Any:
     return graph.compile(checkpointer=kit.saver)
 
 
-@case({"question": "what is import?"}, only="async")
+@case({"question": "what is import?"}, only="async", races=True)
 def async_rag(kit: Kit) -> Any:
     """Nodes and a router in async code."""
     import asyncio

@@ -28,14 +28,14 @@ def map_reduce(kit: Kit) -> Any:
     llm, retriever = kit.llm, kit.retriever
 
     def subjects(state: Topic) -> dict[str, Any]:
-        return {"subjects": [*SUBJECTS, llm.invoke(f"another of {state['topic']}").content]}
+        return {"subjects": [*SUBJECTS, llm.invoke(f"another of {state['topic']}").text]}
 
     def joke(state: dict[str, Any]) -> dict[str, Any]:
         found = retriever.invoke(state["subject"])
-        return {"jokes": [llm.invoke(f"A joke about {state['subject']} with {joined(found)}").content]}
+        return {"jokes": [llm.invoke(f"A joke about {state['subject']} with {joined(found)}").text]}
 
     def best(state: Topic) -> dict[str, Any]:
-        return {"best": llm.invoke(f"The best of {state['jokes']}").content}
+        return {"best": llm.invoke(f"The best of {state['jokes']}").text}
 
     graph = StateGraph(Topic)
     for node in (subjects, joke, best):
@@ -52,10 +52,10 @@ def sent_to_different_nodes(kit: Kit) -> Any:
     llm = kit.llm
 
     def short(state: dict[str, Any]) -> dict[str, Any]:
-        return {"jokes": ["short " + llm.invoke(f"short {state.get('subject', 'none')}").content]}
+        return {"jokes": ["short " + llm.invoke(f"short {state.get('subject', 'none')}").text]}
 
     def long(state: dict[str, Any]) -> dict[str, Any]:
-        return {"jokes": ["long " + llm.invoke(f"long {state.get('subject', 'none')}").content]}
+        return {"jokes": ["long " + llm.invoke(f"long {state.get('subject', 'none')}").text]}
 
     def split(state: Topic) -> list[Any]:
         return [
@@ -80,11 +80,11 @@ def sent_from_nodes(kit: Kit) -> Any:
         return Command(update={"jokes": ["split"]}, goto=[Send("middle", {"subject": s}) for s in state["subjects"]])
 
     def middle(state: dict[str, Any]) -> Command[Any]:
-        said = llm.invoke(f"middle {state['subject']}").content
+        said = llm.invoke(f"middle {state['subject']}").text
         return Command(goto=[Send("leaf", {"subject": f"{state['subject']}{i} {said}"}) for i in range(2)])
 
     def leaf(state: dict[str, Any]) -> dict[str, Any]:
-        return {"jokes": [llm.invoke(f"leaf {state['subject']}").content]}
+        return {"jokes": [llm.invoke(f"leaf {state['subject']}").text]}
 
     graph = StateGraph(Topic)
     graph.add_node(split, destinations=("middle",))
@@ -104,8 +104,8 @@ class Subject(TypedDict, total=False):
 def sent_to_a_subgraph(kit: Kit) -> Any:
     llm = kit.llm
     inner = StateGraph(Subject)
-    inner.add_node("write", lambda state: {"draft": llm.invoke(f"write of {state['subject']}").content})
-    inner.add_node("mend", lambda state: {"jokes": [llm.invoke(f"mend {state['draft']}").content]})
+    inner.add_node("write", lambda state: {"draft": llm.invoke(f"write of {state['subject']}").text})
+    inner.add_node("mend", lambda state: {"jokes": [llm.invoke(f"mend {state['draft']}").text]})
     inner.add_edge(START, "write")
     inner.add_edge("write", "mend")
     graph = StateGraph(Topic)
@@ -120,6 +120,6 @@ def sent_to_nobody(kit: Kit) -> Any:
     """No packet at all; a packet whose node fails."""
     llm = kit.llm
     graph = StateGraph(Topic)
-    graph.add_node("joke", lambda state: {"jokes": [llm.invoke("about " + state["subject"]).content]})
+    graph.add_node("joke", lambda state: {"jokes": [llm.invoke("about " + state["subject"]).text]})
     graph.add_conditional_edges(START, lambda s: [Send("joke", {"subject": x}) for x in s["subjects"]], ["joke"])
     return graph.compile(checkpointer=kit.saver)

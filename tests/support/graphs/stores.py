@@ -20,11 +20,11 @@ def remembers_by_meaning(kit: Kit) -> Any:
     """Searched by the pool's embeddings, before and after something is put."""
     llm = kit.llm
 
-    def remember(state: MessagesState, store: BaseStore) -> dict[str, Any]:
-        text = str(state["messages"][-1].content)
-        known = [item.value["text"] for item in store.search(("user", "facts"), query=text, limit=2)]
-        store.put(("user", "facts"), f"fact{len(text)}", {"text": text})
-        after = store.search(("user", "facts"), query=text, limit=1)
+    def remember(state: MessagesState, store: BaseStore, config: RunnableConfig) -> dict[str, Any]:
+        text, facts = state["messages"][-1].text, ("facts", config["configurable"]["thread_id"])
+        known = [item.value["text"] for item in store.search(facts, query=text, limit=2)]
+        store.put(facts, f"fact{len(text)}", {"text": text})
+        after = store.search(facts, query=text, limit=1)
         return {"messages": llm.invoke(f"{known} {after[0].value} {text}")}
 
     graph = StateGraph(MessagesState)

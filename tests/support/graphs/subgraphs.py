@@ -1,4 +1,4 @@
-"""Graphs in graphs: as a node, called in a node's function, with checkpointers of their own, accelerated by themselves."""
+"""Graphs in graphs: as nodes, called by nodes, with checkpointers of their own, accelerated by themselves."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _counting(kit: Kit, checkpointer: Any) -> Any:
     return inner.compile(checkpointer=checkpointer, name="counting")
 
 
-@case({"question": "what is import?"})
+@case({"question": "what is import?"}, races=True)
 def subgraph_in_a_function(kit: Kit) -> Any:
     """With a state of its own, and the config passed on or not."""
     llm, inner = kit.llm, research(kit)

@@ -75,7 +75,7 @@ def formatted(documents: list[Document]) -> str:
 def own(value: Any) -> Any:
     """User code that nobody can see through."""
     OWN.append(value)
-    return value
+    return f"{value}, for the {len(OWN) and 'n'}th time"
 
 
 OWN: list[Any] = []
@@ -342,8 +342,40 @@ def loops(w: World) -> dict[str, Case]:
             answer = llm.invoke(f"Refine {answer} with {d.page_content}").content
         return {"answer": answer}
 
+    def retried(state: Any) -> Any:
+        answer = ""
+        for attempt in range(3):
+            answer = llm.invoke(f"Attempt {attempt}: {state['question']}").content
+            if "words" in answer:
+                break
+        return {"answer": answer}
+
+    def until_good(state: Any) -> Any:
+        question = state["question"]
+        while True:
+            answer = llm.invoke(f"Answer {question}").content
+            if len(answer) > 3:
+                return {"answer": answer}
+            question += "!"
+
+    def first_that_fits(state: Any) -> Any:
+        for d in state["documents"]:
+            if grader.invoke({"question": state["question"], "document": d.page_content}).grade in ("yes", "no"):
+                return {"documents": [d]}
+        return {"documents": []}
+
+    async def astreamed(state: Any) -> Any:
+        pieces = []
+        async for chunk in (ANSWER | llm | StrOutputParser()).astream({"context": "", "question": state["question"]}):
+            pieces.append(chunk)
+        return {"answer": "".join(pieces)}
+
     return {
         "grade_documents": Case(grade_documents, 3, 3),
+        "retried": Case(retried, 1, 1),
+        "until_good": Case(until_good, 1, 1),
+        "first_that_fits": Case(first_that_fits, 1, 1),
+        "astreamed": Case(astreamed, 1, 1),
         "comprehension": Case(comprehension, 3, 3),
         "chosen_items": Case(chosen_items, 2, 2),
         "appended": Case(appended, 4, 4),
@@ -354,7 +386,7 @@ def loops(w: World) -> dict[str, Case]:
         "helper_each": Case(helper_each, 6, 6),
         "fixed_list": Case(fixed_list, 2, 2),
         "written_queries": Case(written_queries, 7, 7),
-        "carried": Case(carried, 0, 3),
+        "carried": Case(carried, 3, 3),
     }
 
 

@@ -20,7 +20,7 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
-from teola_plugin.graph import Query
+from teola_plugin.graph import EngineProfile, Query
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Prompt, Sampling, Warmup
 from teola_plugin.requests.request import Request
@@ -79,8 +79,8 @@ def alike(value: Any) -> Any:
     return [alike(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def world() -> World:
-    engines = (FakeLLM("llm", answer=answer), FakeEmbedder("embedder"), FakeReranker("reranker"), FakeStore("store"))
+def world(llm: EngineProfile | None = None) -> World:
+    engines = (FakeLLM("llm", llm, answer), FakeEmbedder("embedder"), FakeReranker("reranker"), FakeStore("store"))
     pool = EnginePool.local(engines=list(engines)).start()
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="farm")
     store.add_documents([Document(f"all about {word}", id=word) for word in ("oats", "ivy", "moss", "lime")])
@@ -109,12 +109,22 @@ class Beside:
     """Requests that engines had before the function began."""
     asked: Counter[str]
     wasted: int
+    warmed: int
+    """Prompts whose beginning was prefilled."""
 
 
-def beside(world: World, traced: Traced, func: Callable[[], Any], value: Mapping[str, Any], early: int) -> Beside:
+def beside(
+    world: World,
+    traced: Traced,
+    func: Callable[[], Any],
+    value: Mapping[str, Any],
+    early: int,
+    *,
+    speculate: str = "auto",
+) -> Beside:
     """Waits for so many early requests (a second at most) before the plain function is called."""
     world.asked()
-    plan = world.pool.plan(traced.template, traced.sizes(value))
+    plan = world.pool.plan(traced.template, traced.sizes(value), speculate=speculate)
     run = world.pool.runtime.watch(Query({"input": value}), joins=True)
     part = run.part(plan.graph, traced.calls, value)
     until = time.monotonic() + 1.0
@@ -131,4 +141,5 @@ def beside(world: World, traced: Traced, func: Callable[[], Any], value: Mapping
         run.close()
     trace = run.trace.result(5)
     assert trace is not None
-    return Beside(made, begun, world.asked(), trace.wasted()[0])
+    warmed = world.warmed()
+    return Beside(made, begun, world.asked(), trace.wasted()[0], warmed)

@@ -1,0 +1,333 @@
+"""`explain()` of an accelerated graph: the text for given facts, and the facts of given graphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, TypedDict
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware, InterruptOnConfig
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableParallel
+from langchain_core.tools import create_retriever_tool, tool
+from langgraph.func import entrypoint
+from langgraph.graph import END, START, StateGraph
+from support.own_leaves import Chat
+
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.adapters.langgraph.explain import CallFacts, Choice, NodeFacts, ToolFacts, explain_graph
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.graph import PromptPart
+from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore, read_only
+
+LONG = PromptPart(text="x", tokens=412)
+RULES = PromptPart(text="x", tokens=40)
+
+
+def var(name: str) -> PromptPart:
+    return PromptPart.var(name)
+
+
+FACTS = (
+    NodeFacts(
+        "rewrite",
+        "rewrite",
+        "lowered",
+        then=("retrieve",),
+        calls=(CallFacts("rewrite.model", "llm", (RULES, RULES, var("question")), why="it is first"),),
+    ),
+    NodeFacts(
+        "retrieve",
+        "retrieve",
+        "lowered",
+        joins=("grade",),
+        calls=(CallFacts("retrieve.retrieve", "store", early="with rewrite, once rewrite.model has answered"),),
+    ),
+    NodeFacts("web", "search_the_web", "original", "your code: runs once, in its place", joins=("grade",)),
+    NodeFacts(
+        "grade",
+        "RunnableSequence",
+        "joined",
+        choices=(Choice(("answer", "rewrite"), "decide"), Choice((), "grade")),
+        calls=(
+            CallFacts(
+                "grade.model", "llm", (var("docs"), LONG, var("question"), RULES), why="it reads what web writes"
+            ),
+        ),
+        advice=("head, line 3: `time.time()` is the time, another in every call; put it last.",),
+    ),
+    NodeFacts(
+        "tools",
+        "ToolNode",
+        "joined",
+        tools=(
+            ToolFacts("search", early="its searches begin when its call is written"),
+            ToolFacts("pay", why="it is not declared read-only"),
+        ),
+    ),
+)
+
+
+def test_the_text() -> None:
+    assert explain_graph(FACTS, ("rewrite", "web")) == (
+        """What was understood
+-------------------
+lowered   rewrite   rewrite           rewrite.model
+lowered   retrieve  retrieve          retrieve.retrieve
+original  web       search_the_web    (your code: runs once, in its place)
+joined    grade     RunnableSequence  grade.model
+joined    tools     ToolNode
+
+Edges
+-----
+start -> rewrite, web
+rewrite -> retrieve
+retrieve -> grade, when web is done, too
+web -> grade, when retrieve is done, too
+grade -> answer or rewrite, as decide says
+grade -> any node, as grade says
+
+Prompts
+-------
+rewrite.model: <80 tokens>{question}
+  its first 80 tokens are always the same; question varies
+grade.model: {docs}<412 tokens>{question}<40 tokens>
+  it begins with what varies; docs and question vary
+
+Before their place
+------------------
+in place  rewrite.model      it is first
+early     retrieve.retrieve  with rewrite, once rewrite.model has answered
+in place  grade.model        it reads what web writes
+early     search             its searches begin when its call is written
+in place  pay                it is not declared read-only
+
+Advice
+------
+grade.model: docs and question stand before 452 constant tokens: put them last.
+grade: head, line 3: `time.time()` is the time, another in every call; put it last."""
+    )
+
+
+def test_sections_without_anything_are_left_out() -> None:
+    alone = (NodeFacts("a", "a", "original", "your code"),)
+    assert explain_graph(alone, ("a",), note="No pool was found: nothing runs ahead.") == (
+        """What was understood
+-------------------
+original  a  a  (your code)
+
+Edges
+-----
+start -> a
+
+Before their place
+------------------
+No pool was found: nothing runs ahead."""
+    )
+
+
+def test_what_is_worth_a_word() -> None:
+    def advice(*prompt: PromptPart) -> str:
+        text = explain_graph((NodeFacts("n", "n", "lowered", calls=(CallFacts("n.model", "llm", prompt),)),), ())
+        return text.partition("Advice\n------\n")[2]
+
+    assert advice(var("question"), LONG) == "n.model: question stands before 412 constant tokens: put it last."
+    assert advice(LONG, var("question")) == ""
+    assert advice(var("question"), PromptPart(text="x", tokens=9)) == ""
+    assert advice(RULES, var("a"), PromptPart(text="x", tokens=9), LONG, var("b")) == (
+        "n.model: a stands before 421 constant tokens: put it last."
+    )
+
+
+# ------------------------------------------------------------ of graphs
+
+
+class State(TypedDict, total=False):
+    question: str
+    better: str
+    docs: list[Any]
+    now: str
+    ok: bool
+    answer: str
+
+
+RULE = "Only say what the documents say, and name the document that says it. "
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EnginePool]:
+    with EnginePool.local(fake_engines()) as made:
+        yield made
+
+
+def corrective(model: Any, retriever: Any) -> Any:
+    """A small corrective RAG graph, with what one does wrong in prompts."""
+
+    def rewrite(state: State) -> State:
+        return {"better": model.invoke(f"Make a search of this question: {state['question']}").content}
+
+    def retrieve(state: State) -> State:
+        return {"docs": retriever.invoke(state["better"])}
+
+    def clock(state: State) -> State:
+        return {"now": time.ctime()}
+
+    def check(state: State) -> Any:
+        with open("/dev/null") as file:
+            return {"ok": not file.read()}
+
+    def decide(state: State) -> str:
+        with open("/dev/null") as file:
+            return "rewrite" if file.read() else "answer"
+
+    prompt = ChatPromptTemplate.from_template("{now} {question} {docs} " + 3 * RULE)
+    made = StateGraph(State)
+    made.add_node("rewrite", rewrite)
+    made.add_node("retrieve", retrieve)
+    made.add_node("clock", clock)
+    made.add_node("check", check)
+    made.add_node("answer", prompt | model | StrOutputParser() | (lambda text: {"answer": text}))
+    made.add_edge(START, "rewrite")
+    made.add_edge(START, "clock")
+    made.add_edge("rewrite", "retrieve")
+    made.add_edge(["retrieve", "clock"], "check")
+    made.add_conditional_edges("check", decide, ["answer", "rewrite"])
+    made.add_edge("answer", END)
+    return made.compile()
+
+
+def store(pool: EnginePool) -> Any:
+    return TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool)).as_retriever()
+
+
+def test_a_graph(pool: EnginePool) -> None:
+    made = corrective(ChatTeola(pool=pool), store(pool))
+    line = made.nodes["clock"].bound.func.__code__.co_firstlineno + 1
+    assert accelerate(made).explain() == (
+        f"""What was understood
+-------------------
+lowered   rewrite   rewrite           rewrite.model
+lowered   retrieve  retrieve          retrieve.retrieve
+original  clock     clock             (your code: runs once, in its place)
+original  check     check             (your code: runs once, in its place)
+lowered   answer    RunnableSequence  answer.model
+
+Edges
+-----
+start -> clock, rewrite
+rewrite -> retrieve
+retrieve -> check, when clock is done, too
+clock -> check, when retrieve is done, too
+check -> answer or rewrite, as decide says
+
+Prompts
+-------
+rewrite.model: <8 tokens>{{question}}
+  it begins with what varies; question varies
+answer.model: <1 tokens>{{now}}<1 tokens>{{question}}<1 tokens>{{docs}}<55 tokens>
+  it begins with what varies; now, question and docs vary
+
+Before their place
+------------------
+in place  rewrite.model      nothing stands before it
+in place  retrieve.retrieve  it needs what rewrite.model gives
+in place  answer.model       what check will write is not known
+
+Advice
+------
+answer.model: now, question and docs stand before 57 constant tokens: put them last.
+answer: answer.model has now in its prompt, which clock fills; clock, line {line}: `time.ctime()` is the time, another \
+in every call; put it last: what stands behind it is computed anew."""
+    )
+
+
+def test_with_what_is_bound_to_engines(pool: EnginePool) -> None:
+    """The very same, and the calls of the query begin where the text says."""
+    mine = Chat()
+    prompt = ChatPromptTemplate.from_template("Answer {question}")
+    made = StateGraph(State)
+    made.add_node("first", RunnableParallel(better=prompt | mine | StrOutputParser()))
+    made.add_node("second", RunnableParallel(answer=prompt | mine | StrOutputParser()))
+    made.add_edge(START, "first")
+    made.add_edge("first", "second")
+    fast = accelerate(made.compile(), pool=pool, bind=[(mine, "llm")])
+    assert "early     second.answer.model  when first begins" in fast.explain()
+    fast.invoke({"question": "why"})
+    trace = fast.last_trace()
+    assert trace is not None
+    begun = {span.primitive.partition("/")[2]: span.queued for span in trace.spans}
+    assert begun["second.answer.model.prefilling"] < begun["first.better.model.decoding"]
+    assert accelerate(made.compile(), pool=pool).explain().count("llm") == 0
+
+
+def test_an_agent(pool: EnginePool) -> None:
+    @tool
+    def pay(amount: int) -> str:
+        """Pays."""
+        return "paid"
+
+    @read_only
+    @tool
+    def weather(city: str) -> str:
+        """Tells the weather."""
+        return "fine"
+
+    tools = [create_retriever_tool(store(pool), "search", "Finds documents."), weather, pay]
+    model = ChatTeola(pool=pool)
+    text = accelerate(create_agent(model, tools, system_prompt=RULE)).explain()
+    told = {line for line in text.splitlines() if line.startswith(("early", "in place", "joined", "model"))}
+    assert told == {
+        "joined  model  model_node  model (an agent's model)",
+        "joined  tools  ToolNode    (each tool runs once; pool-backed objects that it calls join the query)",
+        "model -> tools or the end, as model_to_tools says",
+        next(line for line in told if line.startswith("model: <") and line.endswith("tokens>{messages}")),
+        "in place  model    nothing stands before its first call; its next prompts are prefilled while tools run",
+        "early     search   its engine work begins when the model has written its call",
+        "early     weather  it runs when the model has written its call",
+        "in place  pay      it is not declared read-only, and is no retriever of the pool's alone",
+    }
+    asking = HumanInTheLoopMiddleware(interrupt_on={"pay": InterruptOnConfig(allowed_decisions=["approve"])})
+    held_back = accelerate(create_agent(model, tools, middleware=[asking])).explain()
+    assert "early  " not in held_back
+    assert "in place  weather  its calls are handed to middleware, which may hold them back" in held_back
+
+
+def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
+    note = "No pool-backed object was found and none was bound: the graph runs as it always did."
+    plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain()
+    assert plain.endswith(note) and "original  model  model_node" in plain and "start -> model" in plain
+    assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain()
+    model = ChatTeola(pool=pool)
+
+    @entrypoint()
+    def flow(given: str) -> Any:
+        return model.invoke(f"{time.time()} {given}").content
+
+    text = accelerate(flow).explain()
+    assert "joined  flow  flow  (your code: runs once, in its place; pool-backed objects that it calls join" in text
+    assert "`time.time()` is the time, another in every call" in text
+
+
+def test_conditional_starts_and_templates_that_fill_themselves(pool: EnginePool) -> None:
+    prompt = ChatPromptTemplate.from_template("{now} {question}").partial(now=time.ctime)
+    made = StateGraph(State)
+    made.add_node("a", prompt | ChatTeola(pool=pool) | StrOutputParser() | (lambda text: {"answer": text}))
+    made.add_node("b", lambda state: {"answer": "b"})
+    made.add_conditional_edges(START, lambda state: "a" if state["question"] else "b", ["a", "b"])
+    text = accelerate(made.compile()).explain()
+    assert "start -> a or b, as <lambda> says" in text
+    assert "a: the template's variable 'now': `time.ctime` is the time, another in every call; put it last" in text
+
+
+def test_nothing_runs(pool: EnginePool) -> None:
+    def loud(state: State) -> State:
+        raise AssertionError("it runs")
+
+    made = StateGraph(State)
+    made.add_node("loud", loud)
+    made.add_edge(START, "loud")
+    assert "original" in accelerate(made.compile(), pool=pool).explain()

@@ -1,0 +1,62 @@
+"""What statements may assign, change, or jump to, as far as their text tells."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from teola_plugin.tracer.functions.calls import CHANGES
+from teola_plugin.tracer.functions.machine import Walker
+from teola_plugin.tracer.functions.values import UNKNOWN_VALUE
+
+
+def assigned(nodes: Sequence[ast.AST]) -> set[str]:
+    """Names that statements assign to, or whose values they may change."""
+    found: set[str] = set()
+    for one in (inner for node in nodes for inner in ast.walk(node)):
+        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):
+            found.add(one.id)
+        elif isinstance(one, (ast.Subscript, ast.Attribute)) and not isinstance(one.ctx, ast.Load):
+            found |= root(one)
+        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in CHANGES:
+            found |= root(one.func)
+    return found
+
+
+def names_read(nodes: Sequence[ast.AST]) -> set[str]:
+    return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def carried(body: Sequence[ast.stmt]) -> list[str]:
+    """Names that a round of a loop reads as the round before has left them."""
+    found: dict[str, None] = {}
+    ours, so_far = assigned(body), set[str]()
+    for node in body:
+        read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+        if isinstance(node, ast.AugAssign):
+            read |= root(node.target)
+        found |= dict.fromkeys(sorted(read & ours - so_far))
+        so_far |= assigned([node])
+    return list(found)
+
+
+def root(node: ast.expr) -> set[str]:
+    """The name in `name.a[0].b`."""
+    while isinstance(node, (ast.Subscript, ast.Attribute)):
+        node = node.value
+    return {node.id} if isinstance(node, ast.Name) else set()
+
+
+def forget(walk: Walker, nodes: Sequence[ast.AST]) -> None:
+    """What they assign is not known any more."""
+    for name in assigned(nodes):
+        walk.frame.names[name] = UNKNOWN_VALUE
+
+
+def inside(nodes: Sequence[ast.stmt], kinds: tuple[type, ...]) -> Iterator[ast.AST]:
+    """Statements of these kinds, but for those of functions that are defined there."""
+    for node in nodes:
+        if isinstance(node, kinds):
+            yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield from inside(list(ast.iter_child_nodes(node)), kinds)  # type: ignore[arg-type]
