@@ -29,7 +29,7 @@ class Agent(Protocol):
     @property
     def has_loop(self) -> bool: ...
 
-    def start(self, early: EarlyCall, name: str, config: RunnableConfig, *, in_loop: bool) -> None: ...
+    def start(self, early: EarlyCall, name: str, config: RunnableConfig, *, in_loop: bool) -> bool: ...
 
     def keep(self, answer: HeardAnswer, ids: list[str]) -> None: ...
 
@@ -98,16 +98,18 @@ class HeardAnswer:
             early = EarlyCall(function, snapshot(asked), eager.found)
         except (NotCopied, TypeError, ValueError):  # arguments that the tool refuses, or that cannot be compared
             return None
-        self._agent.start(early, begun.call.name, self._config, in_loop=in_loop)
-        return early
+        return early if self._agent.start(early, begun.call.name, self._config, in_loop=in_loop) else None
 
     # ------------------------------------------------------------ when it is whole
 
     def answered(self, message: AIMessage) -> None:
         self._name(message)
-        if message.tool_calls:
+        if not message.tool_calls:
+            return
+        if self._agent.eager.returns.issuperset(one["name"] for one in message.tool_calls):
             self._next = NextPrompt(self._call, message, self._takes_time)
-            self._agent.keep(self, [one["id"] for one in message.tool_calls if one["id"]])
+        self._agent.keep(self, [one["id"] for one in message.tool_calls if one["id"]])
+        if self._next is not None:
             self._next.begin()
 
     def _name(self, message: AIMessage) -> None:
