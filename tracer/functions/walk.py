@@ -14,6 +14,8 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel
 
 from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
 from teola_plugin.tracer.draft import Draft, Span, may_raise
+from teola_plugin.tracer.functions.composing import truth
+from teola_plugin.tracer.functions.deciding import Decide, decided
 from teola_plugin.tracer.functions.entering import called
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.filling import Filling, as_prompt
@@ -57,6 +59,8 @@ class _Shared:
     objects: dict[int, tuple[str, object]] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
     """Components that compute values for others, and are of no use by themselves."""
+    decide: Decide | None = None
+    """Decides conditions on what is there already."""
 
 
 @dataclass(slots=True)
@@ -88,6 +92,10 @@ class Walk:
         if self.shared.fuel < 0:
             raise Stopped
         return evaluate(self, node)
+
+    def truth(self, test: Symbol) -> bool | None:
+        known = truth(test)
+        return decided(test, self.shared.decide) if known is None else known
 
     def block(self, statements: Sequence[ast.stmt]) -> Flow:
         return block(self, statements)

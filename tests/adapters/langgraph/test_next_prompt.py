@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
-from langchain_core.tools import tool
+from langchain_core.tools import create_retriever_tool, tool
 from support.agents import GIVEN, KINDS, World, agent, run, said, world
 from support.writing_llm import call
 
+from teola_plugin.langchain import TeolaEmbeddings, TeolaVectorStore
 from teola_plugin.requests.payloads import UNKNOWN, Prompt
 
 LONG = "words " * 80
@@ -139,6 +140,25 @@ def test_engines_that_keep_no_prefix_or_cannot_read_that_much(profile: Any) -> N
         steps.end("one", "two")
         made = run(at.fast(agent(at.model, steps.tools())), "invoke")
         assert at.llm.warmed == [] and len(made) == 5
+
+
+def test_what_is_found_already_is_not_waited_for(at: World) -> None:
+    """Searches that are done by the end of the answer leave no time to prefill in; a tool that runs on does."""
+    store = TeolaVectorStore(pool=at.pool, embedding=TeolaEmbeddings(pool=at.pool))
+    store.add_texts([f"sheep eat {LONG}"])
+    search = create_retriever_tool(store.as_retriever(), "search", "Searches.")
+    steps = Steps(at)
+    fast, asked_before = at.fast(agent(at.model, [search, *steps.tools()])), at.store.batches
+    calls = [call("search", query="sheep"), call("search", query="hay")]
+    at.writes(*calls, lambda: at.store.batches >= asked_before + 2)
+    run(fast, "invoke")
+    assert at.llm.warmed == [] and at.llm.came == [True]
+    at.writes(*calls, call("one", text="x"))
+    thread = asked(fast)
+    until(lambda: at.llm.warmed and at.llm.warmed[-1].known().count("sheep eat") == 2)
+    steps.end("one")
+    thread.join(5)
+    assert all(prefix_of(warmed, at.llm.asked[-1].prompt) for warmed in at.llm.warmed)
 
 
 def test_rounds_follow_each_other(at: World) -> None:
