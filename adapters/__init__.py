@@ -30,8 +30,8 @@ def accelerate(
 
     Args:
         obj: a LangChain Runnable (or what LCEL coerces to one inside a chain), a compiled graph or agent of LangGraph,
-            or of LlamaIndex: a query engine, a
-            retriever, a response synthesizer, a chat engine, an `IngestionPipeline` or a `VectorStoreIndex`.
+            or of LlamaIndex: a query engine, a retriever, a response synthesizer, a chat engine, a workflow, an agent,
+            an `IngestionPipeline` or a `VectorStoreIndex`.
         pool: the engines; by default the pool of the pool-backed objects found in `obj`.
         bind: your own models or embeddings, and the pool engine that serves each of them; a list of pairs where an
             object cannot be a key.

@@ -6,7 +6,21 @@ guess at how the next prompt begins. It costs the engine's pauses, is never clai
 
 from __future__ import annotations
 
-from teola_plugin.graph import Attributes, EngineProfile, Graph, Primitive, PrimitiveKind, Ref, on_loop
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from teola_plugin.graph import (
+    INPUT,
+    Attributes,
+    Graph,
+    Primitive,
+    PrimitiveKind,
+    PromptPart,
+    Ref,
+    named,
+    on_loop,
+)
 from teola_plugin.passes import Pass
 from teola_plugin.passes.prefilling_split import PrefillingSplit
 from teola_plugin.pool import EnginePool
@@ -14,9 +28,7 @@ from teola_plugin.requests.payloads import Generate, Prompt
 from teola_plugin.runtime.driver.incremental_prefilling import alike
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 
-CHARACTERS = 4
-"""Of a token, for estimates."""
-_ID, _CALL = "next.prefilling", "next"
+_NAME = "next_prompt"
 
 
 def prefills(pool: EnginePool, engine: str, passes: tuple[Pass, ...] | None) -> bool:
@@ -25,32 +37,33 @@ def prefills(pool: EnginePool, engine: str, passes: tuple[Pass, ...] | None) -> 
     `passes`: those in force instead of the pool's; None for the pool's.
     """
     chosen = pool.passes if passes is None else passes
-    return pool.engine(engine).profile.prefix_caching and any(isinstance(one, PrefillingSplit) for one in chosen)
+    return keeps_prefixes(pool, engine) and any(isinstance(one, PrefillingSplit) for one in chosen)
 
 
-class NextPrompt:
-    """Of one model in a live query. To be used from one thread at a time; never raises, never waits."""
+def keeps_prefixes(pool: EnginePool, engine: str) -> bool:
+    profile = pool.profiles.get(engine)
+    return profile is not None and profile.prefix_caching
 
-    def __init__(self, run: QueryRun, engine: str, profile: EngineProfile) -> None:
-        self._run = run
-        self._graph = _graph(engine)
-        self._least = profile.min_split_tokens * CHARACTERS
+
+class KnownBeginning:
+    """What is known of one prompt, in a live query: it grows. To be used from one thread at a time."""
+
+    def __init__(self, run: QueryRun, pool: EnginePool, engine: str) -> None:
+        self._run, self._pool, self._engine = run, pool, engine
         self._sent = ""
         self._part: PartRun | None = None
 
-    def begins(self, prompt: Prompt, *, have: str = "") -> None:
-        """It begins as `prompt` does, up to the first `UNKNOWN` in it. What is new is sent if it is worth a request.
+    def grown(self, prompt: Prompt, *, have: str) -> None:
+        """It is `prompt` up to the first `UNKNOWN` in it. What is new is sent, if it is worth a request.
 
         `have`: what the engine has prefilled for the query already, as `Prompt.flat()` shows it.
         """
         known = prompt.known()
-        old = max(alike(known, have), alike(known, self._sent))
-        if self._run.closed or len(known) - old < self._least:
+        if self._run.closed or not self._pays(known, max(alike(known, have), alike(known, self._sent))):
             return
         self.over()
         self._sent = known
-        asked = Generate(prompt)
-        self._part = self._run.part(self._graph, {_CALL: on_loop(lambda _: asked)}, None)
+        self._part = self._run.part(_prefilling(self._engine), {_NAME: _payload}, prompt)
 
     def over(self) -> None:
         """The prompt is there, or will not come: what has not begun is dropped."""
@@ -58,8 +71,30 @@ class NextPrompt:
         if part is not None:
             part.close()
 
+    def _pays(self, known: str, old: int) -> bool:
+        """Whether enough of it is new, and it is not more than the model can read."""
+        profile = self._pool.profiles[self._engine]
+        most = profile.max_request_size
+        fits = most is None or PromptPart.literal(known).tokens < most
+        return fits and PromptPart.literal(known[old:]).tokens >= profile.min_split_tokens
 
-def _graph(engine: str) -> Graph:
-    attributes = Attributes(when="idle")
-    warm_up = Primitive(_ID, PrimitiveKind.PARTIAL_PREFILLING, engine, call=_CALL, attributes=attributes)
-    return Graph((warm_up,), Ref(_ID))
+
+@lru_cache(maxsize=64)
+def _prefilling(engine: str) -> Graph:
+    """A warm-up that waits for a pause of its engine."""
+    primitive = Primitive(
+        _NAME,
+        PrimitiveKind.PARTIAL_PREFILLING,
+        engine,
+        named(prompt=Ref(INPUT)),
+        call=_NAME,
+        size=1,
+        prompt=(PromptPart.var("prompt"),),
+        attributes=Attributes(when="idle"),
+    )
+    return Graph([primitive], Ref(_NAME))
+
+
+@on_loop
+def _payload(given: Mapping[str, Any]) -> Generate:
+    return Generate(given["prompt"])

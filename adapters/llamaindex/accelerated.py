@@ -12,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -223,8 +224,13 @@ def accelerated(session: Session) -> Any:
     kind = next((mine for theirs, mine in KINDS if isinstance(served, theirs)), None)
     if kind is None:
         raise _refusal(served)
-    cls = _class(kind, type(served), session)
-    return sharing(with_steps_of(cls, type(served)), served)
+    if kind is not AcceleratedWorkflow:
+        return sharing(_class(kind, type(served), session), served)
+    if session.shown is None:
+        session.shown = with_steps_of(_class(kind, type(served), session), type(served))
+    made = sharing(session.shown, served)
+    object.__setattr__(made, _OWN, session)
+    return made
 
 
 def _refusal(obj: Any) -> TraceError:
@@ -256,6 +262,7 @@ def _class(kind: type[Accelerated], theirs: type, session: Session) -> type:
     return type(theirs)(theirs.__name__, (kind, theirs), values)
 
 
+_OWN = "__teola_own__"
 _SHOWN = ("original", "with_terms", "report", "plan", "explain", "last_trace")
 
 
@@ -270,6 +277,7 @@ def _of_workflow(theirs: Any, served: Any) -> dict[str, Any]:
         theirs.add_step(func)
 
     names: dict[str, Any] = {"run": run, "add_step": classmethod(add_step), "__qualname__": theirs.__qualname__}
+    names |= {"__slots__": (_OWN,), "__teola_session__": property(attrgetter(_OWN))}  # one class for all terms
     names |= {name: inspect.getattr_static(theirs, name) for name in _SHOWN if hasattr(theirs, name)}
     if issubclass(theirs, BaseModel):
         return {**names, "model_config": {"defer_build": True}}

@@ -110,6 +110,8 @@ class Session:
         self.pool = pool
         self.terms = terms
         self._part = part
+        self.shown: Any = None
+        """The class of what users hold, where it is one for all terms."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
         self._last: list[Run] = []
 

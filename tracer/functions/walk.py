@@ -7,22 +7,22 @@ import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
-from langchain_core.tools import StructuredTool, Tool
 
 from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
 from teola_plugin.tracer.draft import Draft, Span, may_raise
+from teola_plugin.tracer.functions.composing import truth
+from teola_plugin.tracer.functions.deciding import Decide, decided
+from teola_plugin.tracer.functions.entering import called
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.filling import Filling, as_prompt
 from teola_plugin.tracer.functions.live import alive
 from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped, Walker
-from teola_plugin.tracer.functions.pure import MADE, constant, field_of, proven
-from teola_plugin.tracer.functions.reading import NOWHERE, Surroundings, of_framework
-from teola_plugin.tracer.functions.source import Definition, source_of
+from teola_plugin.tracer.functions.pure import MADE, constant, field_of, is_small, proven
+from teola_plugin.tracer.functions.source import Definition
 from teola_plugin.tracer.functions.statements import block
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
@@ -31,7 +31,10 @@ from teola_plugin.tracer.functions.values import (
     Defined,
     Fields,
     Known,
+    Series,
+    Spread,
     Symbol,
+    Text,
     Unknown,
     symbol_of,
 )
@@ -46,7 +49,7 @@ DEPTH = 3
 """Functions of the user's that are walked inside each other."""
 NESTED = 4
 """Conditions inside each other whose ways are walked."""
-FUEL = 20_000
+FUEL = 5_000
 """Expressions that are looked at for one function, with all that it calls."""
 
 
@@ -59,6 +62,8 @@ class _Shared:
     objects: dict[int, tuple[str, object]] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
     """Components that compute values for others, and are of no use by themselves."""
+    decide: Decide | None = None
+    """Decides conditions on what is there already."""
 
 
 @dataclass(slots=True)
@@ -91,6 +96,10 @@ class Walk:
             raise Stopped
         return evaluate(self, node)
 
+    def truth(self, test: Symbol) -> bool | None:
+        known = truth(test)
+        return decided(test, self.shared.decide) if known is None else known
+
     def block(self, statements: Sequence[ast.stmt]) -> Flow:
         return block(self, statements)
 
@@ -105,7 +114,7 @@ class Walk:
         return flow
 
     def call_function(self, func: Any, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> Symbol | None:
-        found = _entered(func, given, named) if self.depth < DEPTH else None
+        found = called(func, given, named) if self.depth < DEPTH else None
         if found is None:
             return None
         definition, frame = found
@@ -151,6 +160,8 @@ class Walk:
             return symbol
         if isinstance(symbol, Known):
             return self._code_of_object(symbol.value)
+        if isinstance(symbol, (Text, Series)) and (found := self._written(symbol)) is not None:
+            return found
         try:
             ref = None if isinstance(symbol, (Unknown, Coming)) else self.ref(symbol)
         except NotUnderstood:
@@ -159,6 +170,25 @@ class Walk:
             return None
         name = self.name_for(ref, is_ref=True)
         return Computed(ast.Name(name, ast.Load()), {name: ref})
+
+    def _written(self, symbol: Text | Series) -> Computed | None:
+        """A text or a list, put together in the expression; None where something of it is not known."""
+        items = [Known(one) if isinstance(one, str) else one for one in _parts(symbol)]
+        made = [(isinstance(one, Spread), self.code(one.of if isinstance(one, Spread) else one)) for one in items]
+        codes: list[ast.expr] = []
+        refs: dict[str, Ref] = {}
+        objects: dict[str, object] = {}
+        for spread, one in made:
+            if one is None:
+                return None
+            refs, objects = {**refs, **one.refs}, {**objects, **one.objects}
+            codes.append(ast.Starred(one.code, ast.Load()) if spread else one.code)
+        if isinstance(symbol, Series):
+            whole: ast.expr = (ast.Tuple if symbol.kind is tuple else ast.List)(codes, ast.Load())
+        else:
+            pieces = [one if isinstance(one, ast.Constant) else _called("str", one) for one in codes]
+            whole = ast.Call(ast.Attribute(ast.Constant(""), "join", ast.Load()), [ast.List(pieces, ast.Load())], [])
+        return Computed(whole, refs, objects) if is_small(whole) else None
 
     def _code_of_object(self, value: Any) -> Computed:
         written = constant(value)
@@ -315,62 +345,13 @@ def _first(node: Any) -> Any:
             return node
 
 
-def unbound(func: Any, given: Sequence[Symbol]) -> tuple[FunctionType | None, list[Symbol]]:
-    """The function of a bound method, and its arguments with `self`; None for anything but a function in Python.
+def _parts(symbol: Text | Series) -> Sequence[Any]:
+    return symbol.pieces if isinstance(symbol, Text) else symbol.items
 
-    Also of an object that is called, and of a tool.
-    """
-    if type(func) in (StructuredTool, Tool):
-        func = func.func if func.func is not None else func.coroutine
-    own = next((vars(one)["__call__"] for one in type(func).__mro__ if "__call__" in vars(one)), None)
-    if type(own) is FunctionType:
-        func = MethodType(own, func)
-    if type(func) is MethodType:
-        func, given = func.__func__, [Known(func.__self__), *given]
-    return (func if type(func) is FunctionType else None), list(given)
+
+def _called(name: str, value: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), [value], [])
 
 
 def _each_of(result: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda vectors: [result(one) for one in vectors]
-
-
-def _entered(func: Any, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> tuple[Definition, Frame] | None:
-    """The function's source, and the frame that it begins with; None for one that is not understood."""
-    if isinstance(func, Defined):
-        names = arguments(func.code, func.defaults, given, named)
-        return None if names is None else (func.definition, _frame(func.code, names, NOWHERE, func.read))
-    plainly, given = unbound(func, given)
-    return None if plainly is None or of_framework(plainly) else entered(plainly, given, named)
-
-
-def entered(
-    func: FunctionType, given: Sequence[Symbol], named: Mapping[str, Symbol]
-) -> tuple[Definition, Frame] | None:
-    """As a call with these arguments begins."""
-    code = func.__code__
-    places = code.co_varnames[: code.co_argcount]
-    defaults: dict[str, Any] = dict(zip(places[::-1], (func.__defaults__ or ())[::-1], strict=False))
-    defaults |= func.__kwdefaults__ or {}
-    names = arguments(code, {name: Known(one) for name, one in defaults.items()}, given, named)
-    definition = None if names is None else source_of(code)
-    if names is None or definition is None:
-        return None
-    return definition, _frame(code, names, Surroundings.of(func), None)
-
-
-def arguments(
-    code: CodeType, defaults: Mapping[str, Symbol], given: Sequence[Symbol], named: Mapping[str, Symbol]
-) -> dict[str, Symbol] | None:
-    """The function's names as it begins; None for one that takes any arguments."""
-    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-        return None
-    wanted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    found: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in wanted} | dict(defaults)
-    found |= dict(zip(wanted[: code.co_argcount], given, strict=False))
-    return found | {name: one for name, one in named.items() if name in wanted}
-
-
-def _frame(
-    code: CodeType, names: dict[str, Symbol], around: Surroundings, outer: Callable[[str], Symbol] | None
-) -> Frame:
-    return Frame(around, frozenset((*code.co_varnames, *code.co_cellvars)), names, outer=outer, code=code)

@@ -10,9 +10,10 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
-from llama_index.core.agent.workflow import AgentWorkflow, ToolCallResult
+from llama_index.core.agent.workflow import AgentWorkflow, ToolCall, ToolCallResult
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.agent.workflow.workflow_events import AgentOutput, AgentSetup
 from llama_index.core.workflow import Context
@@ -22,9 +23,10 @@ from teola_plugin.adapters.llamaindex.workflows.tool_wait import ToolWait, waits
 from teola_plugin.adapters.llamaindex.workflows.tools import ToolParts
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import current_place, placed
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.llamaindex.copies import sharing
-from teola_plugin.shims.llamaindex.workflows import with_steps_of
+from teola_plugin.shims.llamaindex.workflows import runs_anything, with_steps_of
 
 
 class AgentRun:
@@ -50,7 +52,24 @@ class AgentRun:
         if self._wait is not None:
             self._wait.came(result)
 
+    @contextmanager
+    def step(self, kind: str, name: str) -> Iterator[None]:
+        """The body is a step in the query's trace: a `node` for a turn of an agent, a call of a `tool`."""
+        step, outcome = self.run.step_began(kind, name), "failed"
+        try:
+            with placed(replace(current_place.get(), step=step)):
+                yield
+            outcome = "done"
+        except Exception as error:
+            if type(error).__name__ == _WAITS:
+                outcome = "interrupted"
+            raise
+        finally:
+            self.run.step_ended(step, outcome)
 
+
+_WAITS = "WaitingForEvent"
+"""What LlamaIndex raises in a step that waits for an event, and will run again."""
 _current: ContextVar[AgentRun | None] = ContextVar("teola_agent_run", default=None)
 _tools: ContextVar[list[Any] | None] = ContextVar("teola_agent_tools", default=None)
 """Of the turn that is taken by the running code."""
@@ -71,7 +90,12 @@ def is_agent(workflow: Any) -> bool:
 
 
 def agent_runner(agent: Any) -> Any:
-    """What runs in the agent's place. It has the agent's class name, which spans tell of."""
+    """What runs in the agent's place. It has the agent's class name, which spans tell of.
+
+    The agent itself where a runtime runs only what it has been told of before.
+    """
+    if not runs_anything(agent.runtime):
+        return agent
     theirs: Any = type(agent)
     names: dict[str, Any]
     names = {make.__name__: functools.wraps(getattr(theirs, make.__name__))(make(theirs)) for make in _OVERRIDDEN}
@@ -99,13 +123,14 @@ def run_agent_step(theirs: Any) -> Callable[..., Any]:
         if run is None:
             return await theirs.run_agent_step(self, *args, **kwargs)
         run.turn_begins()
+        ctx, asked = _given(Context, args, kwargs), _given(AgentSetup, args, kwargs)
         turn: list[Any] = []
         token = _tools.set(turn)
         try:
-            said = await theirs.run_agent_step(self, *args, **kwargs)
+            with run.step("node", getattr(asked, "current_agent_name", "")):
+                said = await theirs.run_agent_step(self, *args, **kwargs)
         finally:
             _tools.reset(token)
-        ctx, asked = _given(Context, args, kwargs), _given(AgentSetup, args, kwargs)
         if isinstance(said, AgentOutput) and ctx is not None and asked is not None:
             await run.turn_ended(_speaker(self, said), ctx, asked, turn, said)
         return said
@@ -115,8 +140,12 @@ def run_agent_step(theirs: Any) -> Callable[..., Any]:
 
 def call_tool(theirs: Any) -> Callable[..., Any]:
     async def made(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run, result = _current.get(), await theirs.call_tool(self, *args, **kwargs)
-        if run is not None and isinstance(result, ToolCallResult):
+        run = _current.get()
+        if run is None:
+            return await theirs.call_tool(self, *args, **kwargs)
+        with run.step("tool", getattr(_given(ToolCall, args, kwargs), "tool_name", "")):
+            result = await theirs.call_tool(self, *args, **kwargs)
+        if isinstance(result, ToolCallResult):
             run.tool_ended(result)
         return result
 
@@ -133,4 +162,6 @@ def _given(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _speaker(workflow: Any, said: AgentOutput) -> Any:
     """The agent that has answered, of its own class."""
     plain = workflow.__teola_agent__
-    return plain.agents.get(said.current_agent_name) if isinstance(plain, AgentWorkflow) else plain
+    found = plain.agents.get(said.current_agent_name) if isinstance(plain, AgentWorkflow) else plain
+    session = getattr(found, "__teola_session__", None)
+    return found if session is None else session.served

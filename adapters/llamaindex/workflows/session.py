@@ -24,19 +24,29 @@ RUN = "run"
 class WorkflowSession(Session):
     """Of a workflow, or of an agent: it has no plan as a whole, its parts have."""
 
-    def __init__(self, original: Any, served: Any, pool: EnginePool | None, terms: Settings, part: Accelerate) -> None:
+    def __init__(
+        self,
+        original: Any,
+        served: Any,
+        pool: EnginePool | None,
+        terms: Settings,
+        part: Accelerate,
+        like: WorkflowSession | None = None,
+    ) -> None:
         super().__init__(original, served, pool, terms, part)
         self._agent = pool is not None and is_agent(served)
-        self._runner = agent_runner(served) if self._agent else served
-        self._tools = ToolParts(part)
+        self._runner: Any
+        self._tools: ToolParts
+        if like is not None:  # what LlamaIndex keeps by object, such as limits, is shared
+            self._runner, self._tools, self.shown = like._runner, like._tools, like.shown
+        else:
+            self._runner, self._tools = agent_runner(served) if self._agent else served, ToolParts(part)
 
     def of(self, node: Any) -> WorkflowSession:
         return WorkflowSession(node, node, self.pool, self.terms, self._part)
 
     def under(self, terms: Settings) -> WorkflowSession:
-        made = WorkflowSession(self.original, self.served, self.pool, terms, self._part)
-        made._runner, made._tools = self._runner, self._tools  # what the framework keeps by object is shared
-        return made
+        return WorkflowSession(self.original, self.served, self.pool, terms, self._part, self)
 
     def entry(self, entry: str, texts: int = 0) -> TracedEntry:
         """The report; the graph of a workflow is made of those of its parts, when they are called."""

@@ -22,7 +22,7 @@ from llama_index.core.workflow import Context
 
 from teola_plugin.adapters.llamaindex.binding.engine_proxy import EngineProxy
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
-from teola_plugin.adapters.next_prompt import NextPrompt, prefills
+from teola_plugin.adapters.next_prompt import KnownBeginning, prefills
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt
@@ -152,8 +152,7 @@ class ToolWait:
     def __init__(self, pool: EnginePool, run: QueryRun, turn: _Turn, calls: int) -> None:
         self._turn, self._calls = turn, calls
         self._results: list[ToolCallResult] = []
-        self._engine = turn.agent.llm.engine
-        self._next = NextPrompt(run, self._engine, pool.engine(self._engine).profile)
+        self._next = KnownBeginning(run, pool, turn.agent.llm.engine)
         self._timer: asyncio.TimerHandle | None = None
         self._soon()
 
@@ -184,7 +183,7 @@ class ToolWait:
         try:
             prompt = self._turn.prompt(self._results)
             asked = replace(prompt, messages=prompt.messages[: -2 - len(self._results)])  # before the answer to it
-            self._next.begins(prompt, have=asked.flat())
+            self._next.grown(prompt, have=asked.flat())
         except Exception:  # the agent itself will tell, if it is wrong with it
             _log.debug("the next prompt of an agent is not known", exc_info=True)
             self._calls = 0

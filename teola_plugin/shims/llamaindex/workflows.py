@@ -79,6 +79,16 @@ def with_result(handler: WorkflowHandler, awaited: Callable[[Result, Result], Aw
     handler._external_adapter = sharing(type(kind)(kind.__name__, (ResultHooks, kind), names), adapter)
 
 
+def runs_anything(runtime: Any) -> bool:
+    """Whether it runs any workflow of this process, and not only those that it was told of when it was launched.
+
+    Touches the `_decorated` of runtimes around others. Without it: no, unless it is the basic one.
+    """
+    while hasattr(runtime, "_decorated"):
+        runtime = runtime._decorated
+    return type(runtime).__module__ == "workflows.plugins.basic"
+
+
 # ------------------------------------------------------------ classes
 
 

@@ -241,6 +241,29 @@ def test_engines_that_are_tools_are_parts(here: Stage) -> None:
     assert rows['agent.tools["farm"].engine._retriever._retrievers[0]'] == "lowered"
 
 
+def test_the_trace_tells_of_turns_and_tools(here: Stage) -> None:
+    fast = accelerate(agents.team(here), pool=here.pool)
+    handoff = [call("handoff", to_agent="writer", reason="found")]
+    run(fast, user_msg=do([call("look", at="sea"), call("farm", input="oats")], handoff, "Written."))
+    trace = fast.last_trace()
+    steps = [(step.kind, step.name, step.outcome) for step in trace.steps]
+    assert sorted(steps) == sorted(
+        [("node", name, "done") for name in ("research", "research", "writer")]
+        + [("tool", name, "done") for name in ("look", "farm", "handoff")]
+    )
+    farm = next(step.id for step in trace.steps if step.name == "farm")
+    assert {span.step for span in trace.spans if span.primitive.startswith("part1/retrieve")} == {farm}
+
+
+def test_a_member_that_is_accelerated_itself(here: Stage) -> None:
+    team = agents.team(here)
+    team.agents["research"] = accelerate(team.agents["research"], pool=here.pool)
+    fast = accelerate(team, pool=here.pool)
+    run(fast, user_msg=do([call("look", at="sea"), call("look", at="ivory tower")]))
+    kinds = [span.kind for span in fast.last_trace().spans]
+    assert asked(fast.last_trace()) == 2 and "PARTIAL_PREFILLING" in kinds
+
+
 def test_the_report_tells_of_steps_models_and_tools(here: Stage) -> None:
     rows = [(row.path, row.level) for row in accelerate(flows.Rag(here), pool=here.pool).report]
     assert rows == [("workflow.answer", "joined"), ("workflow.retrieve", "joined")]

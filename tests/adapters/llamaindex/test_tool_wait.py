@@ -110,7 +110,9 @@ def test_a_second_run_waits_for_nothing_of_the_first(here: Stage, seen: list[Req
     fast = accelerate(agents.function(here), pool=here.pool)
 
     async def played() -> Any:
-        return await asyncio.gather(*(fast.run(user_msg=do([call("look", at=at), *TWO])) for at in ("a", "bb", "ccc")))
+        return await asyncio.gather(
+            *(fast.run(user_msg=do([call("look", at=at), *TWO])) for at in ("a", "bb", "ccccc"))
+        )
 
     asyncio.run(played())
     warmed = [r.payload.prompt.known() for r in seen if isinstance(r.payload, Warmup)]

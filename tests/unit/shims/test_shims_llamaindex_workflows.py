@@ -114,6 +114,21 @@ def test_a_handler_without_an_adapter_keeps_its_result() -> None:
     assert vars(handler) == {}
 
 
+def test_runtimes_that_run_anything() -> None:
+    class Around:
+        def __init__(self, inner: Any) -> None:
+            self._decorated = inner
+
+    assert workflows.runs_anything(Flow().runtime) and workflows.runs_anything(Around(Around(Flow().runtime)))
+    assert workflows.runs_anything(Verbose().runtime)
+    assert not workflows.runs_anything(Bare()) and not workflows.runs_anything(Around(Bare()))
+
+
+class Verbose(Flow):
+    def __init__(self) -> None:
+        Workflow.__init__(self, verbose=True)
+
+
 # ------------------------------------------------------------ classes
 
 
