@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.graph import INPUT
+from teola_plugin.graph import INPUT, Ref
 from teola_plugin.graph.primitive import read_path
-from teola_plugin.tracer.functions.pure import Proven, proven
+from teola_plugin.tracer.functions.pure import MADE, Proven, proven
 from teola_plugin.tracer.functions.values import Computed, Symbol
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -33,6 +33,8 @@ Decide = Callable[[Condition], bool | None]
 
 def decided(test: Symbol, decide: Decide | None) -> bool | None:
     """Whether a condition holds; None where it is on more than the input, or where nobody decides."""
+    if isinstance(test, Ref):
+        test = Computed(ast.Name(f"{MADE}v", ast.Load()), {f"{MADE}v": test})
     if decide is None or not isinstance(test, Computed) or not test.refs:
         return None
     if any(ref.producer != INPUT for ref in test.refs.values()):
