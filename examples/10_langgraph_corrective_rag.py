@@ -5,7 +5,7 @@
 prints, with fake engines::
 
     plain        3.39 s
-    accelerated  2.78 s
+    accelerated  2.95 s
     same state: True
 """
 
@@ -71,10 +71,10 @@ def corrective_rag(pool: EnginePool) -> CompiledStateGraph:
 with EnginePool.local(fake_engines(rtx3090())) as pool:
     plain = corrective_rag(pool)
     fast = accelerate(plain)  # the one line
-    states = [graph.invoke({"question": "warm up"}) for graph in (plain, fast)]  # a first call imports, and reads source
+    states = [plain.invoke({"question": "warm up"})]
     for label, graph in (("plain", plain), ("accelerated", fast)):
         pool.reset()
         begun = time.perf_counter()
         states.append(graph.invoke({"question": "What do lambs eat?"}))
         print(f"{label:12} {time.perf_counter() - begun:.2f} s")
-    print("same state:", states[2] == states[3])
+    print("same state:", states[1] == states[2])

@@ -105,7 +105,7 @@ class Found:
         """Whether a call made ahead can be kept from everybody who listens here, and limits do not forbid it."""
         known = shims.listeners_are_known() and not get_debug() and not shims.attached_by_environment()
         free = config.get("max_concurrency") is None and bool(graph_keys(config.get("configurable") or {}))
-        fits = not self.misplaced.is_set() and not (self.heard.is_set() and _is_streamed(config))
+        fits = not self.misplaced.is_set() and not (self.heard.is_set() and is_streamed(config))
         return known and free and fits
 
 
@@ -116,7 +116,8 @@ def _lending(given: Mapping[str, Any] | None, lent: _Lent) -> dict[str, Any]:
     return {**values, **dict.fromkeys(own, lent)}
 
 
-def _is_streamed(config: RunnableConfig) -> bool:
+def is_streamed(config: RunnableConfig) -> bool:
+    """Whether somebody streams what is called here."""
     callbacks = config.get("callbacks")
     return shims.streams(callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ()))
 
@@ -170,7 +171,7 @@ class EarlyCall:
 
     def prepared(self, base: Context, config: RunnableConfig, run: Any, *, sync: bool) -> Context:
         """A context of its own to run in; `config`: where the model is called."""
-        self.log = BodyLog(self._stopper(self.found.heard) if _is_streamed(config) else None)
+        self.log = BodyLog(self._stopper(self.found.heard) if is_streamed(config) else None)
         lent = _Lent(self._stopper(self.found.misplaced))
         own: RunnableConfig = {key: config[key] for key in ("tags", "recursion_limit") if key in config}  # type: ignore
         own["configurable"] = _lending(config.get("configurable"), lent)

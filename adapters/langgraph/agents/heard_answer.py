@@ -79,7 +79,7 @@ class HeardAnswer:
             self._begun.append(begun)
 
     def _begin(self, eager: EagerTool, begun: Begun) -> None:
-        if eager.runs and not self._others:
+        if not self._others and eager.may_run_early(self._config):
             begun.early = self._started(eager, begun)
         if begun.early is None and eager.work is not None:
             with contextlib.suppress(Exception):  # arguments that the tool does not take
@@ -89,7 +89,7 @@ class HeardAnswer:
         """The function, running with what the model wrote; None where it has to wait for its place."""
         in_loop = self._agent.has_loop and eager.coroutine is not None
         function = eager.coroutine if in_loop else eager.function
-        if function is None or not eager.found.may_run_early(self._config):
+        if function is None:
             return None
         try:
             asked = given(eager.tool, own_copy(begun.call.args))

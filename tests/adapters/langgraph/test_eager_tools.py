@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import threading
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
 from langchain_core.tools import InjectedToolCallId, ToolException, create_retriever_tool, tool
-from langgraph.config import get_stream_writer
 from support.agents import GIVEN, KINDS, World, agent, run, said, world
 from support.writing_llm import call
 
@@ -271,8 +271,8 @@ def test_the_trace_tells_of_every_call_of_a_tool(at: World) -> None:
 def test_a_tool_that_writes_to_the_stream_is_called_in_its_place(at: World) -> None:
     """Nobody sees what an early call would have written, not even from deep inside."""
 
-    def tell(text: str) -> None:
-        get_stream_writer()(text)
+    def tell(text: str) -> None:  # as a library may, where nobody sees it before
+        vars(importlib.import_module("langgraph." + "config"))["get_" + "stream_writer"]()(text)
 
     @read_only
     @tool
