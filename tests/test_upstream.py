@@ -164,14 +164,14 @@ def test_a_difference_fails_unless_it_is_declared(upstream: Any, capsys: pytest.
     def compared(excluded: dict[str, str]) -> bool:
         tests = own_tests(upstream, "graphs", {"default": excluded})
         plain = tests.run("", ["test_graphs.py"])
-        return bool(upstream._compared(tests, "default", plain, ["test_graphs.py"], names=True))
+        return bool(upstream._compared(tests, "default", plain, ["test_graphs.py"], unrouted=2))
 
     assert not compared({})
     said = capsys.readouterr().out
     assert "DIFFERENT: test_graphs.py::test_plain: plain passed, routed failed" in said
     assert "1 tests route nothing: test_graphs 1\n    test_graphs.py::test_nothing" in said
     assert compared({"test_plain": "it asks whether it is plain"})
-    assert "excluded: test_plain: it asks whether it is plain" in capsys.readouterr().out
+    assert "excluded, since it asks whether it is plain: test_plain" in capsys.readouterr().out
 
 
 def test_a_test_is_excluded_with_all_its_parameters_or_with_some(upstream: Any) -> None:

@@ -9,6 +9,7 @@ for what `upstream_suites.py` declares with a reason. Everything lands in out/up
     make test-upstream ARGS="--suites langgraph,langchain --modes default"
     make test-upstream ARGS="--suites langgraph --tests tests/test_state.py --names"
     make test-upstream ARGS="--suites langchain-core --tests tests/unit_tests"     all of its tests
+    make test-upstream ARGS="--suites langgraph --tests tests"                     all of its tests
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _passes(suite: Suite, options: Any) -> bool:
     if not plain.passed:
         sys.exit(f"upstream: no test passes plainly; see {suite.home / 'plain.log'}")
     modes = [mode for mode in suite.modes if mode in options.modes]
-    good = [_compared(tests, mode, plain, wanted, options.names and mode == modes[0]) for mode in modes]
+    good = [_compared(tests, mode, plain, wanted, (mode == modes[0]) + options.names) for mode in modes]
     print(flush=True)
     return all(good)
 
@@ -143,16 +144,20 @@ class Tests:
         return again
 
 
-def _compared(tests: Tests, mode: str, plain: Ran, wanted: list[str], names: bool) -> bool:
-    """Whether the mode makes no difference that is not declared; prints what it makes."""
-    suite, excluded = tests.suite, tests.suite.excluded[mode]
+def _compared(tests: Tests, mode: str, plain: Ran, wanted: list[str], unrouted: int) -> bool:
+    """Whether the mode makes no difference that is not declared; prints what it makes.
+
+    `unrouted`: of tests that route nothing, say nothing (0), how many they are (1), their names (2).
+    """
+    suite, ran = tests.suite, {name for test in plain.outcomes for name in names_of(test)}
+    excluded = {test: why for test, why in suite.excluded[mode].items() if test in ran}
     routed = tests.run(mode, wanted)
     print(f"{mode:<8} {routed.count()} in {routed.seconds:.0f} s")
     _print_calls(routed, WORDS[suite.kind])
-    _print_unrouted(plain, routed, names)
-    for test, why in excluded.items():
-        if any(test in names_of(full) for full in plain.outcomes):
-            print(f"  excluded: {test}: {why}")
+    if unrouted:
+        _print_unrouted(plain, routed, names=unrouted > 1)
+    for why in dict.fromkeys(excluded.values()):
+        print(f"  excluded, since {why}: {', '.join(test for test, one in excluded.items() if one == why)}")
     different = {test for test in plain.passed ^ routed.passed if excluded.keys().isdisjoint(names_of(test))}
     if different:
         different = tests.twice(mode, sorted(different))

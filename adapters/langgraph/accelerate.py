@@ -9,8 +9,8 @@ from typing import Any
 from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
-from teola_plugin.adapters.langgraph.agents.agent_call import around, in_loop
 from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
+from teola_plugin.adapters.langgraph.agents.tool_places import around, in_loop
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner
 from teola_plugin.adapters.langgraph.ahead import Plans
 from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain

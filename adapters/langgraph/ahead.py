@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from teola_plugin.adapters.early_work import log_fallback, runs_ahead
@@ -13,6 +14,8 @@ from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langgraph import branch_of, sent, state_of
 from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.functions.deciding import Decide
+from teola_plugin.tracer.langgraph.decisions import Decided
 from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE, lookahead
 from teola_plugin.tracer.langgraph.shape import GraphShape, begun_with, distances, shape_of
 
@@ -27,20 +30,21 @@ class Plans:
         self._pool, self._passes, self._speculate = pool, passes, speculate
         self.shape: GraphShape | None = shape_of(graph)
         self.distances: Mapping[str, int] = {} if self.shape is None else distances(self.shape)
-        self._known: dict[tuple[str, bool], Traced | None] = {}
+        self._known: dict[tuple[str, bool], Decided[Traced | None]] = {}
 
-    def traced(self, node: str, *, pushed: bool) -> Traced | None:
-        """None where nothing is gained."""
+    def traced(self, node: str, value: Any, *, pushed: bool) -> Traced | None:
+        """For a template's input. None where nothing is gained."""
         key = node, pushed
-        if key not in self._known:
-            self._known[key] = self._traced(node, pushed)
-        return self._known[key]
+        found = self._known.get(key)
+        if found is None:
+            found = self._known.setdefault(key, Decided(partial(self._traced, node, pushed)))
+        return found.plan(value)
 
-    def _traced(self, node: str, pushed: bool) -> Traced | None:
+    def _traced(self, node: str, pushed: bool, decide: Decide | None) -> Traced | None:
         if self.shape is None or node not in self.shape.nodes or self._speculate == "off":
             return None
         try:
-            found = lookahead(self.shape, node, pushed=pushed)
+            found = lookahead(self.shape, node, pushed=pushed, decide=decide)
             plan = self._plan(found)
         except Exception as error:
             log_fallback(error)
@@ -53,13 +57,15 @@ class Plans:
     def begin(self, run: QueryRun, node: str, given: Any, config: Mapping[str, Any]) -> PartRun | None:
         """The plan of a node whose task begins joins the live query; None without one."""
         pushed = sent(config)
-        traced = self.traced(node, pushed=pushed)
-        if traced is None or self.shape is None:
+        if self.shape is None or node not in self.shape.nodes:
             return None
         state = state_of(config, tuple(self.shape.updates))
         if self.shape.nodes[node].bound is None:
             state = begun_with(self.shape, state, given)
         value = {STATE: state, ARGUMENT: given if pushed else None}
+        traced = self.traced(node, value, pushed=pushed)
+        if traced is None:
+            return None
         place = current_place.get()
         return run.part(
             self._plan(traced).graph,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,13 +10,13 @@ from typing import Any
 
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.constants import END, START
 
 from teola_plugin.adapters.langchain.pools import below
+from teola_plugin.adapters.langgraph.agent_facts import asked_by, described, engine_of, tools_of
 from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
 from teola_plugin.adapters.langgraph.ahead import Plans
-from teola_plugin.adapters.langgraph.explain import WORTH, CallFacts, Choice, NodeFacts, ToolFacts
+from teola_plugin.adapters.langgraph.explain import WORTH, CallFacts, Choice, NodeFacts
 from teola_plugin.adapters.langgraph.pools import held, is_own, pools_by_node
 from teola_plugin.adapters.langgraph.prompt_advice import Breaker, breakers_in, found_in, varying_partials
 from teola_plugin.adapters.langgraph.waiting import known_tokens, label, once, waits_for, waits_for_code
@@ -28,11 +27,9 @@ from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import Fields, Symbol
 from teola_plugin.tracer.functions.live import asks
 from teola_plugin.tracer.functions.values import Unknown
-from teola_plugin.tracer.langchain.classes import leaf_of
 from teola_plugin.tracer.langgraph.lookahead import STATE, lookahead
 from teola_plugin.tracer.langgraph.node import NOTHING, Visited, visit
-from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape
-from teola_plugin.tracer.leaf import GenerationLeaf
+from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, shape_of
 from teola_plugin.tracer.report import Level
 
 _LOOKED_AT = 2_000
@@ -46,7 +43,7 @@ class GraphFacts:
     """Of one accelerated graph; nothing of it runs."""
 
     graph: Any
-    """The original."""
+    """With what is bound to engines in its place."""
     plans: Plans | None
     tools: EagerTools | None
 
@@ -73,14 +70,14 @@ class GraphFacts:
 
     # ------------------------------------------------------------ one node
 
-    @property
+    @cached_property
     def _shape(self) -> GraphShape | None:
-        return None if self.plans is None else self.plans.shape
+        return shape_of(self.graph) if self.plans is None else self.plans.shape
 
     def _unplanned(self, name: str, has_pool: bool) -> NodeFacts:
         bound = self.graph.nodes[name].bound
         level, reason = _unseen(bound, has_pool)
-        return NodeFacts(name, _kind(bound), level, reason, tools=self._tools(bound), advice=_advice(bound))
+        return NodeFacts(name, _kind(bound), level, reason, tools=tools_of(bound, self.tools), advice=_advice(bound))
 
     def _node(self, node: NodeShape, has_pool: bool) -> NodeFacts:
         draft, made = self._visited[node.name]
@@ -88,7 +85,7 @@ class GraphFacts:
         calls = tuple(self._call(node, c, c is asked[0]) for c in asked)
         level, reason = _level(node, draft, made, has_pool)
         if self._agent is not None and self._agent.node == node.name:
-            calls, level, reason = (self._asked_by(self._agent),), "joined", _of_agent(self._agent)
+            calls, level, reason = (asked_by(self._agent, self.tools is not None),), "joined", described(self._agent)
         return NodeFacts(
             node.name,
             _kind(node.bound),
@@ -98,7 +95,7 @@ class GraphFacts:
             node.joins,
             tuple(_choice(branch, node.name) for branch in node.branches),
             calls,
-            self._tools(node.bound),
+            tools_of(node.bound, self.tools),
             _advice(node.bound),
         )
 
@@ -138,24 +135,16 @@ class GraphFacts:
     def _agent(self) -> AgentModel | None:
         """What the model node of an agent asks, where that is an engine."""
         found = agent_model(self.graph)
-        return found if found is not None and _engine(found.model) else None
-
-    def _asked_by(self, agent: AgentModel) -> CallFacts:
-        told = [*map(_tool_text, agent.tools), *([] if agent.system_message is None else [agent.system_message.text])]
-        constant = [PromptPart.literal(text) for text in told if text]
-        why = "nothing stands before its first call"
-        if self.tools is not None:
-            why += "; its next prompts are prefilled while tools run"
-        return CallFacts(agent.node, _engine(agent.model), (*constant, PromptPart.var("messages")), why=why)
+        return found if found is not None and engine_of(found.model) else None
 
     def _early(self, node: NodeShape, call: str, first: bool) -> str:
         """With which node it begins: the one for whose plan it waits least."""
-        assert self.plans is not None
+        plans = self.plans
         ways: list[tuple[int, str]] = []
         for name in self._visited:
-            if name == node.name and first:
+            if plans is None or (name == node.name and first):
                 continue
-            plan = self.plans.traced(name, pushed=False)
+            plan = plans.traced(name, None, pushed=False)
             if plan is None or all(c.name != call for c in plan.template.components):
                 continue
             waits = waits_for(plan, call)
@@ -168,7 +157,7 @@ class GraphFacts:
         return min(ways)[1] if ways else ""
 
     def _why(self, node: NodeShape, call: str, first: bool) -> str:
-        assert self._shape is not None and self.plans is not None
+        assert self._shape is not None
         before = [one for one in self._shape.nodes.values() if node.name in _follow(one) and one.name != START]
         if not before or node.name in self.starts:
             return "nothing stands before it"
@@ -195,27 +184,6 @@ class GraphFacts:
             return []
         waits = waits_for(plan, call) if any(c.name == call for c in plan.template.components) else []
         return [] if waits_for_code(plan, waits) else waits
-
-    # ------------------------------------------------------------ tools
-
-    def _tools(self, bound: Any) -> tuple[ToolFacts, ...]:
-        parts = tool_node_parts(bound)
-        if parts is None:
-            return ()
-        return tuple(self._tool(name, name in parts.injected, parts.wrapped) for name in parts.tools)
-
-    def _tool(self, name: str, injected: bool, wrapped: bool) -> ToolFacts:
-        known = None if self.tools is None else self.tools.tools.get(name)
-        if known is not None:
-            what = "it runs" if known.runs else "its engine work begins"
-            return ToolFacts(name, early=f"{what} when the model has written its call")
-        if wrapped:
-            return ToolFacts(name, why="its calls are handed to middleware, which may hold them back")
-        if injected:
-            return ToolFacts(name, why="it takes what only its place can give it: state, a store, the id of its call")
-        if self.tools is None:
-            return ToolFacts(name, why="somebody may decide before it, or nothing runs ahead")
-        return ToolFacts(name, why="it is not declared read-only, and is no retriever of the pool's alone")
 
 
 # ------------------------------------------------------------ what a node is
@@ -251,24 +219,6 @@ def _level(node: NodeShape, draft: Draft, made: Visited, has_pool: bool) -> tupl
 def _unseen(bound: Any, has_pool: bool) -> tuple[Level, str]:
     code = "each tool runs once" if tool_node_parts(bound) is not None else _YOUR_CODE
     return ("joined", f"{code}; {_JOINS}") if has_pool else ("original", code)
-
-
-def _of_agent(agent: AgentModel) -> str:
-    return "an agent's model" + ("; middleware may change what it is asked" if agent.wrapped else "")
-
-
-def _engine(model: Any) -> str:
-    """The engine that a model is on; empty for none."""
-    leaf = leaf_of(model, {})
-    return leaf.engine if isinstance(leaf, GenerationLeaf) else ""
-
-
-def _tool_text(tool: Any) -> str:
-    """As a model is told of it, about."""
-    try:
-        return json.dumps(convert_to_openai_tool(tool))
-    except Exception:  # it has no description that the framework can make
-        return ""
 
 
 def _choice(branch: Branch, node: str) -> Choice:

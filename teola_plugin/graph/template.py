@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -82,7 +82,7 @@ class WorkflowTemplate:
     name: str = "workflow"
     _names: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
     _ahead: frozenset[bool] = field(init=False, repr=False, compare=False, default=frozenset())
-    """Which values of `Attributes.lookahead` its components have."""
+    """Which values of `Attributes.lookahead` its components have, and those of their bodies."""
 
     def __post_init__(self) -> None:
         names = [c.name for c in self.components]
@@ -90,7 +90,7 @@ class WorkflowTemplate:
             twice = next(n for n in names if names.count(n) > 1)
             raise GraphError(f"two components share the name {twice!r}.", hint="rename one of them")
         object.__setattr__(self, "_names", frozenset(names))
-        said = {c.attributes.lookahead for c in self.components}
+        said = {c.attributes.lookahead for c in self.components}.union(*(body._ahead for body in self._bodies()))
         object.__setattr__(self, "_ahead", frozenset(value for value in said if value is not None))
         for pair in self.order:
             for name in pair:
@@ -135,8 +135,19 @@ class WorkflowTemplate:
         unwanted = {value for value in self._ahead if not (certain if value else chosen)}
         if not unwanted:
             return self
-        kept = (c for c in self.components if c.attributes.lookahead not in unwanted)
-        return self.with_components(kept)
+
+        def kept(body: WorkflowTemplate | None) -> WorkflowTemplate | None:
+            return None if body is None else body.looking_ahead(certain=certain, chosen=chosen)
+
+        return self.with_components(
+            replace(c, body=kept(c.body), otherwise=kept(c.otherwise)) if c.body is not None else c
+            for c in self.components
+            if c.attributes.lookahead not in unwanted
+        )
+
+    def _bodies(self) -> Iterator[WorkflowTemplate]:
+        for c in self.components:
+            yield from (body for body in (c.body, c.otherwise) if body is not None)
 
     def __getitem__(self, name: str) -> Component:
         return next(c for c in self.components if c.name == name)

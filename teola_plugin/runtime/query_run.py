@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Query
-from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import OpenStep, StepLog
 from teola_plugin.runtime.context import current_place
@@ -35,8 +34,6 @@ class Runtime(Protocol):
     def call(
         self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = ..., run: QueryRun
     ) -> CallHandle: ...
-
-    def record(self, write: Callable[[TraceRecorder, float], None]) -> None: ...
 
     def close_run(self, run: QueryRun) -> None: ...
 

@@ -159,11 +159,25 @@ def _awaited(item: Symbol | Spread) -> Symbol | Spread:
 # ------------------------------------------------------------ pure functions, methods of values
 
 
+def _length(walk: Walker, of: Series) -> Symbol:
+    """`len(...)`, also of a list with items that are not known."""
+    made: Symbol = Known(sum(not isinstance(item, Spread) for item in of.items))
+    for item in of.items:
+        if isinstance(item, Spread):
+            shape = ast.Call(ast.Name("len", ast.Load()), [], [])
+            one = composed(walk, shape, {"args": [item.of]})
+            added = ast.BinOp(ast.Constant(0), ast.Add(), ast.Constant(0))
+            made = UNKNOWN_VALUE if isinstance(one, Unknown) else composed(walk, added, {"left": made, "right": one})
+    return made
+
+
 def _pure(walk: Walker, what: Symbol, arguments: Arguments) -> Symbol:
     """A call of a pure function, to be computed when it is needed."""
     given = arguments.single
     if not arguments.whole or given is None:
         return UNKNOWN_VALUE
+    if isinstance(what, Known) and what.value is len and len(given) == 1 and isinstance(given[0], Series):
+        return _length(walk, given[0])
     shape = ast.Call(ast.Constant(0), [], [ast.keyword(name, ast.Constant(0)) for name in arguments.named])
     made = composed(walk, shape, {"func": what, "args": given})
     if not isinstance(made, Computed):

@@ -9,7 +9,7 @@ from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions import texts
 from teola_plugin.tracer.functions.building import piped
 from teola_plugin.tracer.functions.calls import call
-from teola_plugin.tracer.functions.composing import composed, read_attribute, read_key, series, spread, truth
+from teola_plugin.tracer.functions.composing import composed, read_attribute, read_key, series, spread
 from teola_plugin.tracer.functions.comprehensions import asks_inside, comprehension
 from teola_plugin.tracer.functions.defining import defined
 from teola_plugin.tracer.functions.machine import Walker
@@ -149,7 +149,7 @@ def _either(walk: Walker, node: ast.expr) -> Symbol:
     assert isinstance(node, ast.BoolOp)
     first, *rest = node.values
     value = walk.evaluate(first)
-    decided = truth(value)
+    decided = walk.truth(value)
     if decided is not None:
         if decided == isinstance(node.op, ast.Or) or not rest:
             return value
@@ -162,7 +162,7 @@ def _either(walk: Walker, node: ast.expr) -> Symbol:
 def _chosen(walk: Walker, node: ast.expr) -> Symbol:
     assert isinstance(node, ast.IfExp)
     test = walk.evaluate(node.test)
-    decided = truth(test)
+    decided = walk.truth(test)
     if decided is not None:
         return walk.evaluate(node.body if decided else node.orelse)
     if asks_inside(node.body) or asks_inside(node.orelse):

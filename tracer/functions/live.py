@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from teola_plugin.graph import Component, Ref, Role
+from teola_plugin.graph import ITEM, Component, Ref, Role
 from teola_plugin.tracer.draft import Draft, Names, Span
 
 _USER_CODE = (Role.OPAQUE, Role.TOOL)
@@ -35,7 +35,8 @@ def alive(draft: Draft, output: Ref | None, made: set[str]) -> tuple[Ref, bool] 
         return None
     if output is not None and (output.external or output.producer in draft.components):
         return output, True
-    return Ref(list(draft.components)[-1]), False
+    sure = [c.name for c in draft.components.values() if c.attributes.lookahead is None]
+    return Ref(sure[-1] if sure else ITEM), False
 
 
 def settle(draft: Draft, span: Span, made: set[str], wanted: set[str]) -> tuple[set[str], Span]:

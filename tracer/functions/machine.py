@@ -76,6 +76,9 @@ class Walker(Protocol):
     def evaluate(self, node: ast.expr) -> Symbol:
         """What the expression gives. What it asks engines for becomes components."""
 
+    def truth(self, test: Symbol) -> bool | None:
+        """Whether a condition holds; None where that is not known yet."""
+
     def block(self, statements: Sequence[ast.stmt]) -> Flow:
         """Walks through the statements."""
 

@@ -37,10 +37,9 @@ def proven(computed: Computed) -> Proven:
     """Raises `NotUnderstood` for an expression that is not certain to be pure."""
     order = _Order()
     try:
-        code = order.visit(_copy(computed.code))
-        text = ast.unparse(ast.fix_missing_locations(code))
-    except RecursionError:
-        raise NotUnderstood("a deep expression") from None
+        text = ast.unparse(ast.fix_missing_locations(order.visit(_copy(computed.code))))
+    except Exception:  # too deep, or quotes inside quotes
+        raise NotUnderstood("an expression that cannot be written down") from None
     inputs = {order.names[name]: ref for name, ref in computed.refs.items() if name in order.names}
     objects = {order.names[name]: one for name, one in computed.objects.items() if name in order.names}
     func = _maker(text, tuple(inputs), tuple(objects))(*objects.values())

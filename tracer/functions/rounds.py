@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from teola_plugin.graph import CARRY, ITEM, Component, Ref, Role
 from teola_plugin.tracer.draft import DERIVED, Span
-from teola_plugin.tracer.functions.assigning import assigned, carried, forget, inside, names_read
+from teola_plugin.tracer.functions.assigning import assigned, carried, forget, inside
 from teola_plugin.tracer.functions.calls import may_write
 from teola_plugin.tracer.functions.capturing import Captures
 from teola_plugin.tracer.functions.composing import bind, read_key, spread, truth
+from teola_plugin.tracer.functions.growing import Growing, taken, written_out
 from teola_plugin.tracer.functions.live import asks
 from teola_plugin.tracer.functions.loops import UNROLLED, Items, listed
 from teola_plugin.tracer.functions.machine import Flow, Walker
@@ -18,9 +19,7 @@ from teola_plugin.tracer.functions.pure import value_of
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Computed,
-    Fields,
     Known,
-    Series,
     Spread,
     Symbol,
 )
@@ -104,25 +103,23 @@ def _unrolled(walk: Walker, node: ast.For | ast.AsyncFor, items: Sequence[Symbol
 def _mapped(walk: Walker, node: ast.For | ast.AsyncFor, items: Symbol) -> bool:
     """What is asked for with each item is asked for at once; the plain loop comes one by one. Whether that is any."""
     found = Items(walk, items)
-    body = found.body
-    names = assigned(node.body)
-    grown = _grown(node.body)
-    for name in names - grown.keys():
-        body.frame.names[name] = UNKNOWN_VALUE
-    for name in grown:
-        body.frame.names[name] = Series(())
+    growing = Growing.of(walk, node.body)
+    body, asked = found.body, len(walk.draft.components)
+    body.frame.names |= dict.fromkeys(assigned(node.body), UNKNOWN_VALUE) | growing.begun
     bind(body, node.target, Ref(ITEM))
-    flow = body.block(node.body)
-    lists = {name: body.frame.names.get(name, UNKNOWN_VALUE) for name in grown}
+    flow = body.block(growing.statements)
     walk.left_out = walk.left_out or body.left_out or flow is Flow.STOPPED
-    asked = len(walk.draft.components)
-    before = {name: walk.frame.read(name) for name in grown}
-    made = found.holder(_output(lists), beside=True)
+    added = growing.added(body.frame.names) if flow is Flow.NEXT else {}
+    pure = written_out(found, added)
+    made = found.holder(growing.output(added), beside=True)
     forget(walk, [node.target, *node.body])
-    if flow is Flow.NEXT and isinstance(made, Ref):
-        for name, was in before.items():
-            walk.frame.names[name] = _longer(was, made, name if len(lists) > 1 else "")
-    return any(asks(c) for c in list(walk.draft.components.values())[asked:])
+    asks_early = any(asks(c) for c in list(walk.draft.components.values())[asked:])
+    if isinstance(made, Ref) and asks_early:
+        lists = {name: taken(walk, made, name if len(added) > 1 else "") for name in added}
+        walk.frame.names |= growing.grown(walk, lists)
+    elif not asks_early:
+        walk.frame.names |= growing.grown(walk, pure)
+    return asks_early or len(pure) > 0
 
 
 def _folded(walk: Walker, node: ast.For | ast.AsyncFor, items: Symbol, before: Mapping[str, Symbol]) -> bool:
@@ -154,46 +151,3 @@ def _folded(walk: Walker, node: ast.For | ast.AsyncFor, items: Symbol, before: M
     walk.emitted(Span((fold,), (fold,)))
     walk.frame.names[name] = ref
     return True
-
-
-def _grown(body: Sequence[ast.stmt]) -> dict[str, None]:
-    """Lists to which each round adds one item, and of which nothing else is known to happen."""
-    found: dict[str, None] = {}
-    others: set[str] = set()
-    for node in body:
-        name = _appended(node)
-        if name and name not in found:
-            found[name] = None
-            others |= assigned([node.value.args[0]]) | names_read([node.value.args[0]])  # type: ignore[attr-defined]
-        else:
-            others |= assigned([node]) | names_read([node])
-    return {name: None for name in found if name not in others}
-
-
-def _appended(node: ast.stmt) -> str:
-    """The name in `name.append(item)`."""
-    call = node.value if isinstance(node, ast.Expr) else None
-    func = call.func if isinstance(call, ast.Call) and len(call.args) == 1 else None
-    is_append = isinstance(func, ast.Attribute) and func.attr == "append" and isinstance(func.value, ast.Name)
-    return func.value.id if is_append else ""  # type: ignore[union-attr]
-
-
-def _output(lists: Mapping[str, Symbol]) -> Symbol:
-    """What is added to the lists in one round."""
-    added = {name: one.items[0] for name, one in lists.items() if isinstance(one, Series) and len(one.items) == 1}
-    plain = {name: one for name, one in added.items() if not isinstance(one, Spread)}
-    if len(plain) < len(lists) or not plain:
-        return UNKNOWN_VALUE
-    return next(iter(plain.values())) if len(plain) == 1 else Fields(plain)
-
-
-def _longer(before: Symbol, made: Ref, key: str) -> Symbol:
-    if not isinstance(before, (Series, Ref)) and not (isinstance(before, Known) and type(before.value) is list):
-        return UNKNOWN_VALUE
-    added: Symbol = made
-    if key:
-        one = ast.comprehension(ast.Name("one", ast.Store()), ast.Name("teola_made", ast.Load()), [], 0)
-        element = ast.Subscript(ast.Name("one", ast.Load()), ast.Constant(key), ast.Load())
-        added = Computed(ast.ListComp(element, [one]), {"teola_made": made})
-    items = spread(before)
-    return Series((*items, Spread(added))) if items else added

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from teola_plugin.tracer.functions.assigning import assigned, forget, inside, root
 from teola_plugin.tracer.functions.calls import may_write
-from teola_plugin.tracer.functions.composing import bind, truth
+from teola_plugin.tracer.functions.composing import bind
 from teola_plugin.tracer.functions.conditions import both_ways
 from teola_plugin.tracer.functions.defining import defined
 from teola_plugin.tracer.functions.machine import Flow, Walker
@@ -165,7 +165,7 @@ def _if(walk: Walker, node: ast.If, rest: Sequence[ast.stmt]) -> tuple[Flow, boo
     """How it ends, and whether that is the end of the block: what comes after one that may end it belongs to it."""
     walk.line = node.lineno
     test = walk.evaluate(node.test)
-    decided = truth(test)
+    decided = walk.truth(test)
     if decided is not None:
         return walk.block(node.body if decided else node.orelse), False
     if any(isinstance(one, ast.Raise) for one in node.body):

@@ -10,6 +10,7 @@ from typing import Any
 
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Draft, Span, Traced
+from teola_plugin.tracer.functions.deciding import Decide
 from teola_plugin.tracer.functions.entering import entered, unbound
 from teola_plugin.tracer.functions.exporting import exported, producers
 from teola_plugin.tracer.functions.live import NO_SPAN, asks, settle
@@ -58,23 +59,32 @@ class FunctionWalk:
 
 
 def walk_function(
-    func: object, given: Mapping[str, Value | Symbol], draft: Draft, name: str = "", *, state: str = ""
+    func: object,
+    given: Mapping[str, Value | Symbol],
+    draft: Draft,
+    name: str = "",
+    *,
+    state: str = "",
+    decide: Decide | None = None,
 ) -> FunctionWalk:
     """Walks through the function, called with these arguments by name; its components go into `draft`.
 
     `name` leads the names of its components. `state` names the argument whose keys are read as attributes, too (a
     pydantic model, a dataclass). Arguments that are not given, and have no default, are unknown. Takes functions, bound
     methods, callable objects, tools made of functions, and `functools.partial` of them. Never raises; of a function
-    that is not understood nothing is known. The first function of a file takes the time to parse the file.
+    that is not understood nothing is known. `decide` is asked for conditions on the template's input. The first
+    function of a file takes the time to parse the file.
     """
     try:
-        return _walked(func, given, draft, name, state)
+        return _walked(func, given, draft, name, state, decide)
     except Exception as why:
         log.debug("a function's source was not understood: %r", why)
         return FunctionWalk()
 
 
-def _walked(func: Any, given: Mapping[str, Value | Symbol], draft: Draft, name: str, state: str) -> FunctionWalk:
+def _walked(
+    func: Any, given: Mapping[str, Value | Symbol], draft: Draft, name: str, state: str, decide: Decide | None
+) -> FunctionWalk:
     symbols: dict[str, Symbol] = {key: symbol_of(one) for key, one in given.items()}
     if state in symbols:
         symbols[state] = as_state(symbols[state])
@@ -89,6 +99,7 @@ def _walked(func: Any, given: Mapping[str, Value | Symbol], draft: Draft, name: 
         return FunctionWalk()
     definition, frame = found
     walk = Walk(Draft(names=draft.names), frame, name or plainly.__name__.strip("<>"))
+    walk.shared.decide = decide
     try:
         flow = walk.function(definition)
     except Exception as why:  # what was found before that holds

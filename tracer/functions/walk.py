@@ -14,12 +14,14 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel
 
 from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
 from teola_plugin.tracer.draft import Draft, Span, may_raise
+from teola_plugin.tracer.functions.composing import truth
+from teola_plugin.tracer.functions.deciding import Decide, decided
 from teola_plugin.tracer.functions.entering import called
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.filling import Filling, as_prompt
 from teola_plugin.tracer.functions.live import alive
 from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped, Walker
-from teola_plugin.tracer.functions.pure import MADE, constant, field_of, proven
+from teola_plugin.tracer.functions.pure import MADE, constant, field_of, is_small, proven
 from teola_plugin.tracer.functions.source import Definition
 from teola_plugin.tracer.functions.statements import block
 from teola_plugin.tracer.functions.values import (
@@ -29,7 +31,10 @@ from teola_plugin.tracer.functions.values import (
     Defined,
     Fields,
     Known,
+    Series,
+    Spread,
     Symbol,
+    Text,
     Unknown,
     symbol_of,
 )
@@ -57,6 +62,8 @@ class _Shared:
     objects: dict[int, tuple[str, object]] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
     """Components that compute values for others, and are of no use by themselves."""
+    decide: Decide | None = None
+    """Decides conditions on what is there already."""
 
 
 @dataclass(slots=True)
@@ -88,6 +95,10 @@ class Walk:
         if self.shared.fuel < 0:
             raise Stopped
         return evaluate(self, node)
+
+    def truth(self, test: Symbol) -> bool | None:
+        known = truth(test)
+        return decided(test, self.shared.decide) if known is None else known
 
     def block(self, statements: Sequence[ast.stmt]) -> Flow:
         return block(self, statements)
@@ -149,6 +160,8 @@ class Walk:
             return symbol
         if isinstance(symbol, Known):
             return self._code_of_object(symbol.value)
+        if isinstance(symbol, (Text, Series)) and (found := self._written(symbol)) is not None:
+            return found
         try:
             ref = None if isinstance(symbol, (Unknown, Coming)) else self.ref(symbol)
         except NotUnderstood:
@@ -157,6 +170,25 @@ class Walk:
             return None
         name = self.name_for(ref, is_ref=True)
         return Computed(ast.Name(name, ast.Load()), {name: ref})
+
+    def _written(self, symbol: Text | Series) -> Computed | None:
+        """A text or a list, put together in the expression; None where something of it is not known."""
+        items = [Known(one) if isinstance(one, str) else one for one in _parts(symbol)]
+        made = [(isinstance(one, Spread), self.code(one.of if isinstance(one, Spread) else one)) for one in items]
+        codes: list[ast.expr] = []
+        refs: dict[str, Ref] = {}
+        objects: dict[str, object] = {}
+        for spread, one in made:
+            if one is None:
+                return None
+            refs, objects = {**refs, **one.refs}, {**objects, **one.objects}
+            codes.append(ast.Starred(one.code, ast.Load()) if spread else one.code)
+        if isinstance(symbol, Series):
+            whole: ast.expr = (ast.Tuple if symbol.kind is tuple else ast.List)(codes, ast.Load())
+        else:
+            pieces = [one if isinstance(one, ast.Constant) else _called("str", one) for one in codes]
+            whole = ast.Call(ast.Attribute(ast.Constant(""), "join", ast.Load()), [ast.List(pieces, ast.Load())], [])
+        return Computed(whole, refs, objects) if is_small(whole) else None
 
     def _code_of_object(self, value: Any) -> Computed:
         written = constant(value)
@@ -311,6 +343,14 @@ def _first(node: Any) -> Any:
             node = next(iter(node.steps__.values()))
         else:
             return node
+
+
+def _parts(symbol: Text | Series) -> Sequence[Any]:
+    return symbol.pieces if isinstance(symbol, Text) else symbol.items
+
+
+def _called(name: str, value: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), [value], [])
 
 
 def _each_of(result: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -15,6 +15,7 @@ from functools import partial
 from teola_plugin.graph import INPUT, Component, Ref, Role
 from teola_plugin.tracer.draft import DERIVED, Draft, Span, Traced
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Sent, Series, Spread, Symbol, realised
+from teola_plugin.tracer.functions.deciding import Decide
 from teola_plugin.tracer.functions.live import alive
 from teola_plugin.tracer.functions.values import known_object
 from teola_plugin.tracer.langgraph.arms import begun_before_chosen
@@ -45,6 +46,8 @@ class _Lookahead:
     shape: GraphShape
     backwards: Mapping[str, frozenset[str]]
     """Arms that go round once more are not guessed at: the round before has to show that it was not enough."""
+    decide: Decide | None = None
+    """Decides conditions on the state that is there."""
     names: set[str] = field(default_factory=set)
 
     def template(self, start: NodeShape, pushed: bool) -> Traced:
@@ -68,7 +71,7 @@ class _Lookahead:
         if node.bound is None:
             made, after = NOTHING, state
         else:
-            made = visit(draft, node.bound, given, node.name)
+            made = visit(draft, node.bound, given, node.name, self.decide)
             after = self._updated(state, made, alone=not pushed)
             if before:
                 _waits(draft)
@@ -85,8 +88,11 @@ class _Lookahead:
             self._branch(draft, made.span, node, branch, after, way)
         return made.span
 
-    def _certain(self, draft: Draft, span: Span, name: str, state: _State, before: tuple[str, ...]) -> None:
-        follower = self._follower(name, before)
+    def _certain(
+        self, draft: Draft, span: Span, name: str, state: _State, before: tuple[str, ...], *, again: bool = False
+    ) -> None:
+        """`again`: it is known that the graph goes there, also where it has been there before."""
+        follower = self._follower(name, () if again and len(before) < FURTHEST else before)
         if follower is not None:
             _then(draft, span, self._visit(draft, follower, state.read(follower.reads), state, before))
 
@@ -94,7 +100,7 @@ class _Lookahead:
         self, draft: Draft, span: Span, node: NodeShape, branch: Branch, state: _State, before: tuple[str, ...]
     ) -> None:
         if branch.path is not None:
-            chosen = visit(draft, branch.path, state.read(self.shape.updates), f"{node.name}.next")
+            chosen = visit(draft, branch.path, state.read(self.shape.updates), f"{node.name}.next", self.decide)
             _then(draft, span, chosen.span)
             for sent in chosen.sent:
                 self._sent(draft, _wider(span, chosen.span), sent, state, before)
@@ -102,7 +108,7 @@ class _Lookahead:
                 return
             if chosen.goto:
                 for name in chosen.goto:
-                    self._certain(draft, chosen.span, branch.node(name), state, before)
+                    self._certain(draft, _wider(span, chosen.span), branch.node(name), state, before, again=True)
                 return
         arms = [name for name in branch.nodes if name not in self.backwards[node.name]]
         self._arms(draft, arms, state, before)
@@ -164,9 +170,10 @@ def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
         return new
     if how == "unknown" or old is UNKNOWN_VALUE:
         return UNKNOWN_VALUE
+    before = old.items if isinstance(old, Series) else (Spread(old),)
     if isinstance(new, Series):
-        return Series((Spread(old), *new.items))
-    return Series((Spread(old), new if isinstance(new, Built) else Spread(new)))
+        return Series((*before, *new.items))
+    return Series((*before, new if isinstance(new, Built) else Spread(new)))
 
 
 def _waits(draft: Draft) -> None:
@@ -185,6 +192,9 @@ def _then(draft: Draft, first: Span, second: Span) -> None:
     draft.order += [(tail, head) for tail in first.tails for head in second.heads]
 
 
-def lookahead(shape: GraphShape, node: str, *, pushed: bool) -> Traced:
-    """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`."""
-    return _Lookahead(shape, backwards(shape)).template(shape.nodes[node], pushed)
+def lookahead(shape: GraphShape, node: str, *, pushed: bool, decide: Decide | None = None) -> Traced:
+    """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`.
+
+    `decide` is asked for conditions on that input; without it, or by its None, both ways are open.
+    """
+    return _Lookahead(shape, backwards(shape), decide).template(shape.nodes[node], pushed)

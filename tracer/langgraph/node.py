@@ -13,6 +13,7 @@ from teola_plugin.graph import Attributes, Component, Ref, Role
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, Span
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Sent, Symbol, realised, walk_function
+from teola_plugin.tracer.functions.deciding import Decide
 from teola_plugin.tracer.functions.live import NO_SPAN
 from teola_plugin.tracer.functions.values import symbol_of
 from teola_plugin.tracer.langchain.trace import walk_into
@@ -35,7 +36,7 @@ class Visited:
 NOTHING = Visited()
 
 
-def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str) -> Visited:
+def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str, decide: Decide | None = None) -> Visited:
     """Adds to the draft what it will ask engines for. Never raises for what it does not understand."""
     functions = functions_of(bound)
     if functions is None:
@@ -44,7 +45,7 @@ def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str) -> 
         return Visited(span, made.items if isinstance(made, Fields) and made.base is None else None)
     func = functions.func or functions.afunc
     first = _first_argument(func)
-    walked = walk_function(func, {first: given}, draft, name, state=first) if first else None
+    walked = walk_function(func, {first: given}, draft, name, state=first, decide=decide) if first else None
     if walked is None:
         return NOTHING
     sent = (walked.value,) if isinstance(walked.value, Sent) else ()

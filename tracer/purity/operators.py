@@ -159,9 +159,20 @@ def _number(value: Value) -> float | None:
 
 
 def _plus(machine: Machine, one: Value, other: Value) -> Value:
-    sides = [v if _number(v) is None else Data(constant(MOST), count=isinstance(_number(v), int)) for v in (one, other)]
+    sides = [v if _number(v) is None else _added(_number(v)) for v in (one, other)]
     text = all(isinstance(v, (Data, Known)) and (not isinstance(v, Data) or v.text) for v in (one, other))
     return machine.made(plus(*map(size_of, sides)), text=text, count=_counts(*sides))
+
+
+def _added(number: float | None) -> Data:
+    """A small constant number, as what it adds to a count, or to the digits of another number."""
+    if isinstance(number, int):
+        return Data(constant(abs(number) + 1), count=True)
+    return Data(constant(_DIGITS))
+
+
+_DIGITS = 32
+"""More than any float has."""
 
 
 def _times(machine: Machine, one: Value, other: Value) -> Value:

@@ -38,9 +38,14 @@ def _leads(node: NodeShape, tools: Names) -> bool:
 def _held_back(shape: GraphShape, node: NodeShape, tools: Names) -> bool:
     """Whether somebody is asked in the node itself, in what chooses where it leads, in the tools' own node, or in
     another node that it may lead to."""
-    ends = {end for branch in node.branches for end in branch.nodes or shape.nodes}
-    bound = [shape.nodes[name].bound for name in {node.name, *ends, *tools} if name in shape.nodes]
+    bound = [shape.nodes[name].bound for name in {node.name, *behind(shape, node), *tools} if name in shape.nodes]
     return any(map(interrupts, (*bound, *(branch.path for branch in node.branches))))
+
+
+def behind(shape: GraphShape, node: NodeShape) -> Names:
+    """The nodes that it may lead to directly; all of them where a conditional edge does not say."""
+    chosen = (end for branch in node.branches for end in branch.nodes or shape.nodes)
+    return frozenset((*node.then, *node.joins, *chosen))
 
 
 def interrupts(obj: Any) -> bool:

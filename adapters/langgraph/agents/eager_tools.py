@@ -60,6 +60,8 @@ class EagerTools:
     """Nodes that lead to the tools directly."""
     nodes: Names
     """Those that run tools."""
+    returns: Names
+    """Tools whose results are shown to the model next."""
 
     def paused(self, *asked: Collection[str] | str | None) -> bool:
         """Whether the graph is to stop at one of the nodes: somebody decides there."""
@@ -78,9 +80,13 @@ def eager_tools_of(graph: Any, planner: Planner) -> EagerTools | None:
     models = approvals.models_before(shape, nodes)
     known = agent_model(graph) or react_model(graph)
     models = models if known is None else models & {known.node}  # hooks behind it are no models
+    behind = {end for name in nodes for end in approvals.behind(shape, shape.nodes[name])}
     if not models or any(found.wrapped for found in parts.values()):
         return None
-    made = EagerTools(_tools(parts.values(), planner), models, nodes)
+    again = known is not None or not models.isdisjoint(behind)
+    tools = [tool for found in parts.values() for tool in found.tools.values()] if again else []
+    returns = frozenset(tool.name for tool in tools if not tool.return_direct)
+    made = EagerTools(_tools(parts.values(), planner), models, nodes, returns)
     return None if made.paused(graph.interrupt_before_nodes, graph.interrupt_after_nodes) else made
 
 

@@ -26,6 +26,7 @@ from teola_plugin.adapters.langchain.own_models import replay
 from teola_plugin.adapters.langchain.own_models.leaf_calls import Outcome, aoutcome_of, outcome_of
 from teola_plugin.adapters.langgraph.agents.arguments import Given
 from teola_plugin.adapters.snapshots import exactly, snapshot
+from teola_plugin.observe.steps import OpenStep
 from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims import langchain as shims
@@ -120,24 +121,22 @@ def _is_streamed(config: RunnableConfig) -> bool:
     return shims.streams(callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ()))
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSpan:
-    """An early call of a tool, in the trace of its query. Its times are its own; what became of it is known later."""
+@dataclass(slots=True, eq=False)
+class EarlyStep:
+    """An early call in the trace of its query: what became of it is known later than when it ended."""
 
     run: QueryRun
-    name: str
+    step: OpenStep
+    at: float | None = None
+    """When the function ended."""
 
-    def queued(self) -> None:
-        self.run.runtime.record(lambda into, at: into.queued(self.run.id, self.name, at, kind="TOOL"))
+    def ended(self) -> None:
+        self.at = self.run.runtime.time()
 
-    def started(self) -> None:
-        self.run.runtime.record(lambda into, at: into.started(self.run.id, self.name, at))
-
-    def ended(self, outcome: str) -> None:
-        self.run.runtime.record(lambda into, at: into.done(self.run.id, self.name, at, outcome=outcome))
-
-    def settled(self, outcome: str) -> None:
-        self.run.runtime.record(lambda into, _: into.settle(self.run.id, self.name, outcome))
+    def settled(self, *, claimed: bool) -> None:
+        """Its outcome was taken, or nobody will take it."""
+        at = self.run.runtime.time() if self.at is None else self.at
+        self.run.steps.ended(self.step, at, "claimed" if claimed else "wasted", {})
 
 
 claimable: ContextVar[EarlyCall | None] = ContextVar("teola_early_tool", default=None)
@@ -156,8 +155,10 @@ class EarlyCall:
     state: _State = _State.WAITING
     stopped: bool = False
     """It has to be called in its place."""
-    span: ToolSpan | None = None
+    step: EarlyStep | None = None
     """In the trace of its query."""
+    over: bool = False
+    """The function has ended."""
     log: replay.EventLog = field(default_factory=replay.EventLog)
     outcome: Future[Outcome | None] = field(default_factory=Future)
     """None where it has to be called in its place."""
@@ -212,9 +213,7 @@ class EarlyCall:
             begins = self.state is _State.WAITING
             if begins:
                 self.state = _State.RUNNING
-        if begins:
-            self._tell(lambda span: span.started())
-        else:
+        if not begins:
             self._resolve(None)
         return begins
 
@@ -224,10 +223,13 @@ class EarlyCall:
             self.found.misplaced.set()
         fits = not self.stopped and (outcome.error is None or isinstance(outcome.error, Exception))
         with self._lock:
-            became = {_State.CLAIMED: "claimed", _State.RUNNING: "done"}.get(self.state, "wasted")
+            self.over = True
+            if self.step is not None:
+                self.step.ended()
             if not fits and self.state is _State.RUNNING:
                 self.state = _State.DROPPED
-            self._tell(lambda span: span.ended(became if fits else "wasted"))
+            if self.state is not _State.RUNNING:
+                self._settle(claimed=fits and self.state is _State.CLAIMED)
         self._resolve(outcome if fits else None)
 
     def _resolve(self, outcome: Outcome | None) -> None:
@@ -240,13 +242,13 @@ class EarlyCall:
             if self.state is _State.CLAIMED:
                 return
             self.state = _State.DROPPED
-            self._tell(lambda span: span.settled("wasted"))
+            self._settle(claimed=False)
         self.stop()
         self._resolve(None)
 
-    def _tell(self, tell: Callable[[ToolSpan], None]) -> None:
-        if self.span is not None:
-            tell(self.span)
+    def _settle(self, *, claimed: bool) -> None:
+        if self.step is not None:
+            self.step.settled(claimed=claimed)
 
     # ------------------------------------------------------------ in its place
 
@@ -257,7 +259,8 @@ class EarlyCall:
                 return False
             begun, same = self.state is _State.RUNNING, exactly(given, self.asked)
             self.state = _State.CLAIMED if same else _State.DROPPED
-            self._tell(lambda span: span.settled("claimed" if begun and same else "wasted"))
+            if self.over or not (begun and same):  # else it is known when the function ends
+                self._settle(claimed=begun and same)
         if not same:
             self.stop()
         return begun and same

@@ -7,6 +7,8 @@ asks the model next finds that beginning in the engine's cache, if it is what wa
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
@@ -19,10 +21,11 @@ from teola_plugin.requests.payloads import UNKNOWN, Prompt
 class NextPrompt:
     """Of one conversation, from an answer with calls of tools to the next call of the model. Used from any thread."""
 
-    def __init__(self, call: ModelCall, message: AIMessage) -> None:
-        self._call, self._answer = call, message
-        self._ids = [one["id"] for one in message.tool_calls]
-        self._results: dict[str | None, BaseMessage] = {}
+    def __init__(self, call: ModelCall, message: AIMessage, takes_time: Callable[[str], bool]) -> None:
+        """`takes_time`: whether a tool call that is yet to be made will."""
+        self._call, self._answer, self._takes_time = call, message, takes_time
+        self._ids = [one["id"] or "" for one in message.tool_calls]
+        self._results: dict[str, BaseMessage] = {}
         self._lock = threading.Lock()
         self._over = not keeps_prefixes(call.pool, call.engine)
         self._known = KnownBeginning(call.run, call.pool, call.engine)
@@ -51,12 +54,9 @@ class NextPrompt:
             self._known.over()
 
     def _look(self) -> None:
-        known: list[BaseMessage] = []
-        for one in self._ids:
-            if one not in self._results:
-                break
-            known.append(self._results[one])
-        if self._over or len(known) == len(self._ids):  # the model is asked at once
+        known = [self._results[one] for one in takewhile(self._results.__contains__, self._ids)]
+        left = [one for one in self._ids if one not in self._results]
+        if self._over or not any(map(self._takes_time, left)):  # the model is asked at once
             return
         try:
             prompt = self._call.prompt_with([self._answer, *known, ToolMessage(UNKNOWN, tool_call_id="")])

@@ -131,7 +131,7 @@ def test_handlers_hear_what_the_tool_calls_when_it_is_called(at: World, kind: st
 
     fast = at.fast(plain)
     assert heard(fast, at.has_run()) == heard(plain)
-    assert at.llm.came == [True] and [s.outcome for s in fast.last_trace().spans if s.kind == "TOOL"] == ["claimed"]
+    assert at.llm.came == [True] and [s.outcome for s in fast.last_trace().steps if s.early] == ["claimed"]
 
 
 def normal(events: list[Any]) -> list[Any]:
@@ -185,12 +185,12 @@ async def test_a_tool_that_is_streamed_from_inside_is_called_in_its_place(at: Wo
     at.ran.clear()
     at.writes(call("look", topic="sheep"))
     second = normal(await stream_of(fast, CONFIG))
-    assert at.ran == ["sheep"] and [s for s in fast.last_trace().spans if s.kind == "TOOL"] == []
+    assert at.ran == ["sheep"] and [s for s in fast.last_trace().steps if s.early] == []
     assert first == second == normal(await stream_of(plain, CONFIG))
     at.ran.clear()
     at.writes(call("look", topic="sheep"), at.has_run())
     await fast.ainvoke(GIVEN)
-    assert at.ran == ["sheep"] and [s.outcome for s in fast.last_trace().spans if s.kind == "TOOL"] == ["claimed"]
+    assert at.ran == ["sheep"] and [s.outcome for s in fast.last_trace().steps if s.early] == ["claimed"]
 
 
 @pytest.mark.parametrize("mode", ["updates", "values", "messages", "tasks", "debug"])

@@ -299,7 +299,8 @@ def test_an_agent(pool: EnginePool) -> None:
 def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
     note = "No pool-backed object was found and none was bound: the graph runs as it always did."
     plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain()
-    assert plain.endswith(note) and "original  model  model_node" in plain
+    assert plain.endswith(note) and "original  model  model_node" in plain and "start -> model" in plain
+    assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain()
     model = ChatTeola(pool=pool)
 
     @entrypoint()

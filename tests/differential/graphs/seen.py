@@ -83,11 +83,11 @@ def _fitting(graph: Any, turn: Turn, way: str) -> dict[str, Any]:
 
 
 def _results(results: tuple[Any, ...], case: Case, way: str, *, raced: bool) -> Any:
-    """Of a race chunks are a multiset; of a batch each result has its place. Chunks before a failure count for nothing."""
-    if not raced or "stream" not in way:
-        return results
-    if case.fails:
+    """Of a race chunks are a multiset; of a batch each result has its place."""
+    if "stream" in way and case.fails:  # how many chunks came before the failure is a race
         results = tuple(one[-1:] if isinstance(one, tuple) else one for one in results)
+    if "stream" not in way or not raced:
+        return results
     return tuple(("any order", *_sorted(one)) if isinstance(one, tuple) else one for one in results)
 
 
@@ -172,10 +172,11 @@ def first_difference(one: Any, other: Any, path: str = "") -> str:
             if a != b:
                 return first_difference(a, b, f"{path}[{i}]")
         if len(one) != len(other):
-            return f"{path}: {len(one)} and {len(other)} parts; more: {pformat((one[len(other) :] or other[len(one) :])[:3])}"
+            rest = one[len(other) :] or other[len(one) :]
+            return f"{path}: {len(one)} and {len(other)} parts; more: {pformat(rest[:3])}"
     return f"{path}:\n  {pformat(one)}\n  then\n  {pformat(other)}"
 
 
 def ways_of(case: Case) -> list[str]:
-    known = [way for way in (GRAPH if case.is_graph else RUNNABLE) if case.streams or "stream" not in way]
+    known = [way for way in (GRAPH if case.is_graph else RUNNABLE) if not case.not_by or case.not_by not in way]
     return [way for way in known if not case.only or is_async(way) == (case.only == "async")]

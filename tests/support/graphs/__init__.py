@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from support.graphs import (
     agents,
+    ahead,
     caching,
     chains,
     failures,
@@ -26,6 +27,7 @@ __all__ = ["GRAPHS", "Case", "Kit", "Turn"]
 
 _ = (
     agents,
+    ahead,
     caching,
     chains,
     failures,

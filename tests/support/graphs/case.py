@@ -33,15 +33,15 @@ class Case:
     only: Only = ""
     is_graph: bool = True
     """False for a chain with graphs in it."""
-    streams: bool = True
-    """False where the plain object gives something else at random when it streams."""
+    not_by: str = ""
+    """Ways with this in their name are left out: what the plain graph gives there is a matter of chance."""
 
 
 GRAPHS: dict[str, Case] = {}
 
 
 def case(*turns: Any, **about: Any) -> Any:
-    """Puts the builder into the table under its name. A turn is a `Turn`, or just its input; `about` as `Case` has it."""
+    """Puts the builder into the table under its name. A turn is a `Turn` or just its input; `about` as `Case` has it."""
     script = tuple(turn if isinstance(turn, Turn) else Turn(turn) for turn in turns)
 
     def listed(build: Builder) -> Builder:

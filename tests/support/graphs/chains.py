@@ -95,7 +95,7 @@ def accelerated_graph_in_a_chain(kit: Kit) -> Any:
     return {"question": RunnablePassthrough()} | kit.fast(answering(kit)) | itemgetter("answer") | kit.llm
 
 
-@case({"question": "what is with?"}, is_graph=False, races=True, streams=False)
+@case({"question": "what is with?"}, is_graph=False, races=True, not_by="stream")
 def graphs_side_by_side(kit: Kit) -> Any:
     return RunnableParallel(
         one=answering(kit, "one").with_config(tags=["left"]),

@@ -127,7 +127,7 @@ def error_handler(kit: Kit) -> Any:
     return two_nodes(kit, _fails(kit, 9, lambda: Odd("bad")), retry_policy=SOON, error_handler=handle)
 
 
-@case({"question": "too slow"}, only="async")
+@case({"question": "too slow"}, only="async", races=True)
 def node_timeout(kit: Kit) -> Any:
     llm = kit.llm
 

@@ -1,4 +1,4 @@
-"""Graphs in graphs: as a node, called in a node's function, with checkpointers of their own, accelerated by themselves."""
+"""Graphs in graphs: as nodes, called by nodes, with checkpointers of their own, accelerated by themselves."""
 
 from __future__ import annotations
 

@@ -342,6 +342,23 @@ def loops(w: World) -> dict[str, Case]:
             answer = llm.invoke(f"Refine {answer} with {d.page_content}").content
         return {"answer": answer}
 
+    def built_up(state: Any) -> Any:
+        context, sources = "Notes:\n", []
+        for i, d in enumerate(state["documents"]):
+            short = d.page_content[:12]
+            context += f"[{i}] {short} in {len(state['queries'])}\n"
+            sources.append(d.metadata.get("source", "?"))
+        pairs = []
+        for q in state["queries"]:
+            words = []
+            for letter in q:
+                words.append(letter.upper())
+            pairs.append(" ".join(words))
+        said = ""
+        for q in state["queries"]:
+            said += llm.invoke(f"{context} {', '.join(sources)} {q} {pairs[0]}").content
+        return {"answer": llm.invoke(f"Sum up: {said}").content}
+
     def retried(state: Any) -> Any:
         answer = ""
         for attempt in range(3):
@@ -372,6 +389,7 @@ def loops(w: World) -> dict[str, Case]:
 
     return {
         "grade_documents": Case(grade_documents, 3, 3),
+        "built_up": Case(built_up, 4, 4),
         "retried": Case(retried, 1, 1),
         "until_good": Case(until_good, 1, 1),
         "first_that_fits": Case(first_that_fits, 1, 1),
@@ -447,6 +465,15 @@ def conditions(w: World) -> dict[str, Case]:
             found.append(llm.invoke(f"What of {q}?").content)
         return {"answer": found}
 
+    def refused_each(state: Any) -> Any:
+        said = []
+        for q in state["queries"]:
+            check = llm.invoke(f"Is this allowed? {q}").content
+            if check != "no":
+                check = llm.invoke(f"{RULES} {q}").content
+            said.append(check)
+        return {"answer": said}
+
     def raises_first(state: Any) -> Any:
         if not state["question"]:
             raise ValueError("a question is needed")
@@ -481,6 +508,7 @@ def conditions(w: World) -> dict[str, Case]:
         "graded_route": Case(graded_route, 2, 2),
         "last_has_calls": Case(last_has_calls, 1, 1),
         "each_or_not": Case(each_or_not, 2, 2),
+        "refused_each": Case(refused_each, 6, 6),
         "raises_first": Case(raises_first, 1, 1),
         "late_and_both": Case(late_and_both, 2, 2),
         "refused": Case(refused, 2, 2),

@@ -113,6 +113,17 @@ class Beside:
     """Prompts whose beginning was prefilled."""
 
 
+def _begun(world: World, wanted: int) -> int:
+    """Requests, once there are so many; or once nothing has come for a while."""
+    found, since = world.count(), time.monotonic()
+    while found < wanted and time.monotonic() - since < 0.2:
+        time.sleep(0.002)
+        if world.count() > found:
+            found, since = world.count(), time.monotonic()
+    time.sleep(0.01)
+    return world.count()
+
+
 def beside(
     world: World,
     traced: Traced,
@@ -122,16 +133,12 @@ def beside(
     *,
     speculate: str = "auto",
 ) -> Beside:
-    """Waits for so many early requests (a second at most) before the plain function is called."""
+    """Waits for so many early requests before the plain function is called."""
     world.asked()
     plan = world.pool.plan(traced.template, traced.sizes(value), speculate=speculate)
     run = world.pool.runtime.watch(Query({"input": value}), joins=True)
     part = run.part(plan.graph, traced.calls, value)
-    until = time.monotonic() + 1.0
-    while world.count() < early and time.monotonic() < until:
-        time.sleep(0.002)
-    time.sleep(0.01)
-    begun = world.count()
+    begun = _begun(world, early)
     token = current_run.set(run)
     try:
         made = func()

@@ -220,8 +220,18 @@ def guarded(farm: World) -> Any:
     return node
 
 
+def guarded_each(farm: World) -> Any:
+    one = guarded(farm)
+
+    def node(state: Any) -> Any:
+        return {"answers": [one({"question": word}) for word in state["question"].split()]}
+
+    return node
+
+
+@pytest.mark.parametrize("make", [guarded, guarded_each])
 @pytest.mark.parametrize(("speculate", "early"), [("auto", 2), ("off", 1)])
-def test_what_may_be_chosen_is_begun_where_that_is_wanted(farm: World, speculate: str, early: int) -> None:
-    node, state = guarded(farm), {"question": "oats"}
+def test_what_may_be_chosen_is_begun_where_that_is_wanted(farm: World, make: Any, speculate: str, early: int) -> None:
+    node, state = make(farm), {"question": "oats"}
     made = beside(farm, trace_node(node, "state"), lambda: node(state), state, early, speculate=speculate)
     assert (made.early, made.wasted, sum(made.asked.values())) == (early, 0, 2)

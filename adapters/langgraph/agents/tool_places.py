@@ -1,0 +1,118 @@
+"""Where tool calls are made: what was begun for one is at hand there, and ends with it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, Protocol
+
+from langgraph.errors import GraphBubbleUp
+
+from teola_plugin.adapters.langchain.listening import current_agent
+from teola_plugin.adapters.langgraph.agents.early_calls import claimable
+from teola_plugin.adapters.langgraph.agents.heard_answer import HeardAnswer
+from teola_plugin.runtime.context import current_place, placed
+from teola_plugin.runtime.query_run import QueryRun
+
+
+class Agent(Protocol):
+    """Whose tools run."""
+
+    run: QueryRun
+
+    def answer_of(self, tool_call: str) -> HeardAnswer | None: ...
+
+
+tools_of: ContextVar[Agent | None] = ContextVar("teola_tools_of", default=None)
+"""The agent whose tools run here."""
+
+
+def around(run_one: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs one tool call of a tool node, with what was begun for it at hand."""
+
+    def run(call: Any, *args: Any, **kwargs: Any) -> Any:
+        with _place(call) as told:
+            result = run_one(call, *args, **kwargs)
+            told(result)
+            return result
+
+    return run
+
+
+def in_loop(run_one: Callable[..., Any]) -> Callable[..., Any]:
+    """`around` for a loop."""
+
+    async def run(call: Any, *args: Any, **kwargs: Any) -> Any:
+        with _place(call) as told:
+            result = await run_one(call, *args, **kwargs)
+            told(result)
+            return result
+
+    return run
+
+
+@contextmanager
+def _place(call: Any) -> Iterator[Callable[[Any], None]]:
+    """The place of a tool call: its function finds what was begun for it, and what it calls is nobody's model node."""
+    agent, called = tools_of.get(), call if isinstance(call, dict) else {}
+    name = called.get("id") or ""
+    answer = agent.answer_of(name) if agent is not None else None
+    found = answer.begun(name) if answer is not None else None
+    results: list[Any] = []
+    with _step(agent, called), nobody(), during(claimable, found.early if found is not None else None):
+        try:
+            yield results.append
+        finally:
+            if answer is not None:
+                _safely(lambda: answer.ended(name, results[0] if results else None))
+
+
+@contextmanager
+def _step(agent: Agent | None, call: Mapping[str, Any]) -> Iterator[None]:
+    """The call in the trace of its query."""
+    if agent is None:
+        yield
+        return
+    step, outcome = agent.run.step_began("tool", str(call.get("name", ""))), "failed"
+    try:
+        with placed(replace(current_place.get(), step=step)):
+            yield
+        outcome = "done"
+    except GraphBubbleUp:  # an interrupt, a command for the graph around
+        outcome = "interrupted"
+        raise
+    finally:
+        agent.run.step_ended(step, outcome)
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """What is called in the body belongs to no agent: models are not listened to, tools find nothing."""
+    with during(current_agent, None), during(tools_of, None):
+        yield
+
+
+@contextmanager
+def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """The variable has this value in the body."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # a generator may be closed in another context than it began in
+            variable.reset(token)
+
+
+def _safely(does: Callable[[], None]) -> None:
+    try:
+        does()
+    except Exception as error:
+        logging.getLogger("teola_plugin").warning(
+            "what was begun early for a tool is left alone (%s is a bug of teola-plugin: please report it)",
+            type(error).__name__,
+            exc_info=error,
+        )

@@ -1,0 +1,45 @@
+"""The two sides of a comparison: graphs as they are, and accelerated ones, each with a pool of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from differential.graphs.seen import Seen, see
+from support.books import Books, watch
+from support.graphs import Case, Kit
+from support.graphs.kit import TEXTS, engines
+
+from teola_plugin import accelerate
+from teola_plugin.engines.fake.base import FakeEngine
+from teola_plugin.pool import EnginePool
+
+
+@dataclass(frozen=True)
+class Side:
+    pool: EnginePool
+    books: Books
+    accelerated: bool
+
+    def fast(self, made: Any) -> Any:
+        """As this side has it."""
+        return accelerate(made, pool=self.pool) if self.accelerated else made
+
+    def kit(self) -> Kit:
+        return Kit(self.pool, self.fast)
+
+    def see(self, case: Case, way: str, graphs: Sequence[Any] | None = None, kit: Kit | None = None) -> Seen:
+        """A run of a graph made of a fresh kit, or of `graphs` in turn."""
+        kit = kit or self.kit()
+        return see(kit, case, way, self.books, graphs or [self.fast(case.build(kit))])
+
+
+@contextmanager
+def side(accelerated: bool, made: Sequence[FakeEngine] = ()) -> Iterator[Side]:
+    with EnginePool.local(list(made) or engines()) as pool:
+        books = Books()
+        watch(pool, [pool.engine(name) for name in pool.engine_names], books)
+        Kit(pool).documents.add_texts(TEXTS)
+        yield Side(pool, books, accelerated)
