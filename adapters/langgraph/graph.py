@@ -85,7 +85,7 @@ class AcceleratedGraph:
 
     def _started(self, config: RunnableConfig | None) -> StartedCall:
         """A query of its own, or none where there is no pool. Raises `RegistrationError` for terms without sense."""
-        merged = merge_configs(self.config, config)  # type: ignore[attr-defined]
+        merged = _merged(self.config, config)  # type: ignore[attr-defined]
         asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
         if self._teola.pool is not None:
             try:
@@ -154,6 +154,14 @@ class _Inner:
         pass
 
     cancel = close
+
+
+def _merged(*configs: RunnableConfig | None) -> RunnableConfig:
+    """Empty where they cannot be merged: the plain graph says what is wrong with them."""
+    try:
+        return merge_configs(*configs)
+    except Exception:
+        return {}
 
 
 def plain(graph: Any) -> Any:

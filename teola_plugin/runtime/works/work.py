@@ -249,9 +249,11 @@ def more_urgent(one: Terms, other: Terms) -> Terms:
     """The terms under which a work goes that both want: the earlier deadline and goal, the greater weight and depth."""
     if one == other:
         return one
+    first = other if other.depth > one.depth else one
+    if (one.deadline, one.goal, one.weight) == (other.deadline, other.goal, other.weight):
+        return first
     deadlines = [t.deadline for t in (one, other) if t.deadline is not None]
     goals = [t.goal for t in (one, other) if t.goal is not None]
-    first = other if other.depth > one.depth else one
     return replace(
         first,
         deadline=min(deadlines, default=None),

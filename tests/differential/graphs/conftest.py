@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -18,3 +19,11 @@ def sooner() -> Iterator[Side]:
     """Every graph accelerated."""
     with side(accelerated=True) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_fell_back(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """An equal result may be one that the accelerator had no part in: it would have said so."""
+    yield
+    said = [one for one in caplog.records if one.name.startswith("teola_plugin") and one.levelno >= logging.WARNING]
+    assert not said, [one.getMessage() for one in said]

@@ -16,6 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.tracers.log_stream import RunLogPatch
+from langgraph.types import PregelTask
 from pydantic import BaseModel
 
 _IDS = re.compile(
@@ -51,6 +52,8 @@ def plain(value: Any) -> Any:
             return _fields(value, value.__dict__)
         case Mapping():
             return {str(plain(key)): plain(one) for key, one in value.items() if key not in _UNCOUNTED}
+        case PregelTask():
+            return _fields(value, {**value._asdict(), "result": unnamed(plain(value.result))})
         case tuple() if hasattr(value, "_fields"):
             return _fields(value, value._asdict())
         case list() | tuple():
@@ -68,6 +71,17 @@ def plain(value: Any) -> Any:
 
 def _fields(value: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     return {"": type(value).__name__, **{key: plain(one) for key, one in known.items() if key not in _UNCOUNTED}}
+
+
+def unnamed(value: Any) -> Any:
+    """Without the ids of messages: a reducer gives them while another thread saves what was written."""
+    match value:
+        case dict():
+            known = {key: unnamed(one) for key, one in value.items()}
+            return {**known, "id": "?"} if str(value.get("")).endswith("Message") else known
+        case tuple():
+            return tuple(map(unnamed, value))
+    return value
 
 
 def error(found: BaseException) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pprint import pformat
 from typing import Any
 
-from differential.graphs.plain import Names, plain
+from differential.graphs.plain import Names, plain, unnamed
 from differential.graphs.recorder import Recorder
 from differential.graphs.ways import GRAPH, RUNNABLE, is_async
 from langgraph.pregel import Pregel
@@ -99,15 +99,14 @@ def _state(graph: Any) -> Any:
     if not isinstance(graph, Pregel) or not graph.checkpointer:
         return None
     try:
-        snapshots = [graph.get_state(THREAD, subgraphs=True), *graph.get_state_history(THREAD)]
+        return states(graph, THREAD)
     except Exception as error:
         return plain(error)
-    return plain(
-        [
-            one._replace(tasks=[task._replace(result=unnamed(plain(task.result))) for task in one.tasks])
-            for one in snapshots
-        ]
-    )
+
+
+def states(graph: Any, config: Any) -> Any:
+    """The last state with those of subgraphs, and all before it."""
+    return plain([graph.get_state(config, subgraphs=True), *graph.get_state_history(config)])
 
 
 def saved(kit: Kit) -> Any:
@@ -128,17 +127,6 @@ def saved(kit: Kit) -> Any:
         plain([one.config, one.checkpoint, one.metadata, one.parent_config, unnamed(plain(one.pending_writes))])
         for one in found
     )
-
-
-def unnamed(value: Any) -> Any:
-    """Without the ids of messages: a reducer gives them while another thread saves what was written."""
-    match value:
-        case dict():
-            known = {key: unnamed(one) for key, one in value.items()}
-            return {**known, "id": "?"} if str(value.get("")).endswith("Message") else known
-        case tuple():
-            return tuple(map(unnamed, value))
-    return value
 
 
 def _remembered(kit: Kit) -> Any:

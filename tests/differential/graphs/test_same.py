@@ -10,12 +10,11 @@ from differential.graphs.sides import Side
 from support.graphs import GRAPHS
 
 CORE = ("invoke", "ainvoke", "stream all subgraphs")
-SHARE = 2
-"""Of the other ways each graph goes so many here, and all of them in `make test-all`."""
+SHARE = 1
+"""Of the other ways so many for each graph; all of them in `make test-all`."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:astream_events version='v1' is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:create_react_agent has been moved:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This API is in beta"),  # as_tool
     pytest.mark.filterwarnings("ignore:The v3 streaming protocol on Pregel is experimental"),
 ]
@@ -37,13 +36,14 @@ def test_same(name: str, way: str, plainly: Side, sooner: Side) -> None:
 
 
 RESUMED = [name for name, case in GRAPHS.items() if len(case.turns) > 1 and case.is_graph and case.only != "async"]
+HALF = [(name, ("plain", "accelerated")[at % 2]) for at, name in enumerate(RESUMED)]
+REST = [(name, ("accelerated", "plain")[at % 2]) for at, name in enumerate(RESUMED)]
 
 
-@pytest.mark.parametrize("first", ["plain", "accelerated"])
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(("name", "first"), [*HALF, *(pytest.param(*one, marks=pytest.mark.long) for one in REST)])
 def test_one_resumes_what_the_other_began(name: str, first: str, plainly: Side, sooner: Side) -> None:
     """Turn by turn the other graph: each reads the other's checkpoints, pending writes, caches and stores."""
-    case, way = GRAPHS[name], "ainvoke" if first == "plain" and GRAPHS[name].only != "sync" else "invoke"
+    case, way = GRAPHS[name], "invoke" if GRAPHS[name].only == "sync" or len(name) % 2 else "ainvoke"
     kit = sooner.kit()
     two = [case.build(kit), sooner.fast(case.build(kit))]
     crossed = sooner.see(case, way, two if first == "plain" else two[::-1], kit)

@@ -12,13 +12,13 @@ from langchain_core.tools import tool
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import CachePolicy, Send, interrupt
 from pydantic import BaseModel
+from typing_extensions import TypedDict
+
 from support.books import POISON
 from support.graphs.agents import passages
 from support.graphs.case import Turn, case
 from support.graphs.kit import Kit, called, joined
 from support.graphs.middleware import APPROVED, REJECTED
-from typing_extensions import TypedDict
-
 from teola_plugin.langchain import TeolaVectorStore, read_only
 
 
@@ -58,7 +58,9 @@ def independent_steps(kit: Kit) -> Any:
         return {"context": "\n".join(d.page_content for d in retriever.invoke(state["question"]))}
 
     def four(state: State) -> dict[str, Any]:
-        text = "Answer {} with {} and {}: {}".format(state["first"], state["second"], state["context"], state["question"])
+        text = "Answer {} with {} and {}: {}".format(
+            state["first"], state["second"], state["context"], state["question"]
+        )
         return {"answer": llm.invoke(text).content}
 
     return in_a_row(one, two, three, four, checkpointer=kit.saver)
@@ -80,7 +82,7 @@ def independent_async_steps(kit: Kit) -> Any:
 
 @case(Turn({"question": "old", "words": ["a", "b"]}, options={"durability": "sync"}))
 def changed_in_between(kit: Kit) -> Any:
-    """The second node's question is another than it was when the first began; so are words, which are changed in place."""
+    """The second node has another question than there was when the first began; words are changed in place."""
     llm = kit.llm
 
     def change(state: State) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def written_before_it_is_searched(kit: Kit) -> Any:
     return in_a_row(store, search, forget, answer)
 
 
-@case(QUESTION, QUESTION, {"question": "another"})
+@case(QUESTION, QUESTION, {"question": "another"}, not_by="batch")
 def cached_and_ahead(kit: Kit) -> Any:
     """What is in the node cache is not asked for."""
     llm = kit.llm
@@ -284,8 +286,9 @@ def _read_only_tools(kit: Kit) -> list[Any]:
     @tool
     def look(at: str) -> str:
         """Looks."""
-        kit.note(f"look {at}")
-        return f"{joined(retriever.invoke(at))} {llm.invoke(f'sum up {at}').text}"
+        found = f"{joined(retriever.invoke(at))} {llm.invoke(f'sum up {at}').text}"
+        kit.note(f"look {at}")  # at its end: one that was stopped has not looked
+        return found
 
     @read_only
     @tool
@@ -334,7 +337,8 @@ def async_read_only_tools(kit: Kit) -> Any:
     @tool
     async def look(at: str) -> str:
         """Looks."""
+        found = (await llm.ainvoke(f"look at {at}")).text
         kit.note(f"look {at}")
-        return (await llm.ainvoke(f"look at {at}")).text
+        return found
 
     return create_agent(kit.agent, [look, passages(kit)], checkpointer=kit.saver)

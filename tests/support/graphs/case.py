@@ -41,7 +41,7 @@ GRAPHS: dict[str, Case] = {}
 
 
 def case(*turns: Any, **about: Any) -> Any:
-    """Puts the builder into the table under its name. A turn is a `Turn` or just its input; `about` as `Case` has it."""
+    """Puts the builder into the table by its name. A turn: a `Turn`, or just its input; `about`: as `Case` has it."""
     script = tuple(turn if isinstance(turn, Turn) else Turn(turn) for turn in turns)
 
     def listed(build: Builder) -> Builder:

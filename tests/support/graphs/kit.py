@@ -40,7 +40,7 @@ def called(name: str, **arguments: Any) -> str:
 
 
 def obedient(prompt: Prompt, sampling: Sampling) -> str:
-    """Makes the calls that the newest message speaks of; else says what the usual fake says. A function of the prompt."""
+    """Makes the calls that the newest message speaks of; else says what the usual fake does."""
     newest = prompt.messages[-1].content if prompt.messages else prompt.text
     if POISON in newest:
         raise ValueError("poisoned")

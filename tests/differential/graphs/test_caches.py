@@ -1,0 +1,113 @@
+"""One node cache that several graphs share: each finds what it stored itself, and nothing of another node's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from differential.graphs.plain import Names, plain
+from differential.graphs.sides import Side
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, StateGraph
+from langgraph.types import CachePolicy
+from support.graphs import Kit
+from support.graphs.caching import State, cached_answer
+from support.graphs.kit import joined
+
+QUESTION = {"question": "what is a class?"}
+WAYS = ("invoke", "stream")
+
+
+def _called(graph: Any, way: str) -> Any:
+    return graph.invoke(QUESTION) if way == "invoke" else list(graph.stream(QUESTION, stream_mode="debug"))
+
+
+def _keys(kit: Kit) -> Any:
+    """What the cache knows: the identity of the node, and the key of its input."""
+    return {namespace: sorted(entries) for namespace, entries in kit.cache._cache.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("first", ["plain", "accelerated"])
+def test_plain_and_accelerated_answer_each_other(first: str, way: str, sooner: Side) -> None:
+    """They are one graph: the second does not run the node again."""
+    kit = sooner.kit()
+    made = cached_answer(kit)
+    two = [made, sooner.fast(made)]
+    before, after = [_called(graph, way) for graph in (two if first == "plain" else two[::-1])]
+    assert kit.done == {"model ran": 1}
+    if way == "invoke":
+        assert after == before
+
+
+def _other(kit: Kit) -> Any:
+    """Another function of the same name, in a graph of the same shape."""
+    retriever = kit.retriever
+
+    def say(state: State) -> dict[str, Any]:
+        kit.note("retriever ran")
+        return {"said": [joined(retriever.invoke(state["question"]))]}
+
+    graph = StateGraph(State)
+    graph.add_node(say, cache_policy=CachePolicy())
+    graph.add_edge(START, "say")
+    return graph.compile(cache=kit.cache)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nodes_of_one_name_do_not_answer_each_other(way: str, plainly: Side, sooner: Side) -> None:
+    """The trap: what stands before a node must not be what the cache knows it by."""
+    found = []
+    for side in (plainly, sooner):
+        kit = side.kit()
+        results = [_called(side.fast(make(kit)), way) for make in (cached_answer, _other, cached_answer, _other)]
+        assert kit.done == {"model ran": 1, "retriever ran": 1}
+        found.append((Names(raced=True)(plain(results)), _keys(kit)))
+    assert found[0] == found[1]
+
+
+def test_chains_that_are_nodes_are_known_alike(plainly: Side, sooner: Side) -> None:
+    """Of a chain the cache knows less than of a function: the same less."""
+
+    def made(kit: Kit) -> Any:
+        graph = StateGraph(State)
+        chain = (lambda state: state["question"]) | kit.llm | (lambda message: {"said": [message.content]})
+        graph.add_node("say", chain, cache_policy=CachePolicy())
+        graph.add_edge(START, "say")
+        return graph.compile(cache=kit.cache)
+
+    kits = [plainly.kit(), sooner.kit()]
+    for kit, side in zip(kits, (plainly, sooner), strict=True):
+        _called(side.fast(made(kit)), "invoke")
+    assert _keys(kits[0]) == _keys(kits[1])
+
+
+def test_clearing_a_cache(plainly: Side, sooner: Side) -> None:
+    for side in (plainly, sooner):
+        kit = side.kit()
+        graph = side.fast(cached_answer(kit))
+        _called(graph, "invoke")
+        graph.clear_cache(["say"])
+        assert not any(_keys(kit).values())
+        _called(graph, "invoke")
+        assert kit.done == {"model ran": 2}
+
+
+@pytest.mark.parametrize("first", ["plain", "accelerated"])
+def test_tasks_share_a_cache(first: str, sooner: Side) -> None:
+    kit = sooner.kit()
+    llm = kit.llm
+
+    @task(cache_policy=CachePolicy())
+    def ask(text: str) -> str:
+        kit.note("asked")
+        return str(llm.invoke(text).content)
+
+    @entrypoint(cache=kit.cache)
+    def workflow(text: str) -> str:
+        return ask(text).result()
+
+    two = [workflow, sooner.fast(workflow)]
+    one, other = two if first == "plain" else two[::-1]
+    assert one.invoke("x") == other.invoke("x")
+    assert kit.done == {"asked": 1}

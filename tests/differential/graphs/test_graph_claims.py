@@ -1,0 +1,49 @@
+"""That the comparison is one: in the accelerated graphs work begins early, and most of it is claimed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+
+import pytest
+from differential.graphs.sides import side
+from differential.graphs.ways import RUNNABLE
+from support.graphs import GRAPHS
+
+from teola_plugin.observe.spans import QueryTrace
+
+pytestmark = pytest.mark.filterwarnings("ignore:create_react_agent has been moved:DeprecationWarning")
+
+AHEAD = (
+    "adaptive_router", "agent", "agent_with_read_only_tools", "asks_once", "async_read_only_tools", "async_rag",
+    "cached_node", "chain_called_in_a_node", "changed_in_between", "commands", "conditional_edges", "corrective_rag",
+    "counted_rounds", "decided_early", "deferred_node", "early_work_fails", "independent_async_steps",
+    "independent_steps", "parallel_tool_calls", "react_agent", "retried_until_it_works",
+    "waiting_edge", "ways_to_ask", "written_before_it_is_searched",
+)  # fmt: skip
+"""Graphs of which something is known before its node runs, or as it begins."""
+
+
+def _by(trace: QueryTrace) -> Counter[str]:
+    """Engine work of a query: asked for by a graph and used, by a graph in vain, by the nodes alone."""
+    found: Counter[str] = Counter()
+    for span in trace.spans:
+        if span.engine and ".call#" in span.primitive:
+            found["by nodes"] += 1
+        elif span.engine:
+            found["in vain" if span.unused else "early"] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_work_begins_early_and_is_claimed(name: str) -> None:
+    case, found = GRAPHS[name], Counter[str]()
+    with side(accelerated=True) as sooner:
+        graph = sooner.fast(case.build(sooner.kit()))
+        way = RUNNABLE["ainvoke" if case.only == "async" else "invoke"]
+        for turn in case.turns:
+            with contextlib.suppress(ValueError):  # a tool of one of them fails
+                way(graph, copy.deepcopy(turn.given), {"configurable": {"thread_id": "thread"}}, **turn.options)
+            found += _by(graph.last_trace())
+    assert found["early"] > found["in vain"], found

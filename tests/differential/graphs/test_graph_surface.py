@@ -1,0 +1,154 @@
+"""An accelerated graph is a graph: what it can be asked without being called, and what becomes of its copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from differential.graphs.plain import Names, plain
+from differential.graphs.sides import Side
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.pregel import Pregel
+from support.graphs import GRAPHS
+
+from teola_plugin.errors import RegistrationError
+
+MORE = {"explain", "last_trace"}
+"""What an accelerated graph has in addition."""
+NAMES = [name for name, case in GRAPHS.items() if case.is_graph]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:create_react_agent has been moved:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This API is in beta"),  # as_tool
+]
+
+
+def _tried(ask: Any) -> Any:
+    try:
+        return Names()(plain(ask()))
+    except Exception as error:
+        return Names()(plain(error))
+
+
+def _node(one: Any) -> Any:
+    return type(one).__name__, type(one.bound).__name__, one.channels, one.triggers, one.metadata, one.tags
+
+
+def _asked(graph: Any) -> dict[str, Any]:
+    """What a graph says of itself."""
+    questions = {
+        "name": lambda: (graph.name, graph.get_name(), type(graph).__name__, type(graph).__qualname__, str(graph)),
+        "drawn": lambda: graph.get_graph().draw_mermaid(),
+        "drawn whole": lambda: graph.get_graph(xray=True).to_json(),
+        "subgraphs": lambda: [(name, type(one).__name__) for name, one in graph.get_subgraphs(recurse=True)],
+        "input": lambda: graph.get_input_jsonschema(),
+        "output": lambda: graph.get_output_jsonschema(),
+        "config": lambda: graph.get_config_jsonschema(),
+        "context": lambda: graph.get_context_jsonschema(),
+        "types": lambda: (repr(graph.InputType), repr(graph.OutputType), repr(graph.config_specs)),
+        "channels": lambda: (graph.stream_channels_list, graph.stream_channels_asis, sorted(graph.channels)),
+        "nodes": lambda: {name: _node(one) for name, one in graph.nodes.items()},
+        "triggers": lambda: graph.trigger_to_nodes,
+    }
+    return {what: _tried(ask) for what, ask in questions.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_says_of_itself(name: str, sooner: Side) -> None:
+    made = GRAPHS[name].build(sooner.kit())
+    before = dict(vars(made))
+    fast = sooner.fast(made)
+    assert isinstance(fast, type(made)) and isinstance(fast, Pregel)
+    assert _asked(fast) == _asked(made)
+    assert set(dir(fast)) - set(dir(made)) <= MORE | {n for n in dir(fast) if n.startswith("_")}
+    assert set(dir(made)) <= set(dir(fast))
+    assert {k: v for k, v in vars(fast).items() if k not in ("nodes", "_teola")} == {
+        k: v for k, v in vars(made).items() if k != "nodes"
+    }
+    assert vars(made) == before, "the original is left as it was"
+    assert fast.explain()
+
+
+async def test_what_it_says_in_async_code(plainly: Side, sooner: Side) -> None:
+    found = []
+    for side in (plainly, sooner):
+        graph = side.fast(GRAPHS["one_subgraph_for_two_nodes"].build(side.kit()))
+        subgraphs = [(name, type(one).__name__) async for name, one in graph.aget_subgraphs(recurse=True)]
+        found.append(((await graph.aget_graph(xray=True)).draw_mermaid(), subgraphs))
+    assert found[0] == found[1]
+
+
+QUESTION = {"question": "what is a class?"}
+CONFIG: Any = {"configurable": {"thread_id": "thread"}}
+
+COPIES: dict[str, Any] = {
+    "copy.copy": copy.copy,
+    "copy.deepcopy": copy.deepcopy,
+    "copy": lambda graph: graph.copy(),
+    "copy with": lambda graph: graph.copy({"name": "another"}),
+    "with_config": lambda graph: graph.with_config(tags=["more"], recursion_limit=9),
+    "with_config again": lambda graph: graph.with_config(tags=["one"]).with_config(metadata={"two": 2}),
+    "validate": lambda graph: graph.validate(),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies(name: str, plainly: Side, sooner: Side) -> None:
+    """Of the class of a graph, accelerated, and they do what the plain graph's copies do."""
+    found = []
+    for side in (plainly, sooner):
+        kit = side.kit()
+        made = _tried(lambda side=side, kit=kit: _copied(side, kit, name))
+        found.append((made, kit.saver.storage.keys()))
+    assert found[0] == found[1]
+
+
+def _copied(side: Side, kit: Any, name: str) -> Any:
+    made = COPIES[name](side.fast(GRAPHS["private_channels"].build(kit)))
+    assert isinstance(made, CompiledStateGraph)
+    assert hasattr(made, "explain") is side.accelerated
+    return made.name, made.config, made.invoke(QUESTION, CONFIG)
+
+
+def _error(call: Any) -> BaseException:
+    with pytest.raises(Exception) as caught:
+        call()
+    return caught.value
+
+
+def test_pickling_a_graph_of_functions_fails_as_it_did(plainly: Side, sooner: Side) -> None:
+    """LangGraph's own graphs cannot be pickled; with a pool the reason is said before."""
+    made = GRAPHS["private_channels"].build(plainly.kit())
+    for graph in (made, sooner.fast(made)):
+        error = _error(lambda graph=graph: pickle.dumps(graph))
+        assert isinstance(error, AttributeError | TypeError | pickle.PicklingError | RegistrationError)
+
+
+def test_attributes_that_are_set_count(plainly: Side, sooner: Side) -> None:
+    """As on the plain graph, and the original does not see them."""
+    for side in (plainly, sooner):
+        made = GRAPHS["private_channels"].build(side.kit())
+        graph = side.fast(made)
+        graph.interrupt_before_nodes = ["draft"]
+        graph.name = "another"
+        graph.invoke(QUESTION, CONFIG)
+        assert graph.get_state(CONFIG).next == ("draft",)
+        assert graph.get_name() == "another"
+        if side.accelerated:
+            assert made.name != "another" and not made.interrupt_before_nodes
+
+
+@pytest.mark.parametrize(
+    "made", ["with_retry", "with_fallbacks", "with_types", "bind", "pick", "map", "with_listeners"]
+)
+def test_what_is_made_of_it(made: str, plainly: Side, sooner: Side) -> None:
+    """Runnables made of an accelerated graph are what LangChain makes of a plain one."""
+    arguments: dict[str, Any] = {"with_fallbacks": ([],), "pick": ("answer",), "with_types": ()}
+    found = []
+    for side in (plainly, sooner):
+        one = getattr(side.fast(GRAPHS["private_channels"].build(side.kit())), made)(*arguments.get(made, ()))
+        given = [QUESTION] if made == "map" else QUESTION
+        found.append((type(one).__name__, _tried(lambda one=one, given=given: one.invoke(given, CONFIG))))
+    assert found[0] == found[1]

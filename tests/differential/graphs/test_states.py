@@ -1,0 +1,164 @@
+"""States, their history, changes to them, and travel in time: what the plain graph shows, the accelerated one shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from differential.graphs.plain import Names, plain
+from differential.graphs.seen import saved, states
+from differential.graphs.sides import Side
+from langgraph.types import Command, StateUpdate
+from support.graphs import GRAPHS, Kit
+
+CONFIG: Any = {"configurable": {"thread_id": "thread"}}
+QUESTION = {"question": "what is a class?"}
+
+Story = Callable[[Any], Any]
+"""A graph -> what is seen of it on the way."""
+STORIES: dict[str, tuple[str, Story]] = {}
+
+
+def story(name: str) -> Callable[[Story], Story]:
+    """Told with the graph of this name."""
+
+    def listed(told: Story) -> Story:
+        STORIES[told.__name__] = name, told
+        return told
+
+    return listed
+
+
+@story("stopped_before_and_after")
+def changed_at_a_stop(graph: Any) -> Any:
+    graph.invoke(QUESTION, CONFIG)
+    moved = graph.update_state(CONFIG, {"context": "mine", "said": ["by me"]})
+    return moved, graph.get_state(CONFIG), graph.invoke(None, CONFIG), graph.invoke(None, CONFIG)
+
+
+@story("stopped_before_and_after")
+def changed_in_the_name_of_a_node(graph: Any) -> Any:
+    """Its edges lead on from there."""
+    graph.update_state(CONFIG, {"question": "from nothing", "context": "mine"}, as_node="find")
+    first = graph.get_state(CONFIG).next
+    graph.update_state(CONFIG, {"said": ["told"]}, as_node="ask")
+    return first, graph.get_state(CONFIG).next, graph.invoke(None, CONFIG)
+
+
+@story("conditional_edges")
+def changed_several_times_at_once(graph: Any) -> Any:
+    graph.invoke({"question": "short"}, CONFIG)
+    first = [StateUpdate({"question": "another", "trail": ["a"]}, "short"), StateUpdate({"trail": ["b"]}, "long")]
+    graph.bulk_update_state(CONFIG, [first, [StateUpdate({"trail": ["c"]}, "short")]])
+    return graph.get_state(CONFIG), graph.invoke(None, CONFIG)
+
+
+@story("reducers")
+def replayed(graph: Any) -> Any:
+    """From every checkpoint of the past: what comes behind it runs again."""
+    graph.invoke(QUESTION, CONFIG)
+    past = list(graph.get_state_history(CONFIG))
+    return [graph.invoke(None, state.config) for state in past], len(list(graph.get_state_history(CONFIG)))
+
+
+@story("corrective_rag")
+def forked(graph: Any) -> Any:
+    """A past state is changed, and goes on as another branch of history."""
+    graph.invoke(QUESTION, CONFIG)
+    (before,) = [state for state in graph.get_state_history(CONFIG) if state.next == ("grade",)][-1:]
+    fork = graph.update_state(before.config, {"question": "another question"})
+    forked = list(graph.stream(None, fork, stream_mode="debug"))
+    return forked, graph.get_state(CONFIG), list(graph.get_state_history(CONFIG))
+
+
+@story("asks_in_a_subgraph")
+def changed_in_a_subgraph(graph: Any) -> Any:
+    graph.invoke(QUESTION, CONFIG)
+    task = graph.get_state(CONFIG, subgraphs=True).tasks[0]
+    graph.update_state(task.state.config, {"question": "deep inside"})
+    inner = graph.get_state(task.state.config)
+    return inner.values, inner.next, graph.invoke(Command(resume="go on"), CONFIG)
+
+
+@story("asks_once")
+def answered_from_the_past(graph: Any) -> Any:
+    """The same question is answered twice, the second time in its own past."""
+    graph.invoke(QUESTION, CONFIG)
+    asked = graph.get_state(CONFIG)
+    first = graph.invoke(Command(resume="one"), CONFIG)
+    second = graph.invoke(Command(resume="two"), asked.config)
+    return first, second, graph.get_state(CONFIG).values
+
+
+@story("chat_with_memory")
+def history_in_parts(graph: Any) -> Any:
+    for text in ("one", "two", "three"):
+        graph.invoke({"messages": text}, CONFIG)
+    everything = list(graph.get_state_history(CONFIG))
+    some = list(graph.get_state_history(CONFIG, limit=2))
+    older = list(graph.get_state_history(CONFIG, before=everything[3].config))
+    steps = list(graph.get_state_history(CONFIG, filter={"step": 1}))
+    return everything, [len(found) for found in (some, older, steps)]
+
+
+@story("plan_and_execute")
+def threads_apart(graph: Any) -> Any:
+    other: Any = {"configurable": {"thread_id": "other"}}
+    graph.invoke({"goal": "a house"}, CONFIG)
+    graph.invoke({"goal": "a boat"}, other)
+    graph.update_state(other, {"goal": "a plane", "todo": ["wings"]}, as_node="plan")
+    return graph.get_state(CONFIG).values, graph.invoke(None, other), len(list(graph.get_state_history(other)))
+
+
+@story("agent")
+def agent_with_another_past(graph: Any) -> Any:
+    """What the model said is replaced before the tools run, then the run goes on."""
+    given = dict(GRAPHS["agent"].turns[0].given)
+    graph.invoke(given, CONFIG, interrupt_before=["tools"])
+    message = graph.get_state(CONFIG).values["messages"][-1]
+    message.tool_calls[0]["args"] = {"a": 40, "b": 2}
+    graph.update_state(CONFIG, {"messages": [message]})
+    return graph.invoke(None, CONFIG)
+
+
+def _told(side: Side, name: str, read_by: Any = None) -> Any:
+    builder, told = STORIES[name]
+    kit = side.kit()
+    made = GRAPHS[builder].build(kit)
+    side.books.clear()
+    names = Names()
+    seen = names(plain(told(side.fast(made))))
+    last = made if read_by is None else read_by(made)
+    return seen, names(states(last, CONFIG)), names(saved(kit)), kit.done, side.books.asked.copy()
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_stories(name: str, plainly: Side, sooner: Side) -> None:
+    """What the accelerated graph wrote is read by the plain one."""
+    assert _told(sooner, name) == _told(plainly, name)
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_the_accelerated_graph_reads_what_the_plain_one_wrote(name: str, plainly: Side, sooner: Side) -> None:
+    assert _told(plainly, name, read_by=sooner.fast) == _told(plainly, name)
+
+
+async def _async_story(graph: Any) -> Any:
+    await graph.ainvoke(QUESTION, CONFIG)
+    moved = await graph.aupdate_state(CONFIG, {"context": "mine"})
+    await graph.abulk_update_state(CONFIG, [[StateUpdate({"context": "theirs"}, "find")]])
+    past = [state async for state in graph.aget_state_history(CONFIG)]
+    end = await graph.ainvoke(None, CONFIG)
+    again = await graph.ainvoke(None, past[-2].config)
+    return moved, await graph.aget_state(CONFIG, subgraphs=True), past, end, again
+
+
+async def test_states_in_async_code(plainly: Side, sooner: Side) -> None:
+    found = []
+    for side in (plainly, sooner):
+        kit: Kit = side.kit()
+        told = await _async_story(side.fast(GRAPHS["stopped_before_and_after"].build(kit)))
+        names = Names()
+        found.append((names(plain(told)), names(saved(kit))))
+    assert found[0] == found[1]
