@@ -1,35 +1,48 @@
 """A RAG agent of `create_agent`, accelerated by one line. It stays a graph: streams, checkpoints, `get_state`.
 
+While the model still writes, what it has asked for already is looked up: by engines of the pool, and by tools that are
+declared to change nothing.
+
     python examples/09_langgraph_agent.py
 
 prints, with fake engines::
 
-    plain        1.20 s
-    accelerated  1.20 s
+    plain        2.44 s
+    accelerated  1.95 s
     same messages: True
     stays a CompiledStateGraph: True
-    streamed:    ['model', 'tools', 'model']
+    streamed:    ['model', 'tools', 'tools', 'model']
 """
 
+import json
 import time
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import wrap_model_call
-from langchain_core.tools import create_retriever_tool
+from langchain_core.tools import create_retriever_tool, tool
 from langgraph.graph.state import CompiledStateGraph
 
 from teola_plugin import EnginePool, accelerate
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeStore
 from teola_plugin.engines.profiles import rtx3090
-from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore
+from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore, read_only
 
 
-@wrap_model_call
-def look_it_up_first(request: Any, handler: Any) -> Any:
-    """The fake model calls a tool where it must, and only there."""
-    looked = any(message.type == "tool" for message in request.messages)
-    return handler(request.override(tool_choice="none" if looked else "search_farm"))
+def says(prompt: Any, sampling: Any) -> str:
+    """The fake model: two calls of tools, then an answer."""
+    if any(message.role == "tool" for message in prompt.messages):
+        return "Lambs eat oats and ivy. It rains, so they eat them under a roof."
+    weather = {"name": "weather", "arguments": {"place": "the farm"}}
+    search = {"name": "search_farm", "arguments": {"query": "what lambs eat when it rains"}}
+    return "\n".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in (weather, search))
+
+
+@read_only
+@tool
+def weather(place: str) -> str:
+    """The weather at a place."""
+    time.sleep(0.5)
+    return f"It rains at {place}."
 
 
 def agent(pool: EnginePool) -> CompiledStateGraph:
@@ -37,8 +50,7 @@ def agent(pool: EnginePool) -> CompiledStateGraph:
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="farm")
     store.add_texts(["Oats are sown in spring.", "Ivy climbs walls.", "Lambs eat oats and ivy."])
     search = create_retriever_tool(store.as_retriever(), "search_farm", "Search what is known of the farm.")
-    rules = "Answer with the passages that you find, and with nothing else. " * 30
-    return create_agent(ChatTeola(pool=pool), [search], system_prompt=rules, middleware=[look_it_up_first])
+    return create_agent(ChatTeola(pool=pool), [weather, search], system_prompt="Look things up before you answer.")
 
 
 def timed(label: str, graph: CompiledStateGraph, given: dict[str, Any]) -> list[tuple[str, str]]:
@@ -48,11 +60,14 @@ def timed(label: str, graph: CompiledStateGraph, given: dict[str, Any]) -> list[
     return [(message.type, message.text) for message in messages]
 
 
-with EnginePool.local(fake_engines(rtx3090())) as pool:
+machine = rtx3090()
+llm, embedder = FakeLLM("llm", machine["llm"], says), FakeEmbedder("embedder", machine["embedder"])
+with EnginePool.local([llm, embedder, FakeStore("store", machine["store"])]) as pool:
     graph = agent(pool)
     fast = accelerate(graph)  # the one line
-    given = {"messages": [("user", "What do lambs eat?")]}
-    graph.invoke({"messages": [("user", "warm up")]})
+    given = {"messages": [("user", "What do lambs eat today?")]}
+    for one in (graph, fast):
+        one.invoke({"messages": [("user", "warm up")]})
     pool.reset()
     plain = timed("plain", graph, given)
     pool.reset()

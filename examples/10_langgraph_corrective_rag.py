@@ -4,8 +4,8 @@
 
 prints, with fake engines::
 
-    plain        1.20 s
-    accelerated  1.20 s
+    plain        3.39 s
+    accelerated  2.95 s
     same state: True
 """
 

@@ -26,6 +26,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "adapters/langchain": ("langchain",),
     "adapters/langgraph": ("langgraph",),
     "adapters/llamaindex": ("llamaindex",),
+    "tracer/functions": ("langchain",),
     "tracer/langchain": ("langchain",),
     "tracer/langgraph": ("langgraph",),
     "tracer/purity": ("langchain",),

@@ -9,6 +9,7 @@ for what `upstream_suites.py` declares with a reason. Everything lands in out/up
     make test-upstream ARGS="--suites langgraph,langchain --modes default"
     make test-upstream ARGS="--suites langgraph --tests tests/test_state.py --names"
     make test-upstream ARGS="--suites langchain-core --tests tests/unit_tests"     all of its tests
+    make test-upstream ARGS="--suites langgraph --tests tests"                     all of its tests
 """
 
 from __future__ import annotations

@@ -23,8 +23,11 @@ def read_only(tool: T) -> T:
         def weather(city: str) -> str: ...
 
     In an accelerated agent its function may run as soon as the model has written the call, while the rest of the answer
-    is still being written; it runs once, and the agent gets that value, or that exception. `metadata` of the copy says
-    `{"teola_read_only": True}`. Raises `RegistrationError` for what is no tool.
+    is still being written; it runs once, and the agent gets that value, or that exception. Tools with functions do so
+    (`@tool`, `StructuredTool`, `Tool`); those of classes of one's own, and those that need something of their place in
+    the graph (state, store, config, the call's id, `interrupt`), run there. A function that calls others while their
+    events are streamed, too. `metadata` of the copy says `{"teola_read_only": True}`. Raises `RegistrationError` for
+    what is no tool.
     """
     if not isinstance(tool, BaseTool):
         raise RegistrationError(

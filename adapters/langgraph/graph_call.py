@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
+from teola_plugin.adapters.langgraph.agents.tool_places import nobody
 from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.adapters.langgraph.steps import Steps
 from teola_plugin.runtime.context import current_place
@@ -42,8 +43,7 @@ class GraphCall:
             around.enter_context(self.steps.node(name, place, config))
             if self.parts is not None:
                 self.parts.node_began(name, given, config)
-            if self.agent is not None:
-                around.enter_context(self.agent.in_node(name))
+            around.enter_context(nobody() if self.agent is None else self.agent.in_node(name))
             yield
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from teola_plugin.graph.graph import Graph
@@ -17,15 +18,18 @@ class Fragment:
     graph: Graph
     output: Ref
 
-    def instantiate(self, name: str, bind: dict[str, Ref], *, tentative: bool = False) -> tuple[list[Primitive], Ref]:
-        """Primitives of one instance, ids prefixed `name/`, and the ref of its output.
+    def instantiate(
+        self, name: str, bind: dict[str, Ref], *, tentative: bool = False, without: Collection[str] = ()
+    ) -> tuple[list[Primitive], Ref]:
+        """Primitives of one instance, but for those `without` which it does, ids prefixed `name/`, and the ref of its
+        output.
 
         `bind` gives the ref for every external producer the fragment reads.
         """
         child = InstancePath(name).child
         names = {primitive.id: child(primitive.id) for primitive in self.graph}
         changes = {"tentative": True} if tentative else {}
-        made = [p.rename(names, bind, **changes) for p in self.graph]
+        made = [p.rename(names, bind, **changes) for p in self.graph if p.id not in without]
         if self.output.producer in bind:
             base = bind[self.output.producer]
             return made, Ref(base.producer, base.path + self.output.path)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from teola_plugin.errors import GraphError
 from teola_plugin.graph.attributes import ATTRIBUTES
-from teola_plugin.graph.kinds import FRAGMENT_KINDS, LLM_DECODES
+from teola_plugin.graph.kinds import FRAGMENT_KINDS, IMPURE_KINDS, LLM_DECODES, PrimitiveKind
 from teola_plugin.graph.primitive import Primitive
 from teola_plugin.graph.refs import Ref
 
@@ -193,6 +193,19 @@ class Graph:
             kept.pop("above", None)
             kept.pop("ancestors", None)
             kept.pop("bits", None)
+
+    @cached_property
+    def behind_code(self) -> frozenset[str]:
+        """User code, and what cannot begin before it has ended. Without these, nothing that is left lacks a parent.
+
+        A FOLD whose first value waits for user code may be laid out before it, so all that leads there stays.
+        """
+        found: set[str] = set()
+        for p in self._order:
+            if p.kind in IMPURE_KINDS or not found.isdisjoint(self._parents[p.id]):
+                found.add(p.id)
+        folds = [name for name in found if self._by_id[name].kind is PrimitiveKind.FOLD]
+        return frozenset(found.difference(folds, *[self.ancestors[name] for name in folds]))
 
     @cached_property
     def external_reads(self) -> frozenset[str]:

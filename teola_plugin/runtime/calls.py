@@ -129,6 +129,7 @@ class PlainCalls:
             call.works.append(work)
             if work.made and isinstance(payload, SearchVector):
                 doubtful.append(number)
+                work.checking += 1
         if doubtful:
             self._spawn(self._checked(run, call, doubtful, name))
         else:
@@ -218,6 +219,7 @@ class PlainCalls:
 
     async def _checked(self, run: QueryRun, call: Call, doubtful: list[int], name: str) -> None:
         """A search is claimed only if its collection is still what it was: asked for again, from now on."""
+        claimed = [call.works[number] for number in doubtful]
         try:
             for number in doubtful:
                 if not await self._still_true(run, call, call.works[number], call.payloads[number].collection):
@@ -233,6 +235,9 @@ class PlainCalls:
         except Exception as error:
             if not call.future.done():
                 self._refuse(call, error)
+        finally:
+            for work in claimed:
+                work.checked()
 
     def _search_again(self, run: QueryRun, call: Call, number: int, name: str) -> None:
         work = call.works[number]

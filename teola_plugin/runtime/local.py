@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -187,10 +187,6 @@ class LocalRuntime:
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
         self.loop.tell(self._driver.observe, run, primitive, value)
-
-    def record(self, write: Callable[[TraceRecorder, float], None]) -> None:
-        """What runs at the client without a graph that knows of it is written into traces, with the time it is now."""
-        self.loop.tell(write, self.recorder, self.time())
 
     def close_run(self, run: QueryRun) -> None:
         if not run.closed:

@@ -28,7 +28,7 @@ class Part:
     members: str = ""
     """Leads the names of those components that are in the gang; empty for all. What comes behind them is waited for."""
     lookahead: bool = False
-    """Whether later parts adopt what it asks for."""
+    """Whether later parts adopt what it asks for. Nobody tells it of user code, so what waits for that never begins."""
     step: int = 0
     """The step of the plain object that it, or its `members`, belongs to; 0 where that is not known."""
 

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Query
-from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import OpenStep, StepLog
 from teola_plugin.runtime.context import current_place
@@ -35,8 +34,6 @@ class Runtime(Protocol):
     def call(
         self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = ..., run: QueryRun
     ) -> CallHandle: ...
-
-    def record(self, write: Callable[[TraceRecorder, float], None]) -> None: ...
 
     def close_run(self, run: QueryRun) -> None: ...
 
@@ -176,9 +173,9 @@ class QueryRun:
         `depth` is how far its end is from the end of the query, in primitives; `gang` is what it is done with, if
         others run beside it. Not given, both are those of the code that calls (`current_place`). `members` leads the
         names of those components that are in the gang, where others come behind them. `lookahead`: it runs ahead of
-        code that later parts may be begun for, too; they adopt what it has asked for, but for what their own gang has.
-        Begin the later one before closing the earlier one, so that what is under way goes on. `step`: that of its
-        `members`, for the trace; not given, that of the code that calls.
+        code that later parts may be begun for, too; they adopt what it has asked for, but for what their own gang has;
+        nobody `observe`s user code for it. Begin the later one before closing the earlier one, so that what is under
+        way goes on. `step`: that of its `members`, for the trace; not given, that of the code that calls.
         """
         self.claims = True
         place, name = current_place.get(), f"part{next(self._numbers)}"

@@ -54,9 +54,12 @@ class Expansion:
 
     def part_begun(self, query: LiveQuery, event: PartBegun) -> None:
         """The part's e-graph joins the query's."""
-        whole = Fragment(event.graph, event.graph.output)
-        made, _ = whole.instantiate(event.name, {INPUT: Ref(event.value)})
-        spliced = query.splice(made, event.graph, event.name, SINK, event.depth)
+        graph, without = event.graph, frozenset[str]() if event.told else event.graph.behind_code
+        made, _ = Fragment(graph, graph.output).instantiate(event.name, {INPUT: Ref(event.value)}, without=without)
+        spliced = query.splice(made, graph, event.name, SINK, event.depth)
+        if without:  # they are as deep as if all that they lead to were there
+            for live in spliced:
+                live.least += graph.depths[InstancePath(live.id).inside(event.name) or ""]
         if event.gang:
             _join_gang(spliced, event)
         self._spliced += spliced

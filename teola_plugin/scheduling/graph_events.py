@@ -83,6 +83,8 @@ class PartBegun(QueryEvent):
     """What its value is put together with that of other parts for; empty if somebody waits for it alone."""
     members: str = ""
     """Leads the names of those primitives that are in the gang; empty for all."""
+    told: bool = True
+    """Whether anybody says what its user code gives; otherwise that code, and what waits for it, is left out."""
 
 
 @dataclass(frozen=True, slots=True)

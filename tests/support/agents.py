@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,9 +28,7 @@ def agent(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:
 
 
 def react(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return create_react_agent(model, tools, prompt="Use your tools.", **options)
+    return create_react_agent(model, tools, prompt="Use your tools.", **options)
 
 
 def react_v1(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,14 +15,15 @@ from langchain_core.runnables.config import var_child_runnable_config
 
 from teola_plugin.adapters.langchain.listening import AgentListener, AnswerListener, ModelCall, current_agent
 from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
-from teola_plugin.adapters.langgraph.agents.early_calls import EarlyCall, ToolSpan
+from teola_plugin.adapters.langgraph.agents.early_calls import EarlyCall, EarlyStep
 from teola_plugin.adapters.langgraph.agents.heard_answer import HeardAnswer
 from teola_plugin.adapters.langgraph.agents.tool_places import during, tools_of
 from teola_plugin.runtime.query_run import QueryRun
 
+MOST = 16
+"""Functions of tools that run early at once: not more than a tool node runs side by side on most machines."""
 KEPT = 256
 """Answers whose tools have yet to run, or whose next prompt may still be asked for."""
-_numbers = itertools.count(1)
 _tasks: set[asyncio.Task[None]] = set()
 """Early coroutines: a loop holds its tasks weakly."""
 
@@ -38,6 +38,8 @@ class AgentCall:
         """Where coroutines of tools run; None where the graph is called without a loop."""
         self._answers: list[HeardAnswer] = []
         self._by_id: dict[str, HeardAnswer] = {}
+        self._running = 0
+        """Early functions under way."""
         self._lock = threading.Lock()
         self._closed = False
 
@@ -97,14 +99,21 @@ class AgentCall:
     def has_loop(self) -> bool:
         return self._loop is not None
 
-    def start(self, early: EarlyCall, name: str, config: RunnableConfig, *, in_loop: bool) -> None:
-        """Run a function of the tool of that name early, as its kind asks for; `config`: where the model is called."""
-        early.span = ToolSpan(self.run, f"{name}.early#{next(_numbers)}")
-        early.span.queued()
+    def start(self, early: EarlyCall, name: str, config: RunnableConfig, *, in_loop: bool) -> bool:
+        """Run a function of the tool of that name early, as its kind asks for; `config`: where the model is called.
+
+        False where too many run already.
+        """
+        with self._lock:
+            if self._running >= MOST:
+                return False
+            self._running += 1
+        early.outcome.add_done_callback(self._ended)
+        early.step = EarlyStep(self.run, self.run.step_began("tool", name, early=True))
         context = early.prepared(self._context, config, self.run, sync=not in_loop)
         if not in_loop:
             threading.Thread(target=context.run, args=(early.run,), name="teola-early-tool", daemon=True).start()
-            return
+            return True
         loop = self._loop
         assert loop is not None
 
@@ -118,6 +127,11 @@ class AgentCall:
             launch()
         else:
             _on(loop, launch)
+        return True
+
+    def _ended(self, _: Any) -> None:
+        with self._lock:
+            self._running -= 1
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 
 from teola_plugin.adapters.langchain.read_only import is_read_only
 from teola_plugin.adapters.langgraph.agents import approvals
 from teola_plugin.adapters.langgraph.agents.arguments import takes_its_place
-from teola_plugin.adapters.langgraph.agents.early_calls import Found, aclaiming, claiming
+from teola_plugin.adapters.langgraph.agents.early_calls import Found, aclaiming, claiming, is_streamed
+from teola_plugin.adapters.langgraph.agents.reach import reach
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner, ToolWork, work_of
 from teola_plugin.shims.langchain_agents import (
     ToolNodeParts,
@@ -37,7 +39,13 @@ class EagerTool:
     """Whether its function may run early."""
     reads: bool
     """Whether it changes nothing: its author says so, or it was made of a retriever."""
+    tells: bool
+    """Whether its function calls what listeners hear of."""
     found: Found = field(default_factory=Found)
+
+    def may_run_early(self, config: RunnableConfig) -> bool:
+        """Whether a call made ahead, where the model is called with this config, can be kept from who listens there."""
+        return self.runs and self.found.may_run_early(config) and not (self.tells and is_streamed(config))
 
     @property
     def function(self) -> Callable[..., Any] | None:
@@ -60,6 +68,8 @@ class EagerTools:
     """Nodes that lead to the tools directly."""
     nodes: Names
     """Those that run tools."""
+    returns: Names
+    """Tools whose results are shown to the model next."""
 
     def paused(self, *asked: Collection[str] | str | None) -> bool:
         """Whether the graph is to stop at one of the nodes: somebody decides there."""
@@ -78,9 +88,13 @@ def eager_tools_of(graph: Any, planner: Planner) -> EagerTools | None:
     models = approvals.models_before(shape, nodes)
     known = agent_model(graph) or react_model(graph)
     models = models if known is None else models & {known.node}  # hooks behind it are no models
+    behind = {end for name in nodes for end in approvals.behind(shape, shape.nodes[name])}
     if not models or any(found.wrapped for found in parts.values()):
         return None
-    made = EagerTools(_tools(parts.values(), planner), models, nodes)
+    again = known is not None or not models.isdisjoint(behind)
+    tools = [tool for found in parts.values() for tool in found.tools.values()] if again else []
+    returns = frozenset(tool.name for tool in tools if not tool.return_direct)
+    made = EagerTools(_tools(parts.values(), planner), models, nodes, returns)
     return None if made.paused(graph.interrupt_before_nodes, graph.interrupt_after_nodes) else made
 
 
@@ -91,29 +105,26 @@ def _tools(parts: Iterable[ToolNodeParts], planner: Planner) -> dict[str, EagerT
     for node in parts:
         for name, tool in node.tools.items():
             twice |= {name} & found.keys()
-            made = None if name in node.injected or _interrupts(tool) else _eager(tool, planner)
+            made = None if name in node.injected else _eager(tool, planner)
             if made is not None:
                 found[name] = made
     return {name: one for name, one in found.items() if name not in twice}
 
 
-def _interrupts(tool: BaseTool) -> bool:
-    functions = (getattr(tool, name, None) for name in ("func", "coroutine"))
-    return any(one is not None and approvals.interrupts(one) for one in functions)
-
-
 def _eager(tool: BaseTool, planner: Planner) -> EagerTool | None:
-    reads = is_read_only(tool) or retriever_of(tool) is not None
-    runs, work = _may_run(tool), work_of(tool, planner)
-    return EagerTool(tool, work, runs, reads) if reads or work is not None else None
-
-
-def _may_run(tool: BaseTool) -> bool:
-    """Whether its author says that it changes nothing, and its function takes nothing but what the model writes."""
-    if not is_read_only(tool) or type(tool) not in (StructuredTool, Tool):
-        return False
     functions = [one for name in ("func", "coroutine") if (one := getattr(tool, name, None)) is not None]
-    return not any(map(takes_its_place, functions))
+    comes_to = reach(functions)
+    if comes_to.asks:
+        return None
+    reads, work = is_read_only(tool) or retriever_of(tool) is not None, work_of(tool, planner)
+    runs = _may_run(tool, functions) and not comes_to.places
+    return EagerTool(tool, work, runs, reads, comes_to.tells) if reads or work is not None else None
+
+
+def _may_run(tool: BaseTool, functions: Iterable[Callable[..., Any]]) -> bool:
+    """Whether its author says that it changes nothing, and its functions take nothing but what the model writes."""
+    known = is_read_only(tool) and type(tool) in (StructuredTool, Tool)
+    return known and not any(map(takes_its_place, functions))
 
 
 # ------------------------------------------------------------ their places

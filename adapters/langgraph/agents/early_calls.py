@@ -26,6 +26,7 @@ from teola_plugin.adapters.langchain.own_models import replay
 from teola_plugin.adapters.langchain.own_models.leaf_calls import Outcome, aoutcome_of, outcome_of
 from teola_plugin.adapters.langgraph.agents.arguments import Given
 from teola_plugin.adapters.snapshots import exactly, snapshot
+from teola_plugin.observe.steps import OpenStep
 from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims import langchain as shims
@@ -104,7 +105,7 @@ class Found:
         """Whether a call made ahead can be kept from everybody who listens here, and limits do not forbid it."""
         known = shims.listeners_are_known() and not get_debug() and not shims.attached_by_environment()
         free = config.get("max_concurrency") is None and bool(graph_keys(config.get("configurable") or {}))
-        fits = not self.misplaced.is_set() and not (self.heard.is_set() and _is_streamed(config))
+        fits = not self.misplaced.is_set() and not (self.heard.is_set() and is_streamed(config))
         return known and free and fits
 
 
@@ -115,29 +116,28 @@ def _lending(given: Mapping[str, Any] | None, lent: _Lent) -> dict[str, Any]:
     return {**values, **dict.fromkeys(own, lent)}
 
 
-def _is_streamed(config: RunnableConfig) -> bool:
+def is_streamed(config: RunnableConfig) -> bool:
+    """Whether somebody streams what is called here."""
     callbacks = config.get("callbacks")
     return shims.streams(callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ()))
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSpan:
-    """An early call of a tool, in the trace of its query. Its times are its own; what became of it is known later."""
+@dataclass(slots=True, eq=False)
+class EarlyStep:
+    """An early call in the trace of its query: what became of it is known later than when it ended."""
 
     run: QueryRun
-    name: str
+    step: OpenStep
+    at: float | None = None
+    """When the function ended."""
 
-    def queued(self) -> None:
-        self.run.runtime.record(lambda into, at: into.queued(self.run.id, self.name, at, kind="TOOL"))
+    def ended(self) -> None:
+        self.at = self.run.runtime.time()
 
-    def started(self) -> None:
-        self.run.runtime.record(lambda into, at: into.started(self.run.id, self.name, at))
-
-    def ended(self, outcome: str) -> None:
-        self.run.runtime.record(lambda into, at: into.done(self.run.id, self.name, at, outcome=outcome))
-
-    def settled(self, outcome: str) -> None:
-        self.run.runtime.record(lambda into, _: into.settle(self.run.id, self.name, outcome))
+    def settled(self, *, claimed: bool) -> None:
+        """Its outcome was taken, or nobody will take it."""
+        at = self.run.runtime.time() if self.at is None else self.at
+        self.run.steps.ended(self.step, at, "claimed" if claimed else "wasted", {})
 
 
 claimable: ContextVar[EarlyCall | None] = ContextVar("teola_early_tool", default=None)
@@ -156,8 +156,10 @@ class EarlyCall:
     state: _State = _State.WAITING
     stopped: bool = False
     """It has to be called in its place."""
-    span: ToolSpan | None = None
+    step: EarlyStep | None = None
     """In the trace of its query."""
+    over: bool = False
+    """The function has ended."""
     log: replay.EventLog = field(default_factory=replay.EventLog)
     outcome: Future[Outcome | None] = field(default_factory=Future)
     """None where it has to be called in its place."""
@@ -169,7 +171,7 @@ class EarlyCall:
 
     def prepared(self, base: Context, config: RunnableConfig, run: Any, *, sync: bool) -> Context:
         """A context of its own to run in; `config`: where the model is called."""
-        self.log = BodyLog(self._stopper(self.found.heard) if _is_streamed(config) else None)
+        self.log = BodyLog(self._stopper(self.found.heard) if is_streamed(config) else None)
         lent = _Lent(self._stopper(self.found.misplaced))
         own: RunnableConfig = {key: config[key] for key in ("tags", "recursion_limit") if key in config}  # type: ignore
         own["configurable"] = _lending(config.get("configurable"), lent)
@@ -212,9 +214,7 @@ class EarlyCall:
             begins = self.state is _State.WAITING
             if begins:
                 self.state = _State.RUNNING
-        if begins:
-            self._tell(lambda span: span.started())
-        else:
+        if not begins:
             self._resolve(None)
         return begins
 
@@ -224,10 +224,13 @@ class EarlyCall:
             self.found.misplaced.set()
         fits = not self.stopped and (outcome.error is None or isinstance(outcome.error, Exception))
         with self._lock:
-            became = {_State.CLAIMED: "claimed", _State.RUNNING: "done"}.get(self.state, "wasted")
+            self.over = True
+            if self.step is not None:
+                self.step.ended()
             if not fits and self.state is _State.RUNNING:
                 self.state = _State.DROPPED
-            self._tell(lambda span: span.ended(became if fits else "wasted"))
+            if self.state is not _State.RUNNING:
+                self._settle(claimed=fits and self.state is _State.CLAIMED)
         self._resolve(outcome if fits else None)
 
     def _resolve(self, outcome: Outcome | None) -> None:
@@ -240,13 +243,13 @@ class EarlyCall:
             if self.state is _State.CLAIMED:
                 return
             self.state = _State.DROPPED
-            self._tell(lambda span: span.settled("wasted"))
+            self._settle(claimed=False)
         self.stop()
         self._resolve(None)
 
-    def _tell(self, tell: Callable[[ToolSpan], None]) -> None:
-        if self.span is not None:
-            tell(self.span)
+    def _settle(self, *, claimed: bool) -> None:
+        if self.step is not None:
+            self.step.settled(claimed=claimed)
 
     # ------------------------------------------------------------ in its place
 
@@ -257,7 +260,8 @@ class EarlyCall:
                 return False
             begun, same = self.state is _State.RUNNING, exactly(given, self.asked)
             self.state = _State.CLAIMED if same else _State.DROPPED
-            self._tell(lambda span: span.settled("claimed" if begun and same else "wasted"))
+            if self.over or not (begun and same):  # else it is known when the function ends
+                self._settle(claimed=begun and same)
         if not same:
             self.stop()
         return begun and same

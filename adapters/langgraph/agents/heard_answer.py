@@ -29,7 +29,7 @@ class Agent(Protocol):
     @property
     def has_loop(self) -> bool: ...
 
-    def start(self, early: EarlyCall, name: str, config: RunnableConfig, *, in_loop: bool) -> None: ...
+    def start(self, early: EarlyCall, name: str, config: RunnableConfig, *, in_loop: bool) -> bool: ...
 
     def keep(self, answer: HeardAnswer, ids: list[str]) -> None: ...
 
@@ -79,7 +79,7 @@ class HeardAnswer:
             self._begun.append(begun)
 
     def _begin(self, eager: EagerTool, begun: Begun) -> None:
-        if eager.runs and not self._others:
+        if not self._others and eager.may_run_early(self._config):
             begun.early = self._started(eager, begun)
         if begun.early is None and eager.work is not None:
             with contextlib.suppress(Exception):  # arguments that the tool does not take
@@ -89,7 +89,7 @@ class HeardAnswer:
         """The function, running with what the model wrote; None where it has to wait for its place."""
         in_loop = self._agent.has_loop and eager.coroutine is not None
         function = eager.coroutine if in_loop else eager.function
-        if function is None or not eager.found.may_run_early(self._config):
+        if function is None:
             return None
         try:
             asked = given(eager.tool, own_copy(begun.call.args))
@@ -98,16 +98,18 @@ class HeardAnswer:
             early = EarlyCall(function, snapshot(asked), eager.found)
         except (NotCopied, TypeError, ValueError):  # arguments that the tool refuses, or that cannot be compared
             return None
-        self._agent.start(early, begun.call.name, self._config, in_loop=in_loop)
-        return early
+        return early if self._agent.start(early, begun.call.name, self._config, in_loop=in_loop) else None
 
     # ------------------------------------------------------------ when it is whole
 
     def answered(self, message: AIMessage) -> None:
         self._name(message)
-        if message.tool_calls:
+        if not message.tool_calls:
+            return
+        if self._agent.eager.returns.issuperset(one["name"] for one in message.tool_calls):
             self._next = NextPrompt(self._call, message, self._takes_time)
-            self._agent.keep(self, [one["id"] for one in message.tool_calls if one["id"]])
+        self._agent.keep(self, [one["id"] for one in message.tool_calls if one["id"]])
+        if self._next is not None:
             self._next.begin()
 
     def _name(self, message: AIMessage) -> None:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Protocol
+
+from langgraph.errors import GraphBubbleUp
 
 from teola_plugin.adapters.langchain.listening import current_agent
 from teola_plugin.adapters.langgraph.agents.early_calls import claimable
 from teola_plugin.adapters.langgraph.agents.heard_answer import HeardAnswer
+from teola_plugin.runtime.context import current_place, placed
+from teola_plugin.runtime.query_run import QueryRun
 
 
 class Agent(Protocol):
     """Whose tools run."""
+
+    run: QueryRun
 
     def answer_of(self, tool_call: str) -> HeardAnswer | None: ...
 
@@ -51,16 +58,42 @@ def in_loop(run_one: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _place(call: Any) -> Iterator[Callable[[Any], None]]:
     """The place of a tool call: its function finds what was begun for it, and what it calls is nobody's model node."""
-    agent, name = tools_of.get(), call.get("id") if isinstance(call, dict) else None
-    answer = agent.answer_of(name) if agent is not None and name else None
-    found = answer.begun(name) if answer is not None and name else None
+    agent, called = tools_of.get(), call if isinstance(call, dict) else {}
+    name = called.get("id") or ""
+    answer = agent.answer_of(name) if agent is not None else None
+    found = answer.begun(name) if answer is not None else None
     results: list[Any] = []
-    with during(claimable, found.early if found is not None else None), during(current_agent, None):
+    with _step(agent, called), nobody(), during(claimable, found.early if found is not None else None):
         try:
             yield results.append
         finally:
-            if answer is not None and name:
+            if answer is not None:
                 _safely(lambda: answer.ended(name, results[0] if results else None))
+
+
+@contextmanager
+def _step(agent: Agent | None, call: Mapping[str, Any]) -> Iterator[None]:
+    """The call in the trace of its query."""
+    if agent is None:
+        yield
+        return
+    step, outcome = agent.run.step_began("tool", str(call.get("name", ""))), "failed"
+    try:
+        with placed(replace(current_place.get(), step=step)):
+            yield
+        outcome = "done"
+    except GraphBubbleUp:  # an interrupt, a command for the graph around
+        outcome = "interrupted"
+        raise
+    finally:
+        agent.run.step_ended(step, outcome)
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """What is called in the body belongs to no agent: models are not listened to, tools find nothing."""
+    with during(current_agent, None), during(tools_of, None):
+        yield
 
 
 @contextmanager

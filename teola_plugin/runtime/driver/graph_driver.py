@@ -107,7 +107,7 @@ class GraphDriver:
             run.parts[part.name] = part.asks(run.calls_made)
             run.has_user_code |= runs_user_code(part.graph)
             run.store.put(part.stored, part.value)
-            place = part.depth, part.gang, part.members
+            place = part.depth, part.gang, part.members, not part.lookahead
             self.post(PartBegun(self.now(), run.id, part.name, part.graph, part.stored, *place))
 
     def end_part(self, run: QueryRun, name: str) -> None:

@@ -93,6 +93,9 @@ class Work:
     passed_on: bool = False
     """Whether its pieces go where they cannot be taken back, beside its readers: into items, to another process."""
     cancelled: bool = False
+    checking: int = 0
+    """SEARCHING: calls that have claimed it, and look whether it is still so before they take its value."""
+    forgotten: bool = False
 
     # ------------------------------------------------------------ pieces
 
@@ -167,9 +170,18 @@ class Work:
             log.close()
 
     def forget(self) -> None:
-        """Nobody can claim it any more: its result is let go."""
+        """Nobody can claim it any more: its result is let go, once those who have claimed it have taken it."""
+        self.forgotten = True
+        if self.checking:
+            return
         self.value = None
         self.pieces, self.logs, self.text = [], [], ""
+
+    def checked(self) -> None:
+        """A call has looked, and has taken its value or not."""
+        self.checking -= 1
+        if self.forgotten:
+            self.forget()
 
     @property
     def failed(self) -> bool:
@@ -237,9 +249,11 @@ def more_urgent(one: Terms, other: Terms) -> Terms:
     """The terms under which a work goes that both want: the earlier deadline and goal, the greater weight and depth."""
     if one == other:
         return one
+    first = other if other.depth > one.depth else one
+    if (one.deadline, one.goal, one.weight) == (other.deadline, other.goal, other.weight):
+        return first
     deadlines = [t.deadline for t in (one, other) if t.deadline is not None]
     goals = [t.goal for t in (one, other) if t.goal is not None]
-    first = other if other.depth > one.depth else one
     return replace(
         first,
         deadline=min(deadlines, default=None),

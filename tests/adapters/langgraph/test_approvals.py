@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+import langgraph.config
 import pytest
 from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware, ToolCallLimitMiddleware
+from langchain_core.callbacks import dispatch_custom_event
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import InjectedToolArg, InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, InjectedStore, ToolNode, ToolRuntime, tools_condition
 from langgraph.types import Command, interrupt
@@ -18,8 +24,8 @@ from langgraph.types import interrupt as ask
 from support.agents import GIVEN, World, agent, react, world
 from support.writing_llm import call
 
-from teola_plugin.adapters.langgraph.agents.approvals import interrupts
 from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
+from teola_plugin.adapters.langgraph.agents.reach import reach
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner
 from teola_plugin.langchain import read_only
 
@@ -123,7 +129,7 @@ def test_a_stop_that_is_asked_for_with_the_call(at: World) -> None:
     fast = at.fast(agent(at.model, [reads(at)], checkpointer=InMemorySaver()))
     config: Any = {"configurable": {"thread_id": "1"}}
     fast.invoke(GIVEN, config, interrupt_before=["tools"])
-    assert at.ran == [] and [s.kind for s in fast.last_trace().spans if s.kind == "TOOL"] == []
+    assert at.ran == [] and not any(step.early for step in fast.last_trace().steps)
     made = fast.invoke(None, config)["messages"]
     assert at.ran == ["Rome"] and made[2].content == "sunny in Rome" and made[-1].content == "done"
 
@@ -317,10 +323,11 @@ def holds(function: Any) -> Any:
         RunnableLambda(lambda x: x) | RunnableLambda(helper),
         {"a": [helper]},
         functools.wraps(helper)(lambda: 1),
+        lambda: helper(),
     ],
 )
 def test_whatever_holds_code_that_asks_asks(obj: Any) -> None:
-    assert interrupts(obj)
+    assert reach(obj).asks
 
 
 def test_what_does_not_ask_does_not() -> None:
@@ -330,6 +337,46 @@ def test_what_does_not_ask_does_not() -> None:
         except KeyboardInterrupt:
             return 2
 
-    assert not any(map(interrupts, [stops, RunnableLambda(lambda x: x), [], None, 3, with_interrupt, dict]))
+    assert not any(reach(one).asks for one in [stops, RunnableLambda(lambda x: x), [], None, 3, with_interrupt, dict])
     many: Any = [[i] for i in range(5000)]
-    assert interrupts(many), "nobody knows"
+    assert reach(many).asks, "nobody knows"
+
+
+# ---------------------------------------------------------------- looking for what only a place has
+
+
+def writes_down(text: str) -> None:
+    get_stream_writer()(text)
+
+
+class Service:
+    def __init__(self) -> None:
+        self.chain = RunnableLambda(lambda x: x)
+
+    def answer(self, text: str) -> Any:
+        return self.chain.invoke(text)
+
+
+SERVICE, CHAIN = Service(), RunnableLambda(lambda x: x)
+
+
+@pytest.mark.parametrize(
+    ("function", "places", "tells"),
+    [
+        (lambda x: writes_down(x), True, False),
+        (lambda x: langgraph.config.get_store(), True, False),
+        (lambda x: ensure_config(), True, False),
+        (lambda x: CHAIN.invoke(x), False, True),
+        (lambda x: SERVICE.answer(x), False, True),
+        (SERVICE.answer, False, True),
+        (lambda x: dispatch_custom_event("x", x), False, True),
+        (lambda x: FakeListChatModel(responses=[x]).invoke(x), False, True),
+        (lambda x, chain=CHAIN: chain.invoke(x), False, True),
+        (lambda x: Command(update={"x": x}), False, False),
+        (lambda x: json.dumps(x), False, False),
+        (str, False, False),
+    ],
+)
+def test_code_is_known_by_what_it_may_come_to(function: Any, places: bool, tells: bool) -> None:
+    found = reach(function)
+    assert (found.asks, found.places, found.tells) == (False, places, tells)

@@ -131,7 +131,7 @@ def test_handlers_hear_what_the_tool_calls_when_it_is_called(at: World, kind: st
 
     fast = at.fast(plain)
     assert heard(fast, at.has_run()) == heard(plain)
-    assert at.llm.came == [True] and [s.outcome for s in fast.last_trace().spans if s.kind == "TOOL"] == ["claimed"]
+    assert at.llm.came == [True] and [s.outcome for s in fast.last_trace().steps if s.early] == ["claimed"]
 
 
 def normal(events: list[Any]) -> list[Any]:
@@ -175,9 +175,42 @@ async def test_event_streams_are_the_plain_ones(at: World, kind: str) -> None:
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
+async def test_a_tool_that_calls_others_is_called_in_its_place_while_somebody_streams(
+    at: World, coroutine: bool
+) -> None:
+    """It is seen to before; without a stream it is early."""
+    plain = agent(at.model, [asks_others(at, coroutine=coroutine)])
+    fast = at.fast(plain)
+    at.writes(call("look", topic="sheep"))
+    assert normal(await stream_of(fast, CONFIG)) == normal(await stream_of(plain, CONFIG))
+    assert at.ran == ["sheep"] * 2 and [s for s in fast.last_trace().steps if s.early] == []
+    at.writes(call("look", topic="sheep"), lambda: len(at.ran) > 2)
+    await fast.ainvoke(GIVEN)
+    assert at.ran == ["sheep"] * 3 and [s.outcome for s in fast.last_trace().steps if s.early] == ["claimed"]
+
+
+class Hidden:
+    """Nobody sees what it calls before it does."""
+
+    def __init__(self, func: Any, coroutine: Any) -> None:
+        self.func_, self.coroutine_ = func, coroutine
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
 async def test_a_tool_that_is_streamed_from_inside_is_called_in_its_place(at: World, coroutine: bool) -> None:
     """Its first event stops it, and it is not tried again while somebody streams; without, it is early again."""
-    plain = agent(at.model, [asks_others(at, coroutine=coroutine)])
+    made = asks_others(at, coroutine=coroutine)
+    hidden, end = Hidden(made.func, made.coroutine), "_"
+
+    def look(topic: str) -> str:
+        """Looks."""
+        return str(getattr(hidden, "func" + end)(topic))
+
+    async def alook(topic: str) -> str:
+        """Looks."""
+        return str(await getattr(hidden, "coroutine" + end)(topic))
+
+    plain = agent(at.model, [made.model_copy(update={"func": look, "coroutine": alook if coroutine else None})])
     fast = at.fast(plain)
     at.writes(call("look", topic="sheep"), at.has_run())
     first = normal(await stream_of(fast, CONFIG))
@@ -185,12 +218,12 @@ async def test_a_tool_that_is_streamed_from_inside_is_called_in_its_place(at: Wo
     at.ran.clear()
     at.writes(call("look", topic="sheep"))
     second = normal(await stream_of(fast, CONFIG))
-    assert at.ran == ["sheep"] and [s for s in fast.last_trace().spans if s.kind == "TOOL"] == []
+    assert at.ran == ["sheep"] and [s for s in fast.last_trace().steps if s.early] == []
     assert first == second == normal(await stream_of(plain, CONFIG))
     at.ran.clear()
     at.writes(call("look", topic="sheep"), at.has_run())
     await fast.ainvoke(GIVEN)
-    assert at.ran == ["sheep"] and [s.outcome for s in fast.last_trace().spans if s.kind == "TOOL"] == ["claimed"]
+    assert at.ran == ["sheep"] and [s.outcome for s in fast.last_trace().steps if s.early] == ["claimed"]
 
 
 @pytest.mark.parametrize("mode", ["updates", "values", "messages", "tasks", "debug"])

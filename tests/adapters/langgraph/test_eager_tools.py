@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
+import threading
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
 from langchain_core.tools import InjectedToolCallId, ToolException, create_retriever_tool, tool
-from langgraph.config import get_stream_writer
 from support.agents import GIVEN, KINDS, World, agent, run, said, world
 from support.writing_llm import call
 
@@ -44,8 +45,9 @@ def weather_of(at: World, *, coroutine: bool = False, raises: BaseException | No
     return read_only(made.model_copy(update={"coroutine": later}) if coroutine else made)
 
 
-def outcomes(graph: Any, kind: str = "TOOL") -> list[str]:
-    return [span.outcome for span in graph.last_trace().spans if span.kind == kind]
+def outcomes(graph: Any) -> list[str]:
+    """Of the tools that ran early in the last call."""
+    return [step.outcome for step in graph.last_trace().steps if step.kind == "tool" and step.early]
 
 
 # ---------------------------------------------------------------- read-only tools
@@ -251,14 +253,26 @@ def test_who_gives_the_call_up_gives_the_tool_up(at: World) -> None:
     assert at.ran == gone == ["Rome"]
 
 
+def test_the_trace_tells_of_every_call_of_a_tool(at: World) -> None:
+    at.writes(call("weather", city="Rome"), at.has_run())
+    fast = at.fast(agent(at.model, [weather_of(at)]))
+    run(fast, "invoke")
+    steps = {step.id: step for step in fast.last_trace().steps}
+    early, plain = (step for step in steps.values() if step.kind == "tool")
+    assert (early.name, early.early, early.outcome) == ("weather", True, "claimed")
+    assert (plain.name, plain.early, plain.outcome) == ("weather", False, "done")
+    assert (steps[early.parent].name, steps[plain.parent].name) == ("model", "tools")
+    assert early.ended is not None and early.ended <= plain.began
+
+
 # ---------------------------------------------------------------- what its place alone can give
 
 
 def test_a_tool_that_writes_to_the_stream_is_called_in_its_place(at: World) -> None:
     """Nobody sees what an early call would have written, not even from deep inside."""
 
-    def tell(text: str) -> None:
-        get_stream_writer()(text)
+    def tell(text: str) -> None:  # as a library may, where nobody sees it before
+        vars(importlib.import_module("langgraph." + "config"))["get_" + "stream_writer"]()(text)
 
     @read_only
     @tool
@@ -299,6 +313,63 @@ def test_limits_of_a_call_hold(at: World) -> None:
     fast = at.fast(agent(at.model, [weather_of(at)]))
     fast.invoke(GIVEN, {"max_concurrency": 2})
     assert outcomes(fast) == [] and at.ran == [("Rome", 1)]
+
+
+def test_not_more_run_early_than_a_tool_node_runs_at_once(at: World) -> None:
+    ends = threading.Event()
+
+    @read_only
+    @tool
+    def step(n: int) -> str:
+        """A step."""
+        at.ran.append(n)
+        assert ends.wait(5)
+        return str(n)
+
+    def enough() -> bool:
+        return len(at.ran) >= 16
+
+    def over() -> bool:
+        ends.set()
+        return True
+
+    at.writes(*(call("step", n=n) for n in range(20)), enough, over)
+    fast = at.fast(agent(at.model, [step]))
+    made = run(fast, "invoke")
+    assert [message.content for message in made[2:-1]] == [str(n) for n in range(20)]
+    assert sorted(at.ran) == list(range(20)) and outcomes(fast) == ["claimed"] * 16
+
+
+def test_an_agent_in_a_tool_listens_for_itself(at: World) -> None:
+    """Its model's calls are not the outer agent's, though their tools have one name."""
+    weather = weather_of(at)
+    inner = agent(at.model, [weather])
+
+    def build(inside: Any) -> Any:
+        @tool
+        def expert(question: str) -> str:
+            """Asks an expert."""
+            return str(inside.invoke({"messages": [("user", question)]})["messages"][-1].content)
+
+        return agent(at.model, [expert, weather])
+
+    def writes(prompt: Any) -> list[Any]:
+        asked = prompt.messages[-1].content
+        if prompt.messages[-1].role == "tool":
+            return ["done"]
+        return (
+            [call("weather", city="Rome"), at.has_run()] if asked == "inside" else [call("expert", question="inside")]
+        )
+
+    at.llm.writes = writes
+    for inside in (at.fast(inner), inner):
+        at.ran.clear()
+        at.llm.came.clear()
+        if inside is inner:
+            at.llm.writes = lambda prompt: [one for one in writes(prompt) if isinstance(one, str)]
+        fast = at.fast(build(inside))
+        assert run(fast, "invoke")[2].content == "done" and at.ran == [("Rome", 1)]
+        assert outcomes(fast) == (["claimed"] if inside is not inner else [])
 
 
 # ---------------------------------------------------------------- tools on the pool

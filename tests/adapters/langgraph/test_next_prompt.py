@@ -9,8 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import create_retriever_tool, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from pydantic import BaseModel
 from support.agents import GIVEN, KINDS, World, agent, run, said, world
 from support.writing_llm import call
 
@@ -231,3 +235,33 @@ def test_a_result_that_the_model_does_not_take_ends_it(at: World, caplog: pytest
     with pytest.raises(type(told.value), match="image_url"):
         run(at.fast(plain), "invoke")
     assert "please report it" not in caplog.text
+
+
+def test_nothing_is_prefilled_where_the_model_is_not_asked_again(at: World) -> None:
+    """A tool that returns directly, a format of the answer, a graph that goes elsewhere."""
+    steps = Steps(at)
+    steps.end("one", "two", "three")
+    one, two, three = steps.tools()
+    direct = two.model_copy(update={"return_direct": True})
+    graph = agent(at.model, [one, direct, three])
+    at.writes(LONG, call("one"), call("two"))
+    assert len(run(at.fast(graph), "invoke")) >= 4 and at.llm.warmed == []
+
+    class Answer(BaseModel):
+        text: str
+
+    at.writes(LONG, call("Answer", text=LONG))
+    made = at.fast(agent(at.model, [one], response_format=ToolStrategy(Answer))).invoke(GIVEN)
+    assert made["structured_response"] == Answer(text=LONG) and at.llm.warmed == []
+
+    bound = at.model.bind_tools([one, three])
+    elsewhere = StateGraph(MessagesState)
+    elsewhere.add_node("think", lambda state: {"messages": [bound.invoke(state["messages"])]})
+    elsewhere.add_node("act", ToolNode([one, three]))
+    elsewhere.add_node("end", lambda state: {"messages": [at.model.invoke("something else")]})
+    elsewhere.add_edge(START, "think")
+    elsewhere.add_conditional_edges("think", tools_condition, {"tools": "act", "__end__": "end"})
+    elsewhere.add_edge("act", "end")
+    at.llm.writes = lambda prompt: [LONG, call("one"), call("three")] if prompt.tools else ["done"]
+    made = run(at.fast(elsewhere.compile()), "invoke")
+    assert len(made) == 5 and at.llm.warmed == []

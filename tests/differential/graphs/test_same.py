@@ -15,7 +15,6 @@ SHARE = 1
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:astream_events version='v1' is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:create_react_agent has been moved:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This API is in beta"),  # as_tool
     pytest.mark.filterwarnings("ignore:The v3 streaming protocol on Pregel is experimental"),
 ]

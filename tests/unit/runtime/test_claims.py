@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -122,6 +123,37 @@ def test_where_the_store_cannot_tell_a_search_is_not_claimed_across_user_code(us
         seen.wait(lambda: seen.of(K.SEARCHING) == 1)
         texts(run)
         assert seen.of(K.SEARCHING) == (2 if user_code else 1)
+        run.close()
+
+
+class SlowToTell(FakeStore):
+    """Says at which version a collection is when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("store")
+        self.asked, self.told = threading.Event(), threading.Event()
+
+    async def version(self, collection: str) -> Any:
+        self.asked.set()
+        while not self.told.is_set():
+            await asyncio.sleep(0.001)
+        return await super().version(collection)
+
+
+def test_a_search_that_was_claimed_is_kept_until_it_is_taken() -> None:
+    """Though the part that asked for it ends while its version is looked up."""
+    store = SlowToTell()
+    with EnginePool.local([store]) as pool:
+        pool.call(K.INGESTION, "store", [IngestRow("c", Chunk("a", "text"), NEEDLE)]).result(5)
+        run = pool.runtime.watch(Query({"input": None}), joins=True)
+        part = run.part(Graph([SEARCH], Ref("found")), {}, NEEDLE)
+        handle = run.call(K.SEARCHING, "store", [SearchVector("c", NEEDLE, 4)])
+        assert store.asked.wait(5)
+        part.close()
+        pool.runtime.loop.run(asyncio.sleep(0.02)).result(5)
+        store.told.set()
+        [hits] = handle.result(5)
+        assert [hit.text for hit in hits] == ["text"]
         run.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from typing import Annotated, Any
 
 import pytest
@@ -53,12 +52,6 @@ class Answer(BaseModel):
     text: str
 
 
-def react(*args: Any, **kwargs: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return create_react_agent(*args, **kwargs)
-
-
 def bare() -> Any:
     graph = StateGraph(MessagesState)
     graph.add_node("model", lambda state: state)
@@ -74,18 +67,18 @@ def test_agent_model(monkeypatch: pytest.MonkeyPatch) -> None:
     more = shims.agent_model(create_agent(model, middleware=[Passes()], response_format=Answer))
     assert more is not None and more.wrapped and more.structured and more.system_message is None
     assert shims.agent_model(bare()) is None and shims.agent_model(object()) is None
-    assert shims.agent_model(react(model, [add])) is None
+    assert shims.agent_model(create_react_agent(model, [add])) is None
     monkeypatch.setattr(shims, "_closure", lambda function: {"model": model})
     assert shims.agent_model(create_agent(model, [add])) is None
 
 
 def test_react_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = react(Model(), [add], prompt="Be kind.")
+    graph = create_react_agent(Model(), [add], prompt="Be kind.")
     found = shims.react_model(graph)
     assert found is not None and found.node == "agent"
     said = found.chain.invoke({"messages": [HumanMessage("hi")]})
     assert isinstance(said, AIMessage)
-    chosen = shims.react_model(react(lambda state, runtime: Model(), [add]))
+    chosen = shims.react_model(create_react_agent(lambda state, runtime: Model(), [add]))
     assert chosen is not None and chosen.chain is None
     assert shims.react_model(bare()) is None
     monkeypatch.setattr(shims, "_closure", lambda function: {})
