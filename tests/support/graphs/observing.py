@@ -6,6 +6,7 @@ import asyncio
 import functools
 import operator
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Annotated, Any
@@ -115,6 +116,25 @@ def telling_values(kit: Kit) -> Any:
         return {"second": llm.invoke(text).content}
 
     return in_a_row(make, use, again, last, state=State)
+
+
+@case({"question": "anything"})
+def values_that_a_look_changes(kit: Kit) -> Any:
+    """Iterators are used up by being read, and some dictionaries grow. Nothing is saved."""
+    llm = kit.llm
+
+    def make(state: State) -> dict[str, Any]:
+        return {"first": iter(["a", "b", "c"]), "second": defaultdict(list, known=["x"])}
+
+    def use(state: State) -> dict[str, Any]:
+        said = [llm.invoke(f"about {word}").content for word in state["first"]]
+        return {"said": [*said, llm.invoke(f"more {state['second']['missing']}").content]}
+
+    def grown(state: State) -> dict[str, Any]:
+        state["second"]["late"].append(1)
+        return {"answer": sorted(state["second"])}
+
+    return in_a_row(make, use, grown, state=State)
 
 
 class Pieces(dict[str, Any]):
