@@ -38,7 +38,9 @@ def test_methods_of_values_run_as_often_as_in_the_plain_chain(given: Any) -> Non
             return ChatPromptTemplate.from_template(text) | llm | StrOutputParser()
 
         first = ask("one of {question}")
-        chain = RunnablePassthrough.assign(a=first, b=ask("two")) | RunnablePassthrough.assign(c=ask("three {question}"))
+        chain = RunnablePassthrough.assign(a=first, b=ask("two")) | RunnablePassthrough.assign(
+            c=ask("three {question}")
+        )
         counts = []
         for one in (chain, accelerate(chain)):
             TOLD.clear()
