@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -57,7 +56,6 @@ def _check(value: Any, key: object) -> None:
         raise KeyError(key)
 
 
-@lru_cache(maxsize=1024)
 def _own_code(kind: type, name: str) -> bool:
     """Whether a method is a function of the user's: neither of C code nor of a framework's."""
     how = getattr(kind, name, None)
