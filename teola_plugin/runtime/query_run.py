@@ -174,8 +174,8 @@ class QueryRun:
         others run beside it. Not given, both are those of the code that calls (`current_place`). `members` leads the
         names of those components that are in the gang, where others come behind them. `lookahead`: it runs ahead of
         code that later parts may be begun for, too; they adopt what it has asked for, but for what their own gang has;
-        nobody `observe`s user code for it. Begin the later one before closing the earlier one, so that what is under way goes on. `step`: that of its
-        `members`, for the trace; not given, that of the code that calls.
+        nobody `observe`s user code for it. Begin the later one before closing the earlier one, so that what is under
+        way goes on. `step`: that of its `members`, for the trace; not given, that of the code that calls.
         """
         self.claims = True
         place, name = current_place.get(), f"part{next(self._numbers)}"
