@@ -32,6 +32,8 @@ class Prompted:
     parts: tuple[PromptPart, ...]
     render: Callable[[Mapping[str, Any]], Any]
     """Values by input name -> the framework's prompt value; missing ones are `UNKNOWN`, cut off after the first."""
+    is_text: bool = False
+    """Whether it is rendered as a text, which may be a variable of another prompt: its beginning may be known first."""
 
 
 Value = Ref | Record | Prompted

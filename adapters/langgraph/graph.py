@@ -102,10 +102,12 @@ class AcceleratedGraph:
     def _query(self, asked: Asked, runs: list[Any], pool: EnginePool) -> StartedCall:
         around = joinable(context_of(asked, runs, pool).run)
         if around is not None:
+            around.has_user_code = True  # its nodes'
             return StartedCall(_Inner(around), None, self)  # type: ignore[arg-type]
         terms = named(asked.terms(outer_terms(runs), pool.runtime.time()), self._teola.app)
         query = Query({"input": None}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
         run = pool.runtime.watch(query, joins=True)
+        run.has_user_code = True  # its nodes'
         self._teola.last[:] = [run]
         return StartedCall(run, None, self, deadline=Deadline.of(run))  # type: ignore[arg-type]
 

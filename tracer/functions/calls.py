@@ -201,7 +201,7 @@ def _method(walk: Walker, node: ast.Call, func: ast.Attribute, owner: Symbol) ->
     name = func.attr
     given = [one for one in arguments.given if not isinstance(one, Spread)]
     if (
-        made := texts.method(owner, name, given if len(given) == len(arguments.given) else [], arguments.named)
+        made := texts.method(walk, owner, name, given if len(given) == len(arguments.given) else [], arguments.named)
     ) is not None:
         return made
     if name in ("append", "extend") and len(given) == 1 and isinstance(func.value, ast.Name):

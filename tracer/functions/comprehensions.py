@@ -10,7 +10,16 @@ from teola_plugin.tracer.functions.composing import bind
 from teola_plugin.tracer.functions.loops import mapped
 from teola_plugin.tracer.functions.machine import Walker
 from teola_plugin.tracer.functions.pure import is_small, proven
-from teola_plugin.tracer.functions.values import RUNS, UNKNOWN_VALUE, Computed, Series, Spread, Symbol
+from teola_plugin.tracer.functions.values import (
+    RUNS,
+    UNKNOWN_VALUE,
+    Computed,
+    Item,
+    Series,
+    Spread,
+    Symbol,
+    in_pieces,
+)
 from teola_plugin.tracer.symbols import NotUnderstood
 
 
@@ -31,6 +40,11 @@ def comprehension(walk: Walker, node: ast.expr) -> Symbol:
     fields = {key: value for key, value in ast.iter_fields(node) if key != "generators"}
     node = ast.copy_location(type(node)(**fields, generators=[first, *others]), node)
     if not asks_inside(node):
+        if in_pieces(found) and isinstance(node, (ast.ListComp, ast.GeneratorExp)) and not others:
+            parts = _piecewise(walk, node, found)
+            if parts is not None:
+                return parts
+            walk.frame.names[name] = found
         made = scoped(walk, node)
         if made is not None:
             return made
@@ -76,6 +90,23 @@ def _flattened(
     every = ast.comprehension(one, ast.Name(name, ast.Load()), [], 0)
     each = ast.comprehension(item, ast.Name("one", ast.Load()), [], 0)
     return Computed(ast.ListComp(ast.Name("item", ast.Load()), [every, each]), {name: lists})
+
+
+def _piecewise(walk: Walker, node: ast.ListComp | ast.GeneratorExp, found: Series) -> Series | None:
+    """Of a list whose beginning may be known before its end: what is made of each of its parts.
+
+    None where not even that of the first is known.
+    """
+    (items,) = node.generators
+    assert isinstance(items.iter, ast.Name)
+    made: list[Item] = []
+    for item in found.items:
+        walk.frame.names[items.iter.id] = item.of if isinstance(item, Spread) else Series((item,))
+        part = scoped(walk, ast.ListComp(node.elt, [items]))
+        if part is None and not made:
+            return None
+        made.append(Spread(UNKNOWN_VALUE if part is None else part))
+    return Series(tuple(made))
 
 
 def _chosen(walk: Walker, items: ast.comprehension) -> Symbol | None:

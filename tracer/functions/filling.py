@@ -228,5 +228,12 @@ def as_prompt(symbol: Symbol, ref: Callable[[Symbol], Ref]) -> Prompted:
     return Prompted(tuple(filling.inputs.items()), tuple(filling.parts), lambda given: _prompt_value(fill(given)[0]))
 
 
+def as_text(symbol: Text, ref: Callable[[Symbol], Ref]) -> Prompted:
+    """A text for a variable of a prompt, in its pieces. Raises `NotUnderstood`."""
+    filling = Filling(ref)
+    fill = filling.of(symbol)
+    return Prompted(tuple(filling.inputs.items()), tuple(filling.parts), lambda given: fill(given)[0], is_text=True)
+
+
 def _prompt_value(made: Any) -> Any:
     return StringPromptValue(text=made) if isinstance(made, str) else made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from teola_plugin.graph import ITEM, Path, Ref
@@ -18,6 +18,7 @@ from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Computed,
     Fields,
+    Item,
     Known,
     Series,
     Spread,
@@ -31,7 +32,7 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Growing:
-    """Names to which each round of a loop adds one thing, and of which nothing else is known to happen there."""
+    """Names to which rounds of a loop add something, and of which nothing else is known to happen there."""
 
     statements: Sequence[ast.stmt]
     """Of a round; what is added to a text is appended to a list of its pieces."""
@@ -41,10 +42,11 @@ class Growing:
     @staticmethod
     def of(walk: Walker, body: Sequence[ast.stmt]) -> Growing:
         added = {place: found for place, node in enumerate(body) if (found := _added(walk, node)) is not None}
+        maybe = [name for node in body if isinstance(node, ast.If) for name in dict.fromkeys(_appended(node))]
         others = [value for _, value in added.values()]
-        others += [node for place, node in enumerate(body) if place not in added]  # type: ignore[misc]
+        others += [one for place, node in enumerate(body) if place not in added for one in _others(node)]
         taken = assigned(others) | names_read(others)
-        once = [name for name, _ in added.values()]
+        once = [*(name for name, _ in added.values()), *maybe]
         names = {name for name in once if name not in taken and once.count(name) == 1}
         statements = [
             _append(*added[place], node) if place in added and added[place][0] in names else node
@@ -57,31 +59,44 @@ class Growing:
         """As a round begins."""
         return {name: Series(()) for name in self.before}
 
-    def added(self, after: Mapping[str, Symbol]) -> dict[str, Symbol]:
-        """What a round has added, where that is known."""
-        found: dict[str, Symbol] = {}
+    def added(self, after: Mapping[str, Symbol]) -> dict[str, Item]:
+        """What a round has added, where that is known; a `Spread` of it where that is not always one thing."""
+        found: dict[str, Item] = {}
         for name in self.before:
             one = after.get(name, UNKNOWN_VALUE)
-            item = one.items[0] if isinstance(one, Series) and len(one.items) == 1 else UNKNOWN_VALUE
-            if not isinstance(item, Spread) and item is not UNKNOWN_VALUE:
+            item = one.items[0] if isinstance(one, Series) and len(one.items) == 1 else Spread(one)
+            if _of(item) is not UNKNOWN_VALUE:
                 found[name] = item
         return found
 
-    def output(self, added: Mapping[str, Symbol]) -> Symbol:
+    def output(self, added: Mapping[str, Item]) -> Symbol:
         """Of a round, as one value."""
         if not added or len(added) < len(self.before):
             return UNKNOWN_VALUE
-        return next(iter(added.values())) if len(added) == 1 else Fields(dict(added))
+        made = {name: _of(one) for name, one in added.items()}
+        return next(iter(made.values())) if len(made) == 1 else Fields(made)
 
-    def grown(self, walk: Walker, added: Mapping[str, Symbol]) -> dict[str, Symbol]:
-        """After the loop, by the lists of what was added."""
-        return {name: _longer(walk, self.before[name], one) for name, one in added.items()}
+    def grown(self, walk: Walker, added: Mapping[str, Item], lists: Mapping[str, Symbol]) -> dict[str, Symbol]:
+        """After the loop, by the lists of what each round has added."""
+        return {
+            name: _longer(walk, self.before[name], _flat(walk, one) if isinstance(added[name], Spread) else one)
+            for name, one in lists.items()
+        }
+
+
+def _of(item: Item) -> Symbol:
+    return item.of if isinstance(item, Spread) else item
 
 
 def _added(walk: Walker, node: ast.stmt) -> tuple[str, ast.expr] | None:
     """The name, and what is added to it."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name):
         return (node.target.id, node.value) if is_text(walk.frame.read(node.target.id)) else None
+    return _append_call(node)
+
+
+def _append_call(node: ast.stmt) -> tuple[str, ast.expr] | None:
+    """The name and the item of `name.append(item)`."""
     call = node.value if isinstance(node, ast.Expr) else None
     func = call.func if isinstance(call, ast.Call) and len(call.args) == 1 and not call.keywords else None
     if isinstance(func, ast.Attribute) and func.attr == "append" and isinstance(func.value, ast.Name):
@@ -89,9 +104,41 @@ def _added(walk: Walker, node: ast.stmt) -> tuple[str, ast.expr] | None:
     return None
 
 
+def _appended(node: ast.stmt) -> Iterator[str]:
+    """Names to which it appends, or may append."""
+    if isinstance(node, ast.If):
+        for one in (*node.body, *node.orelse):
+            yield from _appended(one)
+    elif (found := _append_call(node)) is not None:
+        yield found[0]
+
+
+def _others(node: ast.stmt) -> Iterator[ast.AST]:
+    """What there is in it beside names to which it may append."""
+    if isinstance(node, ast.If):
+        yield node.test
+        for one in (*node.body, *node.orelse):
+            found = _append_call(one)
+            yield from _others(one) if found is None else [found[1]]
+    else:
+        yield node
+
+
 def _append(name: str, value: ast.expr, node: ast.stmt) -> ast.stmt:
     method = ast.Attribute(ast.Name(name, ast.Load()), "append", ast.Load())
     return ast.fix_missing_locations(ast.copy_location(ast.Expr(ast.Call(method, [value], [])), node))
+
+
+def _flat(walk: Walker, lists: Symbol) -> Symbol:
+    """`[item for one in lists for item in one]`."""
+    code = walk.code(lists)
+    if code is None:
+        return UNKNOWN_VALUE
+    names = [f"{MADE}one{next(_NUMBERS)}" for _ in range(2)]
+    one, item = (ast.Name(name, ast.Load()) for name in names)
+    stored = [ast.Name(name, ast.Store()) for name in names]
+    loops = [ast.comprehension(stored[0], code.code, [], 0), ast.comprehension(stored[1], one, [], 0)]
+    return Computed(ast.ListComp(item, loops), code.refs, code.objects)
 
 
 def _longer(walk: Walker, before: Symbol, added: Symbol) -> Symbol:
@@ -124,12 +171,12 @@ def taken(walk: Walker, made: Ref, key: str) -> Symbol:
 # ------------------------------------------------------------ loops that ask for nothing
 
 
-def written_out(items: Items, added: Mapping[str, Symbol]) -> dict[str, Symbol]:
+def written_out(items: Items, added: Mapping[str, Item]) -> dict[str, Symbol]:
     """The lists of what is added, as comprehensions; only those that are certainly pure."""
     found: dict[str, Symbol] = {}
     for name, symbol in added.items():
         try:
-            made = _comprehension(items, symbol)
+            made = _comprehension(items, _of(symbol))
             proven(made)
         except NotUnderstood:
             continue

@@ -109,16 +109,16 @@ def _mapped(walk: Walker, node: ast.For | ast.AsyncFor, items: Symbol) -> bool:
     bind(body, node.target, Ref(ITEM))
     flow = body.block(growing.statements)
     walk.left_out = walk.left_out or body.left_out or flow is Flow.STOPPED
-    added = growing.added(body.frame.names) if flow is Flow.NEXT else {}
+    added = {} if flow is Flow.STOPPED else growing.added(body.frame.names)  # no more ends it than `continue`
     pure = written_out(found, added)
     made = found.holder(growing.output(added), beside=True)
     forget(walk, [node.target, *node.body])
     asks_early = any(asks(c) for c in list(walk.draft.components.values())[asked:])
     if isinstance(made, Ref) and asks_early:
         lists = {name: taken(walk, made, name if len(added) > 1 else "") for name in added}
-        walk.frame.names |= growing.grown(walk, lists)
+        walk.frame.names |= growing.grown(walk, added, lists)
     elif not asks_early:
-        walk.frame.names |= growing.grown(walk, pure)
+        walk.frame.names |= growing.grown(walk, added, pure)
     return asks_early or len(pure) > 0
 
 

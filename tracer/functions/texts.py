@@ -6,10 +6,13 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import Formatter
 
+from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions.machine import Walker
+from teola_plugin.tracer.functions.pure import is_small
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Computed,
+    Item,
     Known,
     Piece,
     Series,
@@ -17,6 +20,7 @@ from teola_plugin.tracer.functions.values import (
     Symbol,
     Text,
     Unknown,
+    in_pieces,
     is_constant,
 )
 
@@ -80,12 +84,12 @@ def added(one: Symbol, other: Symbol) -> Symbol | None:
     return text((one, other)) if is_text(one) or is_text(other) else None
 
 
-def method(of: Symbol, name: str, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> Symbol | None:
+def method(walk: Walker, of: Symbol, name: str, given: Sequence[Symbol], named: Mapping[str, Symbol]) -> Symbol | None:
     """What a method of a text gives; None for one that leaves nothing of it known."""
     if not is_text(of):
         return None
     if name == "join" and len(given) == 1 and isinstance(given[0], Series):
-        return _joined(of, given[0])
+        return _joined(walk, of, given[0])
     if name in ("strip", "lstrip", "rstrip") and not given and isinstance(of, Text):
         return _stripped(of, name)
     if name == "format" and isinstance(of, Known):
@@ -93,14 +97,51 @@ def method(of: Symbol, name: str, given: Sequence[Symbol], named: Mapping[str, S
     return None
 
 
-def _joined(by: Symbol, items: Series) -> Symbol | None:
-    if any(isinstance(item, Spread) for item in items.items):
+def _joined(walk: Walker, by: Symbol, items: Series) -> Symbol | None:
+    """Of a list of known length, item by item; of any other, its parts with what separates them from those before."""
+    if not any(isinstance(item, Spread) for item in items.items):
+        pairs = [[by, item] for item in items.items if not isinstance(item, Spread)]
+        return text([piece for pair in pairs for piece in pair][1:])
+    if not in_pieces(items):
         return None
     pieces: list[Piece] = []
-    for item in items.items:
-        assert not isinstance(item, Spread)
-        pieces += [by, item] if pieces else [item]
+    before: list[Item] = []
+    for run in _known_together(walk, items.items):
+        pieces.append(_behind(walk, by, run, before))
+        before += run
     return text(pieces)
+
+
+def _known_together(walk: Walker, items: Sequence[Item]) -> list[list[Item]]:
+    """Items that follow each other, and are known as soon as the first of them."""
+    runs: list[list[Item]] = []
+    known: set[str] | None = None
+    for item in items:
+        code = walk.code(Series((item,)))
+        needs = None if code is None else {ref.producer for ref in code.refs.values() if not ref.external}
+        if runs and needs is not None and known is not None and needs <= known:
+            runs[-1].append(item)
+        else:
+            runs.append([item])
+            known = None if needs is None else (known or set()) | needs
+    return runs
+
+
+def _behind(walk: Walker, by: Symbol, items: list[Item], before: list[Item]) -> Symbol:
+    """The text of items that stand behind others; lists that are empty have no separator."""
+    joined, own, others = walk.code(by), walk.code(Series(tuple(items))), walk.code(Series(tuple(before)))
+    if joined is None or own is None or others is None:
+        return UNKNOWN_VALUE
+    assert isinstance(own.code, ast.List) and isinstance(others.code, ast.List)
+    some = ast.IfExp(others.code, ast.List([ast.Constant("")], ast.Load()), ast.List([], ast.Load()))
+    lead = [ast.Starred(some, ast.Load())] if before else []
+    join = ast.Attribute(joined.code, "join", ast.Load())
+    whole = ast.Call(join, [ast.List([*lead, *own.code.elts], ast.Load())], [])
+    refs: dict[str, Ref] = {}
+    objects: dict[str, object] = {}
+    for one in (joined, own, others):
+        refs, objects = {**refs, **one.refs}, {**objects, **one.objects}
+    return Computed(whole, refs, objects) if is_small(whole) else UNKNOWN_VALUE
 
 
 def _stripped(of: Text, name: str) -> Symbol | None:

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import Any, TypeGuard
 
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions.source import Definition
@@ -125,6 +125,11 @@ _PLAIN = (str, int, float, bool, type(None), bytes)
 def is_constant(value: object) -> bool:
     """Whether it is a constant as source code has them."""
     return type(value) in _PLAIN or (type(value) is tuple and all(map(is_constant, value)))
+
+
+def in_pieces(symbol: Item) -> TypeGuard[Series]:
+    """Whether it is a list whose beginning may be known before its end."""
+    return isinstance(symbol, Series) and len(symbol.items) > 1 and any(isinstance(i, Spread) for i in symbol.items)
 
 
 def symbol_of(value: Value | Symbol) -> Symbol:

@@ -18,7 +18,7 @@ from teola_plugin.tracer.functions.composing import truth
 from teola_plugin.tracer.functions.deciding import Decide, decided
 from teola_plugin.tracer.functions.entering import called
 from teola_plugin.tracer.functions.expressions import evaluate
-from teola_plugin.tracer.functions.filling import Filling, as_prompt
+from teola_plugin.tracer.functions.filling import Filling, as_prompt, as_text
 from teola_plugin.tracer.functions.live import alive
 from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped, Walker
 from teola_plugin.tracer.functions.pure import MADE, constant, field_of, is_small, proven
@@ -292,8 +292,12 @@ class Walk:
                 return self.ref(given)
             return as_prompt(given, self._any_ref)
         if isinstance(given, Fields):
-            return Record({key: self._any_ref(inner) for key, inner in given.items.items()}, given.base)
+            return Record({key: self._variable(inner) for key, inner in given.items.items()}, given.base)
         return self.ref(given)
+
+    def _variable(self, symbol: Symbol) -> Value:
+        """Of a text whose end is not known, the beginning is."""
+        return as_text(symbol, self._any_ref) if isinstance(symbol, Text) else self._any_ref(symbol)
 
     def embed(self, leaf: EmbeddingLeaf, given: Symbol, *, several: bool) -> Symbol:
         leaf = replace(leaf, role="document", batchable=True, result=_each_of(leaf.result)) if several else leaf

@@ -30,6 +30,7 @@ from teola_plugin.graph import PromptPart, Ref
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.langchain.few_shot import messages_of, template_of
+from teola_plugin.tracer.purity.purity import plain
 from teola_plugin.tracer.symbols import BASE, NotUnderstood, Prompted, Record, Value
 
 _ROLES: tuple[tuple[type, str], ...] = (
@@ -72,20 +73,25 @@ class PromptShape:
 
     def unknown(self, name: str) -> Any:
         """What stands for a variable that is not known yet."""
-        messages = any(s.variable == name and s.messages for s in self.segments)
-        return [HumanMessage(content=UNKNOWN)] if messages else UNKNOWN
+        return [HumanMessage(content=UNKNOWN)] if self.takes_messages(name) else UNKNOWN
 
-    def parts(self, inputs: Mapping[str, str]) -> tuple[PromptPart, ...]:
-        """Prompt parts; `inputs` maps variables to the input that brings them, others render their default."""
+    def takes_messages(self, name: str) -> bool:
+        """Whether a variable stands for messages anywhere."""
+        return any(s.variable == name and s.messages for s in self.segments)
+
+    def parts(self, inputs: Mapping[str, tuple[PromptPart, ...]]) -> tuple[PromptPart, ...]:
+        """Prompt parts; `inputs` maps variables to what brings them, others render their default."""
         made: list[PromptPart] = []
         text = ""
         for segment in self.segments:
             if segment.variable not in inputs:
                 text += segment.text or segment.default or ""
                 continue
-            made += [PromptPart.literal(text)] if text else []
-            made.append(PromptPart.var(inputs[segment.variable]))
-            text = ""
+            for part in inputs[segment.variable]:
+                if part.variable:
+                    made += [PromptPart.literal(text)] if text else []
+                    made.append(part)
+                text = "" if part.variable else text + part.text
         return (*made, *([PromptPart.literal(text)] if text else []))
 
 
@@ -186,18 +192,55 @@ def bind(shape: PromptShape, value: Value) -> Prompted:
     maybe = [name for name in shape.optional if name not in inputs] if record.base is not None else []
     if maybe and record.base is not None:
         inputs[BASE] = record.base
-    sources = {name: name for name in inputs} | dict.fromkeys(maybe, BASE)
+    sources: dict[str, tuple[PromptPart, ...]]
+    sources = {name: (PromptPart.var(name),) for name in inputs} | dict.fromkeys(maybe, (PromptPart.var(BASE),))
+    texts = {name: _Text.of(name, one) for name, one in inputs.items() if isinstance(one, Prompted) and one.is_text}
+    texts = {name: text for name, text in texts.items() if not shape.takes_messages(name)}
+    sources |= {name: text.parts for name, text in texts.items()}
+    every = {key: one for name, value in inputs.items() for key, one in _in_pieces(name, value, texts)}
 
     def render(given: Mapping[str, Any]) -> Any:
-        known = {name: given[name] for name in inputs if name in given and name != BASE}
-        absent = [name for name in inputs if name not in given and name != BASE]
+        known = {name: given[name] for name in inputs if name in given and name != BASE and name not in texts}
+        absent = [name for name in inputs if name not in known and name != BASE and name not in texts]
         if maybe and BASE not in given:
             absent += maybe
         elif maybe:
             known |= {name: given[BASE][name] for name in maybe if name in given[BASE]}
-        return _rendered(shape, known | {name: shape.unknown(name) for name in absent}, complete=not absent)
+        known |= {name: text.render(given) for name, text in texts.items()}
+        complete = not absent and all(text.whole(given) for text in texts.values())
+        return _rendered(shape, known | {name: shape.unknown(name) for name in absent}, complete=complete)
 
-    return Prompted(tuple(inputs.items()), shape.parts(sources), render)
+    return Prompted(tuple(every.items()), shape.parts(sources), render)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A variable that is a text in pieces, which become inputs of the prompt."""
+
+    text: Prompted
+    names: Mapping[str, str]
+    """The pieces' names in the prompt, by those in the text."""
+
+    @staticmethod
+    def of(variable: str, text: Prompted) -> _Text:
+        return _Text(text, {key: f"{variable}.{key}" for key, _ in text.inputs})
+
+    @property
+    def parts(self) -> tuple[PromptPart, ...]:
+        return tuple(PromptPart.var(self.names[part.variable]) if part.variable else part for part in self.text.parts)
+
+    def whole(self, given: Mapping[str, Any]) -> bool:
+        return all(name in given for name in self.names.values())
+
+    def render(self, given: Mapping[str, Any]) -> Any:
+        return self.text.render({key: given[name] for key, name in self.names.items() if name in given})
+
+
+def _in_pieces(name: str, value: Value, texts: Mapping[str, _Text]) -> Iterator[tuple[str, Value]]:
+    if name in texts:
+        yield from ((texts[name].names[key], one) for key, one in texts[name].text.inputs)
+    else:
+        yield name, value
 
 
 def _whole(shape: PromptShape, name: str, value: Ref) -> Prompted:
@@ -209,15 +252,21 @@ def _whole(shape: PromptShape, name: str, value: Ref) -> Prompted:
             return _rendered(shape, given[name], complete=True)
         return _rendered(shape, {one: shape.unknown(one) for one in every}, complete=False)
 
-    return Prompted(((name, value),), shape.parts(dict.fromkeys(every, name)), render)
+    return Prompted(((name, value),), shape.parts(dict.fromkeys(every, (PromptPart.var(name),))), render)
 
 
 def _formatted(template: BasePromptTemplate[Any], value: Any) -> Any:
-    """As `template.invoke(value)`, which also tells handlers. Raises `KeyError` for a dictionary that lacks a key."""
+    """As `template.invoke(value)`, which also tells handlers.
+
+    Raises `KeyError` for a dictionary that lacks a key, `TypeError` for a value that user code may have to write out.
+    """
     given = value if isinstance(value, dict) else {template.input_variables[0]: value}
     missing = [name for name in template.input_variables if name not in given]
     if missing:
         raise KeyError(missing[0])
+    for name in (*template.input_variables, *template.optional_variables, *template.partial_variables):
+        if name in given and not plain(given[name]):
+            raise TypeError(f"the prompt's {name} is an object whose methods are not known")
     return template.format_prompt(**given)
 
 

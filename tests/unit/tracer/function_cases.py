@@ -198,6 +198,35 @@ def prompts(w: World) -> dict[str, Case]:
     }
 
 
+def half_known(w: World) -> dict[str, Case]:
+    """Lists and texts whose beginnings are known, and whose ends are not."""
+    llm, chain = w.llm, ANSWER | w.llm | StrOutputParser()
+
+    def found_elsewhere(state: Any) -> Any:
+        more = [Document(own("more"))]
+        context = formatted([*state["documents"], *more])
+        return {"answer": chain.invoke({"context": context, "question": state["question"]})}
+
+    def lines_then_own(state: Any) -> Any:
+        lines = ["Notes:"] + state["queries"] + [own("more")]
+        return {"answer": llm.invoke(f"{RULES}\n" + "\n".join(f"- {line}" for line in lines)).content}
+
+    def all_in_pieces(state: Any) -> Any:
+        found = w.retriever.invoke(state["question"])
+        nothing = [d for d in state["documents"] if d.page_content == ""]
+        context = "\n".join(d.page_content for d in [*nothing, *state["documents"], *nothing, *found])
+        words = ", ".join([*(q for q in state["queries"] if q == ""), "first", *state["queries"], *[], "last"])
+        others = "; ".join([*(q for q in state["queries"] if q == ""), state["answer"], *state["queries"]])
+        said = chain.invoke({"context": context, "question": f"{words}? {others}"})
+        return {"answer": said}
+
+    return {
+        "found_elsewhere": Case(found_elsewhere, 0, 1, warmed=1),
+        "lines_then_own": Case(lines_then_own, 0, 1, warmed=1),
+        "all_in_pieces": Case(all_in_pieces, 3, 3),
+    }
+
+
 def made_inside(w: World) -> dict[str, Case]:
     llm = w.llm
 
@@ -627,4 +656,4 @@ def objects(w: World) -> dict[str, Case]:
 
 
 def every(w: World) -> dict[str, Case]:
-    return straight(w) | prompts(w) | made_inside(w) | loops(w) | conditions(w) | objects(w)
+    return straight(w) | prompts(w) | half_known(w) | made_inside(w) | loops(w) | conditions(w) | objects(w)
