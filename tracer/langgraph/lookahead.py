@@ -150,7 +150,7 @@ class _Lookahead:
         drafts = [Draft(names=self.names) for _ in arms]
         for arm, own in zip(arms, drafts, strict=True):
             self._visit(own, arm, state.read(arm.reads), state, before)
-        for component in begun_before_chosen(drafts, partial(unknown, draft)):
+        for component in begun_before_chosen(drafts, partial(unknown, draft), draft):
             draft.add(component)
         for own in drafts:
             draft.calls |= own.calls
