@@ -43,6 +43,16 @@ class Part:
         return AskingPart(self, alone, replace(alone, round=self.gang) if self.gang and self.lookahead else alone)
 
 
+@dataclass(slots=True, eq=False)
+class HeldPart:
+    """A part that is not begun, since others have asked for what it would ask for, if all comes as they expect. It
+    begins with the first call of the plain object, at its place, of which nobody thought."""
+
+    part: Part
+    begun: bool = False
+    over: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class AskingPart:
     """A live part, and the graphs that it asks as."""
