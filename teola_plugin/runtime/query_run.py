@@ -22,6 +22,10 @@ from teola_plugin.runtime.works.identities import OWN_GRAPH, EarlyGraph
 from teola_plugin.runtime.works.work import Work
 
 
+FIRST_CALL = 0.005
+"""Seconds that code needs for it, with some to spare."""
+
+
 class Runtime(Protocol):
     """What a query's handle needs of the runtime that the query lives in. To be called from any thread."""
 
@@ -147,6 +151,11 @@ class QueryRun:
         """Id of the step of the plain object that the primitive was planned for; 0 where that is not known."""
         found = self._part_of(primitive)
         return 0 if found is None else found.step_of(primitive)
+
+    def first_call_by(self, primitive: str) -> float:
+        """When code that a lookahead of the primitive's has begun with will have made its first call."""
+        found = self._part_of(primitive)
+        return found.began + FIRST_CALL if found is not None and found.part.lookahead else 0.0
 
     @property
     def looks_ahead(self) -> bool:

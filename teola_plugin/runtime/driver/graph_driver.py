@@ -105,7 +105,7 @@ class GraphDriver:
         """The plain object has come to a part that has an e-graph of its own. `since`: the number of its last call
         before that, where that is not the last one."""
         if run.id in self.runs:
-            run.parts[part.name] = part.asks(run.calls_made if since is None else since)
+            run.parts[part.name] = part.asks(run.calls_made if since is None else since, self.now())
             run.has_user_code |= runs_user_code(part.graph)
             run.store.put(part.stored, part.value)
             place = part.depth, part.gang, part.members, not part.lookahead
