@@ -97,7 +97,8 @@ class Plans:
 
     def graph(self, traced: Traced) -> Graph:
         """The e-graph of a plan."""
-        return self._plan(traced).graph
+        found: Graph = self._plan(traced).graph
+        return found
 
     def _plan(self, traced: Traced) -> Any:
         return self._pool.plan(traced.template, None, passes=self._passes, speculate=self._speculate)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -29,7 +28,7 @@ def read_path(value: Any, path: Path) -> Any:
 def items_of(value: Any) -> list[Any]:
     """The items of a container. Raises `TypeError` for what is used up by being read, and for a class whose
     iteration is the user's own code."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _BUILTIN:
         return list(value)
     if hasattr(kind, "__next__"):
@@ -42,7 +41,7 @@ def items_of(value: Any) -> list[Any]:
 
 def holds(condition: Any) -> bool:
     """Its truth. Raises `TypeError` for a class in which that is the user's own code."""
-    kind = type(condition)
+    kind: Any = type(condition)
     for name in ("__bool__", "__len__"):
         if kind not in _BUILTIN and _own_code(kind, name):
             raise TypeError(f"{kind.__name__}.{name} is code of the user's")
@@ -50,14 +49,13 @@ def holds(condition: Any) -> bool:
 
 
 def _check(value: Any, key: object) -> None:
-    kind = type(value)
+    kind: Any = type(value)
     if _own_code(kind, "__getitem__"):
         raise TypeError(f"{kind.__name__}.__getitem__ is code of the user's")
     if hasattr(kind, "__missing__") and not dict.__contains__(value, key):
         raise KeyError(key)
 
 
-@lru_cache(maxsize=1024)
 def _own_code(kind: type, name: str) -> bool:
     """Whether a method is a function of the user's: neither of C code nor of a framework's."""
     how = getattr(kind, name, None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from teola_plugin.graph.graph import Graph
 from teola_plugin.graph.kinds import PrimitiveKind
 from teola_plugin.graph.primitive import Primitive
+from teola_plugin.graph.refs import Ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,11 @@ class Growth:
     variable: str
     end: int
     """Parts of the prompt up to the variable, with it."""
+
+    def renamed(self, names: Mapping[str, str], bind: Mapping[str, Ref]) -> Growth:
+        """In a part of a query; `names` are those of its primitives there, `bind` has what it is given."""
+        prefilling, *calls = (p.rename(dict(names), dict(bind)) for p in (self.prefilling, *self.calls))
+        return Growth(names[self.holder], prefilling, tuple(calls), self.variable, self.end)
 
 
 def growths(graph: Graph) -> tuple[Growth, ...]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from teola_plugin.graph import (
     LLM_PREFILLS,
     EngineProfile,
+    Fragment,
     Graph,
     GraphEdit,
     InstancePath,
@@ -54,7 +55,7 @@ class PrefillingSplit:
 
 def _growing(graph: Graph, context: PassContext) -> Iterator[tuple[Primitive, str]]:
     """Prefillings whose prompt grows with a list that is being made, on engines that can prefill beside decoding."""
-    holders = [m.id for m in graph if m.kind is _K.MAP and (m.early or m.attributes.grow)]
+    holders = [m.id for m in graph if m.kind is _K.MAP and (m.early or m.attributes.grow or _decodes(m.fragment))]
     for p in graph if holders else ():
         if p.kind not in LLM_PREFILLS or p.tentative or p.attributes.grows_with:
             continue
@@ -63,6 +64,20 @@ def _growing(graph: Graph, context: PassContext) -> Iterator[tuple[Primitive, st
             found = next((m for m in holders if growth(graph, p, m) is not None), None)
             if found is not None:
                 yield p, found
+
+
+def _decodes(body: Fragment | None) -> bool:
+    """Whether the outputs of its instances are written, so that they come one after the other."""
+    return body is not None and any(p.decodes for p in body.graph)
+
+
+def _occupies(p: Primitive, engine: str) -> bool:
+    """Whether it runs on the engine, or holds what does."""
+    if p.on_engine:
+        return p.engine == engine
+    return any(
+        _occupies(inner, engine) for body in (p.fragment, p.otherwise) if body is not None for inner in body.graph
+    )
 
 
 class _Estimates:
@@ -95,7 +110,7 @@ class _Estimates:
                     if until[name] > latest:
                         latest = until[name]
                 found[p.id] = latest
-                until[p.id] = max(latest, self.ready[p.id]) if p.engine == engine and p.on_engine else latest
+                until[p.id] = max(latest, self.ready[p.id]) if _occupies(p, engine) else latest
         return found
 
     def above(self, p: Primitive, start: int, end: int) -> int:

@@ -43,7 +43,7 @@ class Growing:
     def of(walk: Walker, body: Sequence[ast.stmt]) -> Growing:
         added = {place: found for place, node in enumerate(body) if (found := _added(walk, node)) is not None}
         maybe = [name for node in body if isinstance(node, ast.If) for name in dict.fromkeys(_appended(node))]
-        others = [value for _, value in added.values()]
+        others: list[ast.AST] = [value for _, value in added.values()]
         others += [one for place, node in enumerate(body) if place not in added for one in _others(node)]
         taken = assigned(others) | names_read(others)
         once = [*(name for name, _ in added.values()), *maybe]

@@ -192,8 +192,8 @@ def bind(shape: PromptShape, value: Value) -> Prompted:
     maybe = [name for name in shape.optional if name not in inputs] if record.base is not None else []
     if maybe and record.base is not None:
         inputs[BASE] = record.base
-    sources: dict[str, tuple[PromptPart, ...]]
-    sources = {name: (PromptPart.var(name),) for name in inputs} | dict.fromkeys(maybe, (PromptPart.var(BASE),))
+    sources: dict[str, tuple[PromptPart, ...]] = {name: (PromptPart.var(name),) for name in inputs}
+    sources |= dict.fromkeys(maybe, (PromptPart.var(BASE),))
     texts = {name: _Text.of(name, one) for name, one in inputs.items() if isinstance(one, Prompted) and one.is_text}
     texts = {name: text for name, text in texts.items() if not shape.takes_messages(name)}
     sources |= {name: text.parts for name, text in texts.items()}

@@ -1,7 +1,9 @@
 """Of the nodes that a graph may go to next, what may begin before it is known which.
 
 A search too many costs little, an answer too many does not: of several arms one at most has an LLM write early, and it
-does so only if no other would. Of all others the prompts are prefilled, as far as they are known.
+does so only if no other would. What waits for the engines of the nodes before is known little earlier than the choice,
+which mostly waits for them, too: an arm that waits for nothing goes before it. Of all others the prompts are
+prefilled, as far as they are known.
 """
 
 from __future__ import annotations
@@ -17,18 +19,37 @@ _LATER = "later"
 """The input of a prompt that is known, and not to be answered yet."""
 
 
-def begun_before_chosen(arms: Sequence[Draft], unknown: Callable[[], Ref]) -> list[Component]:
-    """Components of the arms; `unknown` stands for what nobody can tell before the choice."""
-    asking = [any(_asks(c) for c in _known(arm)) for arm in arms]
+def begun_before_chosen(arms: Sequence[Draft], unknown: Callable[[], Ref], before: Draft) -> list[Component]:
+    """Components of the arms; `unknown` stands for what nobody can tell before the choice, `before` is what runs
+    before it."""
+    written = [_written(arm, set()) for arm in arms]
+    if sum(map(bool, written)) > 1:
+        late = _made_by_engines(before)
+        written = [_written(arm, late) for arm in arms]
+    one = sum(map(bool, written)) == 1
     found: list[Component] = []
-    for arm, asks in zip(arms, asking, strict=True):
-        found += _begun(arm, asks and sum(asking) == 1, unknown)
+    for arm, names in zip(arms, written, strict=True):
+        found += _begun(arm, names if one else set(), unknown)
     return [replace(c, attributes=c.attributes.with_(lookahead=False)) for c in found]
 
 
-def _known(arm: Draft) -> Iterator[Component]:
-    """Components without side effects that read nothing but such."""
-    left_out: set[str] = set()
+def _made_by_engines(draft: Draft) -> set[str]:
+    """Components whose values wait for an engine."""
+    found: set[str] = set()
+    for c in draft.components.values():
+        if c.engine or c.embedder or c.body is not None or not found.isdisjoint(_reads(c)):
+            found.add(c.name)
+    return found
+
+
+def _written(arm: Draft, late: Iterable[str]) -> set[str]:
+    """Components for which an LLM may write: those that wait neither for what is left out nor for what is late."""
+    return {c.name for c in _known(arm, late) if _asks(c)}
+
+
+def _known(arm: Draft, late: Iterable[str]) -> Iterator[Component]:
+    """Components without side effects that read nothing but such, and nothing that is late."""
+    left_out = set(late)
     for c in arm.components.values():
         if _excluded(c) or not left_out.isdisjoint(_reads(c)):
             left_out.add(c.name)
@@ -36,13 +57,13 @@ def _known(arm: Draft) -> Iterator[Component]:
             yield c
 
 
-def _begun(arm: Draft, writes: bool, unknown: Callable[[], Ref]) -> list[Component]:
-    """What of an arm begins; `writes`: whether an LLM may write for it."""
+def _begun(arm: Draft, written: set[str], unknown: Callable[[], Ref]) -> list[Component]:
+    """What of an arm begins; an LLM may write for what is `written`."""
     left_out: set[str] = set()
     found: list[Component] = []
     for c in arm.components.values():
         late = left_out & set(_reads(c))
-        if _excluded(c) or late or (_asks(c) and not writes):
+        if _excluded(c) or late or (_asks(c) and c.name not in written):
             left_out.add(c.name)
             if c.role is Role.GENERATION and _begins(c, late):
                 found.append(_prefilled(c, late, unknown()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from teola_plugin.tracer.functions.deciding import Condition, Decide
@@ -66,7 +67,7 @@ class Decided(Generic[T]):
         todo: list[tuple[bool | None, ...]] = [()] if asks else []
         while todo and self._count <= BEFORE:
             given = todo.pop(0)
-            _, answers = self._asking(lambda _, number, given=given: given[number] if number < len(given) else True)
+            _, answers = self._asking(partial(_answer, given))
             todo += [(*answers[:number], False) for number in range(len(given), len(answers))]
 
     @property
@@ -123,3 +124,8 @@ def _way(asked: Sequence[tuple[Condition, bool | None]], made: T) -> _Fork[T]:
     for condition, answer in reversed(asked):
         fork = _Fork(condition, answers={answer: fork})
     return fork
+
+
+def _answer(given: Sequence[bool | None], condition: Condition, number: int) -> bool | None:
+    """The answers that are given; from then on, that the condition holds."""
+    return given[number] if number < len(given) else True

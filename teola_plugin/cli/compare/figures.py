@@ -132,6 +132,10 @@ def advice(fast: AcceleratedRunnable | AcceleratedGraph, value: Any) -> list[str
     if not hasattr(fast, "report"):  # a graph: each of its nodes has a plan of its own
         text = fast.explain()
         return [*([] if "\nearly " in text else [NO_GAIN]), *_advised(text)]
+    return _advice_of_chain(fast, value)  # type: ignore[arg-type]
+
+
+def _advice_of_chain(fast: AcceleratedRunnable, value: Any) -> list[str]:
     found = []
     if not fast.gains:
         found.append(NO_GAIN)

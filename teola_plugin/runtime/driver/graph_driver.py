@@ -108,6 +108,7 @@ class GraphDriver:
             run.parts[part.name] = part.asks(run.calls_made if since is None else since, self.now())
             run.has_user_code |= runs_user_code(part.graph)
             run.store.put(part.stored, part.value)
+            run.growing += growing_prompts(part.graph, part.name, part.stored)
             place = part.depth, part.gang, part.members, not part.lookahead
             self.post(PartBegun(self.now(), run.id, part.name, part.graph, part.stored, *place))
 
@@ -118,6 +119,7 @@ class GraphDriver:
         self.post(PartEnded(self.now(), run.id, name))
         run.store.drop(f"${name}")
         run.parts.pop(name, None)
+        run.growing = [one for one in run.growing if InstancePath(one.growth.holder).inside(name) is None]
         settle_part(run, name, self.engines)
 
     def query(self, run: QueryRun) -> LiveQuery | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from teola_plugin.graph import Graph, Growth, Ref, growths
+from teola_plugin.graph import INPUT, Graph, Growth, InstancePath, Ref, growths
 
 
 @dataclass(slots=True, eq=False)
@@ -13,6 +13,8 @@ class GrowingPrompt:
     """A prompt of a live query."""
 
     growth: Growth
+    plan: Growth
+    """The same as the plan has it: what one query shows of it holds for others."""
     seen: int = 0
     """Outputs of the list that the latest text is made of."""
     ready: int = 0
@@ -33,9 +35,12 @@ class GrowingPrompt:
 _known: WeakKeyDictionary[Graph, tuple[Growth, ...]] = WeakKeyDictionary()
 
 
-def growing_prompts(graph: Graph) -> list[GrowingPrompt]:
-    """The prompts of a query with this e-graph that may grow."""
+def growing_prompts(graph: Graph, part: str = "", given: str = INPUT) -> list[GrowingPrompt]:
+    """The prompts of a query with this e-graph that may grow, or of a part with this name, whose input is `given`."""
     found = _known.get(graph)
     if found is None:
         found = _known[graph] = growths(graph)
-    return [GrowingPrompt(one) for one in found]
+    if not part or not found:
+        return [GrowingPrompt(one, one) for one in found]
+    names = {p.id: InstancePath(part).child(p.id) for p in graph}
+    return [GrowingPrompt(one.renamed(names, {INPUT: Ref(given)}), one) for one in found]

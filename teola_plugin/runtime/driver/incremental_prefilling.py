@@ -54,7 +54,7 @@ class IncrementalPrefilling:
         self._trusted.clear()
 
     def _learn(self, run: QueryRun, one: GrowingPrompt, grows: bool) -> None:
-        key = run.query.tenant, one.growth
+        key = run.query.tenant, one.plan
         self._trusted[key] = grows
         self._trusted.move_to_end(key)
         while len(self._trusted) > TRUSTED:
@@ -124,6 +124,10 @@ class IncrementalPrefilling:
         if not isinstance(whole, str):
             one.over = True
             return
+        if whole == one.whole:  # the latest outputs are of no use: a document that was refused
+            one.seen = ready
+            self._look(run, one)
+            return
         text = whole[: len(whole) - alike(one.whole[::-1], whole[::-1])]
         if not _begins(text, one.text):
             one.over = True
@@ -131,7 +135,7 @@ class IncrementalPrefilling:
             return
         grown = len(text) > len(one.text)
         one.seen, one.whole, one.text = ready, whole, text
-        if grown and self._trusted.get((run.query.tenant, one.growth)):
+        if grown and self._trusted.get((run.query.tenant, one.plan)):
             self._warm(run, one, {**made[1], variable: text + UNKNOWN})
         self._look(run, one)
 

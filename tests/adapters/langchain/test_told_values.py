@@ -37,8 +37,8 @@ def test_methods_of_values_run_as_often_as_in_the_plain_chain(given: Any) -> Non
         def ask(text: str) -> Any:
             return ChatPromptTemplate.from_template(text) | llm | StrOutputParser()
 
-        first = ask("one of {question}")
-        chain = RunnablePassthrough.assign(a=first, b=ask("two")) | RunnablePassthrough.assign(c=ask("three {question}"))
+        both = RunnablePassthrough.assign(a=ask("one of {question}"), b=ask("two"))
+        chain = both | RunnablePassthrough.assign(c=ask("three {question}"))
         counts = []
         for one in (chain, accelerate(chain)):
             TOLD.clear()

@@ -219,6 +219,60 @@ class Handler(BaseCallbackHandler):
         self.kit.note("model heard")
 
 
+class Office:
+    """Gives out models, and tells of it."""
+
+    def __init__(self, kit: Kit) -> None:
+        self.kit = kit
+
+    @property
+    def llm(self) -> Any:
+        self.kit.note("property")
+        return self.kit.llm
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "spare":
+            raise AttributeError(name)
+        self.kit.note("getattr")
+        return self.kit.llm
+
+    def hired(self) -> Any:
+        self.kit.note("hired")
+        return self.kit.llm
+
+    def __enter__(self) -> Any:
+        self.kit.note("entered")
+        return self.kit.llm
+
+    def __exit__(self, *_: Any) -> None:
+        self.kit.note("left")
+
+
+@case({"question": "q"})
+def telling_objects(kit: Kit) -> Any:
+    """Models behind properties, methods, context managers and functions that tell."""
+    office, drawer = Office(kit), {"llm": kit.llm}
+
+    def given_by_a_function() -> Any:
+        kit.note("given")
+        return drawer["llm"]
+
+    def first(state: State) -> dict[str, Any]:
+        said = [office.llm.invoke(f"a {state['question']}").content, office.spare.invoke("b").content]
+        return {"said": [*said, office.hired().invoke(f"c {state['question']}").content]}
+
+    def second(state: State) -> dict[str, Any]:
+        with office as llm:
+            said = llm.invoke(f"d {state['question']}").content
+        return {"said": [said, given_by_a_function().invoke(f"e {state['question']}").content]}
+
+    def third(state: State) -> dict[str, Any]:
+        models = {"llm": office.llm}
+        return {"answer": models["llm"].invoke(f"f {state['question']}").content}
+
+    return in_a_row(first, second, third, state=State, checkpointer=kit.saver)
+
+
 @case({"question": "q"})
 def telling_parts(kit: Kit) -> Any:
     """Prompts, parsers, lambdas, models and handlers of the user's own, in chains that nodes call."""

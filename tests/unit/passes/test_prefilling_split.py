@@ -177,6 +177,36 @@ def growing_graph(between: PrimitiveKind = K.CALL) -> Graph:
     return Graph([write, lines, *made], Ref("d"))
 
 
+def graded_graph() -> Graph:
+    """Documents are graded, and those that are kept are the context of a prompt."""
+    grade = [
+        Primitive("g", K.PREFILLING, "llm", named(document=Ref("$item")), prompt=(LITERAL, V("document"))),
+        Primitive("y", K.DECODING, "llm", named(prefilling=Ref("g"))),
+    ]
+    return Graph(
+        [
+            Primitive(
+                "m", K.MAP, inputs=named(items=Ref("$documents")), fragment=Fragment(Graph(grade, Ref("y")), Ref("y"))
+            ),
+            Primitive("j", K.CALL, inputs=named(found=Ref("m"))),
+            Primitive(
+                "p",
+                K.PREFILLING,
+                "llm",
+                named(question=QUESTION, context=Ref("j")),
+                prompt=(LITERAL, V("question"), V("context")),
+            ),
+        ],
+        Ref("p"),
+    )
+
+
+def test_an_engine_that_works_on_the_items_of_a_list_does_not_pause() -> None:
+    after = PassPipeline((SPLIT,)).run(graded_graph(), CONTEXT).graph
+    assert after["p.partial#0"].attributes.when == ""
+    assert after["p"].attributes.grows_with == "m"
+
+
 def test_a_prompt_says_which_list_it_grows_with() -> None:
     after = PassPipeline((SPLIT, DecodingPipelining())).run(growing_graph(), CONTEXT).graph
     assert after["p"].attributes.grows_with == "m" and after["w"].attributes.grows_with == ""

@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, tenant: str = "") -> None:
         self.id, self.query = "q", Query({}, tenant=tenant)
-        self.growing = [GrowingPrompt(GROWTH)]
+        self.growing = [GrowingPrompt(GROWTH, GROWTH)]
         self.store = QueryStore({})
 
     def calls_of(self, primitive: str) -> dict[str, Any]:
@@ -59,21 +59,21 @@ class Followed:
 
     def _compute(self, run: Any, p: Primitive, given: dict[str, Any]) -> str:
         self.joined += len(given["found"])
-        return "\n".join(given["found"])
+        return "\n".join(one for one in given["found"] if one)
 
-    def query(self, items: int, tenant: str = "", *, right: bool = True) -> int:
-        """One query from end to end; how many prefixes it prefilled early."""
+    def query(self, items: int, tenant: str = "", *, right: bool = True, refused: frozenset[int] = frozenset()) -> int:
+        """One query from end to end; how many prefixes it prefilled early. Of `refused` items nothing is kept."""
         run, before = Run(tenant), len(self.started)
         self.holder.early = []
         asked = cast(QueryRun, run)
         for i in range(items):
             name = f"m[{i}]/d"
             self.holder.early.append(Ref(name))
-            run.store.put(name, f"passage {i}, a few words long")
+            run.store.put(name, "" if i in refused else f"passage {i}, a few words long")
             self.prefixes.made(asked, name)
             if run.growing[0].warmup:
                 self.prefixes.made(asked, run.growing[0].warmup)
-        whole = [f"passage {i}, a few words long" for i in range(items)]
+        whole = [f"passage {i}, a few words long" for i in range(items) if i not in refused]
         run.store.put("join", "\n".join(whole if right else reversed(whole)))
         self.prefixes.dispatched(asked, ASK)
         return len(self.started) - before
@@ -92,6 +92,12 @@ def test_short_lists_are_followed_item_by_item() -> None:
     one = Followed()
     assert one.query(6) == 0
     assert one.query(6) >= 4
+
+
+def test_what_is_refused_makes_a_prompt_no_longer_and_tells_nothing() -> None:
+    one, refused = Followed(), frozenset({1, 2, 5})
+    assert one.query(6, refused=refused) == 0
+    assert one.query(6, refused=refused) == 3
 
 
 def test_what_queries_of_one_tenant_show_is_not_used_for_another() -> None:

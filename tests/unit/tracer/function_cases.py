@@ -312,6 +312,36 @@ def loops(w: World) -> dict[str, Case]:
                 continue
         return {"documents": filtered_docs, "question": question, "web_search": web_search}
 
+    def graded_answer(state: Any) -> Any:
+        kept, refused = [], []
+        for d in state["documents"]:
+            grade = grader.invoke({"question": state["question"], "document": d.page_content}).grade
+            if grade == "yes" or "oats" in d.page_content:
+                logger.info("of use")
+                kept.append(d)
+                if "spring" in d.page_content:
+                    kept.append(d)
+            else:
+                refused.append(d.page_content)
+                continue
+        context = formatted(kept) + f" ({', '.join(refused)})"
+        return {"answer": (ANSWER | llm).invoke({"context": context, "question": state["question"]}).content}
+
+    def short_ones(state: Any) -> Any:
+        found = ["first"]
+        for q in state["queries"]:
+            if len(q) < 4:
+                found.append(q)
+        return {"answer": llm.invoke(f"Of {' '.join(found)}").content}
+
+    def until_two(state: Any) -> Any:
+        kept: list[Any] = []
+        for d in state["documents"]:
+            said = llm.invoke(f"Is it of use? {d.page_content}").content
+            if said and len(kept) < 2:
+                kept.append(d)
+        return {"answer": llm.invoke(f"{RULES} {formatted(kept)}").content}
+
     def comprehension(state: Any) -> Any:
         grades = [
             grader.invoke({"question": state["question"], "document": d.page_content}) for d in state["documents"]
@@ -418,6 +448,9 @@ def loops(w: World) -> dict[str, Case]:
 
     return {
         "grade_documents": Case(grade_documents, 3, 3),
+        "graded_answer": Case(graded_answer, 4, 4),
+        "short_ones": Case(short_ones, 1, 1),
+        "until_two": Case(until_two, 3, 4, warmed=1),
         "built_up": Case(built_up, 4, 4),
         "retried": Case(retried, 1, 1),
         "until_good": Case(until_good, 1, 1),
