@@ -85,8 +85,8 @@ class Plans:
 
 
 class Parts:
-    """The parts of one call of a graph. Those of a superstep end when the second superstep after it begins: until
-    then the nodes behind it, which they were begun for, run."""
+    """The parts of one call of a graph. Those of a superstep end when the second superstep after it begins, of which
+    those without parts do not count: until then the nodes behind it, which they were begun for, run."""
 
     def __init__(self, plans: Plans, run: QueryRun) -> None:
         self._plans, self._run = plans, run
@@ -112,7 +112,8 @@ class Parts:
 
     def _over(self, step: int) -> list[PartRun]:
         with self._lock:
-            old = [one for one in self._live if one < step - 1]
+            latest = max((one for one in self._live if one < step), default=step)
+            old = [one for one in self._live if one < latest]
             return [part for one in old for part in self._live.pop(one)]
 
     def close(self) -> None:
