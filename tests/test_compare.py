@@ -57,6 +57,28 @@ def pooled():
     model = ChatTeola(pool=EnginePool.local(fake_engines()), max_tokens=6)
     return RunnablePassthrough.assign(a=ask("Rewrite {question}", model)).assign(b=ask("Shorten {question}", model))
 
+def graphed():
+    from typing import TypedDict
+    from langgraph.graph import START, StateGraph
+    from teola_plugin import EnginePool
+    from teola_plugin.engines.fake import fake_engines
+    from teola_plugin.langchain import ChatTeola
+
+    model = ChatTeola(pool=EnginePool.local(fake_engines()), max_tokens=6)
+
+    class State(TypedDict, total=False):
+        question: str
+        messages: list
+        answer: str
+
+    def ask(state: State) -> State:
+        return {"messages": [model.invoke("Rewrite " + state["question"])]}
+
+    def answer(state: State) -> State:
+        return {"answer": model.invoke("Shorten " + state["question"]).text}
+
+    return StateGraph(State).add_sequence([ask, answer]).add_edge(START, "ask").compile()
+
 def accelerated():
     from teola_plugin import accelerate
     return accelerate(fake)
@@ -105,6 +127,13 @@ def test_a_chain_on_a_pool(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert list(found["where_the_time_went"]) == ["llm", "your code, and waiting"]
     assert found["wasted"]["calls"] == 4
     assert found["speedup"] > 0 and found["control_ratio"] > 0 and found["errors"] == []
+
+
+def test_a_graph_with_messages_in_its_state(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+    found = compared(capfd, f"{app}:graphed")
+    assert found["equality"]["state"] == "equal" and found["errors"] == []
+    assert found["wasted"] == {"calls": 4, "primitives": 0, "tokens": 0, "median_tokens_per_call": 0}
+    assert not any("expect no gain" in line for line in found["advice"])
 
 
 def test_the_frameworks_fake_model_as_a_report(app: str, capsys: pytest.CaptureFixture[str]) -> None:

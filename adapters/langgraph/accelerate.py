@@ -12,9 +12,9 @@ from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
 from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
 from teola_plugin.adapters.langgraph.agents.tool_places import around, in_loop
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner
-from teola_plugin.adapters.langgraph.ahead import Plans
 from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain
 from teola_plugin.adapters.langgraph.nodes import WatchedNode
+from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import the_pool_of_graph
 from teola_plugin.adapters.terms import NO_APP
 from teola_plugin.errors import RegistrationError, unknown_name
@@ -38,10 +38,12 @@ def accelerate_graph(
     speculate: str,
     app: str | None,
     shadow: float = 0.0,
+    like: Acceleration | None = None,
 ) -> Any:
     """See `teola_plugin.accelerate`. An object of a subclass of the graph's own class; the graph is left as it is.
 
-    One that is accelerated already is accelerated anew, on these terms.
+    One that is accelerated already is accelerated anew, on these terms. `like`: the acceleration of a graph that this
+    one is a copy of, on the same terms; what is the same in both is not made again.
     """
     graph = plain(graph)
     if speculate not in SPECULATE:
@@ -55,15 +57,20 @@ def accelerate_graph(
     again = partial(accelerate_graph, pool=pool, bind=given, passes=chosen, speculate=speculate, app=app)
     found = pool or the_pool_of_graph(graph)
     acceleration = Acceleration(graph, found, again, app or NO_APP)
+    like = like if like is not None and like.pool is found else None
     if found is not None:
         acceleration.tools = eager_tools_of(graph, Planner(found, chosen, speculate))
-    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given))
+    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given, like))
     if found is not None:
-        acceleration.plans = Plans(made, found, chosen, speculate)  # with what is bound to engines in its place
+        known = None if like is None else like.plans
+        fits = known is not None and known.fit(graph)  # with what is bound to engines in its place
+        acceleration.plans = known if fits else Plans(made, graph, found, chosen, speculate)
     return made
 
 
-def _nodes(graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str]]) -> dict[str, Any]:
+def _nodes(
+    graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str]], like: Acceleration | None
+) -> dict[str, Any]:
     """Copies of the nodes, which tell when they begin; graphs that are nodes are accelerated on the same terms, but for
     those that have terms of their own."""
     served = bound([node.bound for node in graph.nodes.values()], bind, acceleration.pool)
@@ -71,9 +78,17 @@ def _nodes(graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str
     for (name, node), runs in zip(graph.nodes.items(), served, strict=True):
         changes: dict[str, Any] = {} if runs is node.bound else {"bound": runs}
         if is_graph(runs):
-            inner = runs if has_terms(runs) else acceleration.again(runs)
+            inner = runs if has_terms(runs) else _inner(runs, acceleration, like)
             changes = {"bound": inner, "subgraphs": [inner if one is runs else one for one in node.subgraphs]}
         eager = acceleration.tools
         instead = None if eager is None else with_eager_tools(runs, eager, around, in_loop)
         made[name] = watched_node(node, partial(WatchedNode, acceleration, name), instead, **changes)
+    return made
+
+
+def _inner(graph: Any, acceleration: Acceleration, like: Acceleration | None) -> Any:
+    """A graph that is a node of another."""
+    known = (None, None) if like is None else like.inner.get(id(graph), (None, None))
+    made = known[1] if known[0] is graph else acceleration.again(graph)
+    acceleration.inner[id(graph)] = graph, made
     return made

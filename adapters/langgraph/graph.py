@@ -19,8 +19,9 @@ from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
 from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
-from teola_plugin.adapters.langgraph.ahead import Parts, Plans
+from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, astepped, stepped
+from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
 from teola_plugin.graph import Query
 from teola_plugin.observe.spans import QueryTrace
@@ -36,11 +37,13 @@ class Acceleration:
 
     original: Pregel[Any, Any, Any, Any]
     pool: EnginePool | None
-    again: Callable[[Any], Any]
-    """`accelerate` on the same terms, for a copy of the original."""
+    again: Callable[..., Any]
+    """`accelerate` on the same terms."""
     app: str = NO_APP
     plans: Plans | None = None
     tools: EagerTools | None = None
+    inner: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """Graphs that are nodes of the original, and what became of them; by identity, which an original keeps."""
     last: list[QueryRun] = field(default_factory=list)
 
 
@@ -99,10 +102,12 @@ class AcceleratedGraph:
     def _query(self, asked: Asked, runs: list[Any], pool: EnginePool) -> StartedCall:
         around = joinable(context_of(asked, runs, pool).run)
         if around is not None:
+            around.has_user_code = True  # its nodes'
             return StartedCall(_Inner(around), None, self)  # type: ignore[arg-type]
         terms = named(asked.terms(outer_terms(runs), pool.runtime.time()), self._teola.app)
         query = Query({"input": None}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
         run = pool.runtime.watch(query, joins=True)
+        run.has_user_code = True  # its nodes'
         self._teola.last[:] = [run]
         return StartedCall(run, None, self, deadline=Deadline.of(run))  # type: ignore[arg-type]
 
@@ -134,7 +139,7 @@ class AcceleratedGraph:
 
     def copy(self, update: dict[str, Any] | None = None) -> Any:
         """As the original is copied; accelerated on the same terms."""
-        return self._teola.again(self._plain().copy(update))
+        return self._teola.again(self._plain().copy(update), like=self._teola)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self._teola.again(copy.deepcopy(self._plain(), memo))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, aclosing, closing, contextmanager
+from contextlib import AbstractContextManager, aclosing, closing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
-from teola_plugin.adapters.langgraph.agents.tool_places import nobody
+from teola_plugin.adapters.langgraph.agents.tool_places import anybody, nobody
 from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.adapters.langgraph.steps import Steps
-from teola_plugin.runtime.context import current_place
+from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.query_run import QueryRun
 
 T = TypeVar("T")
@@ -35,16 +35,9 @@ class GraphCall:
     def __post_init__(self) -> None:
         self.steps = Steps(self.run)
 
-    @contextmanager
-    def in_node(self, name: str, given: Any, config: Mapping[str, Any]) -> Iterator[None]:
+    def in_node(self, name: str, given: Any, config: Mapping[str, Any]) -> NodeTask:
         """A task of a node runs in the body."""
-        place = current_place.get() if self.parts is None else self.parts.place(name, config)
-        with ExitStack() as around:
-            around.enter_context(self.steps.node(name, place, config))
-            if self.parts is not None:
-                self.parts.node_began(name, given, config)
-            around.enter_context(nobody() if self.agent is None else self.agent.in_node(name))
-            yield
+        return NodeTask(self, name, given, config)
 
     def close(self) -> None:
         """It is over: what nobody has claimed is given up."""
@@ -53,33 +46,51 @@ class GraphCall:
                 one.close()
 
 
+class NodeTask:
+    """Around the code of one task of a node. A class of its own: generators would take more of what it takes."""
+
+    __slots__ = ("_agent", "_call", "_config", "_given", "_name", "_step", "_token")
+
+    def __init__(self, call: GraphCall, name: str, given: Any, config: Mapping[str, Any]) -> None:
+        self._call, self._name, self._given, self._config = call, name, given, config
+        self._agent: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        call, name, config = self._call, self._name, self._config
+        known = config.get("metadata") or {}
+        number = int(known.get("langgraph_step", 0))
+        place = current_place.get() if call.parts is None else call.parts.place(name, config)
+        self._step = call.steps.node_began(name, place.step, number, known)
+        self._token = current_place.set(CallPlace(place.depth, place.gang, self._step))
+        if call.parts is not None:
+            call.parts.node_began(name, self._given, config, number)
+        self._agent = call.agent.in_node(name) if call.agent is not None else nobody() if anybody() else None
+        if self._agent is not None:
+            self._agent.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            if self._agent is not None:
+                self._agent.__exit__(kind, error, trace)
+        finally:
+            with suppress(ValueError):  # a generator may be closed in another context than it began in
+                current_place.reset(self._token)
+            self._call.steps.node_ended(self._step, error)
+
+
 current_call: ContextVar[GraphCall | None] = ContextVar("teola_graph_call", default=None)
 """The call that the running code belongs to: of the innermost accelerated graph."""
 
 
-@contextmanager
-def _inside(call: GraphCall) -> Iterator[None]:
-    token = current_call.set(call)
-    try:
-        yield
-    finally:
-        current_call.reset(token)
-
-
-@contextmanager
-def _ending(call: GraphCall) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        call.close()
-
-
 def stepped(call: GraphCall, items: Iterator[T]) -> Iterator[T]:
     """The items, each made inside the call, which never leaks to the reader between two of them."""
-    with _ending(call), closing(items):  # type: ignore[type-var]
+    with closing(call), closing(items):  # type: ignore[type-var]
         while True:
-            with _inside(call):
+            token = current_call.set(call)
+            try:
                 item = next(items, _END)
+            finally:
+                current_call.reset(token)
             if item is _END:
                 return
             yield item
@@ -87,11 +98,14 @@ def stepped(call: GraphCall, items: Iterator[T]) -> Iterator[T]:
 
 async def astepped(call: GraphCall, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """`stepped` in a loop."""
-    with _ending(call):
+    with closing(call):
         async with aclosing(items):  # type: ignore[type-var]
             while True:
-                with _inside(call):
+                token = current_call.set(call)
+                try:
                     item = await anext(items, _END)
+                finally:
+                    current_call.reset(token)
                 if item is _END:
                     return
                 yield item

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.utils.aiter import aclosing
 
 from teola_plugin.adapters.langgraph.graph_call import current_call
+
+_NO_TASK = nullcontext()
 
 
 class WatchedNode(Runnable[Any, Any]):
@@ -18,14 +20,11 @@ class WatchedNode(Runnable[Any, Any]):
     def __init__(self, graph: object, name: str, node: Runnable[Any, Any]) -> None:
         self._graph, self._name, self.node = graph, name, node
 
-    @contextmanager
-    def _task(self, input: Any, config: RunnableConfig | None) -> Iterator[None]:
+    def _task(self, input: Any, config: RunnableConfig | None) -> AbstractContextManager[None]:
         call = current_call.get()
         if call is None or call.graph is not self._graph:
-            yield
-            return
-        with call.in_node(self._name, input, config or {}):
-            yield
+            return _NO_TASK
+        return call.in_node(self._name, input, config or {})
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         with self._task(input, config):

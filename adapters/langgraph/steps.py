@@ -1,17 +1,14 @@
-"""Supersteps, nodes and calls of tools, as the trace of a query shows them."""
+"""Supersteps and nodes, as the trace of a query shows them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
 from teola_plugin.observe.steps import OpenStep
-from teola_plugin.runtime.context import CallPlace, placed
 from teola_plugin.runtime.query_run import QueryRun
 
 
@@ -24,22 +21,15 @@ class Steps:
         self._number: int | None = None
         self._superstep: OpenStep | None = None
 
-    @contextmanager
-    def node(self, name: str, place: CallPlace, config: Mapping[str, Any]) -> Iterator[None]:
-        """A task of the node runs in the body, at this place."""
-        known = config.get("metadata") or {}
-        around = self._within(known.get("langgraph_step", 0), place.step)
-        step = self._run.step_began("node", name, around, triggers=known.get("langgraph_triggers", ()))
-        outcome = "failed"
-        try:
-            with placed(replace(place, step=step)):
-                yield
-            outcome = "done"
-        except GraphBubbleUp:  # an interrupt, a command for the graph around
-            outcome = "interrupted"
-            raise
-        finally:
-            self._run.step_ended(step, outcome)
+    def node_began(self, name: str, around: OpenStep | None, number: int, known: Mapping[str, Any]) -> OpenStep:
+        """A task of the node begins, in the superstep of that number; `known`: what its config's metadata says."""
+        triggers = known.get("langgraph_triggers", ())
+        return self._run.step_began("node", name, self._within(number, around), triggers=triggers)
+
+    def node_ended(self, step: OpenStep, error: BaseException | None) -> None:
+        """Well, or by this error, which may be no failure: an interrupt, a command for the graph around."""
+        outcome = "done" if error is None else "interrupted" if isinstance(error, GraphBubbleUp) else "failed"
+        self._run.step_ended(step, outcome)
 
     def _within(self, number: int, around: OpenStep | None) -> OpenStep:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from teola_plugin.graph.attributes import Attributes
 from teola_plugin.graph.build import Shape, build_pgraph
+from teola_plugin.graph.containers import holds, items_of, read_path
 from teola_plugin.graph.edit import GraphEdit
 from teola_plugin.graph.fragment import Fragment
 from teola_plugin.graph.graph import Graph
@@ -17,7 +18,7 @@ from teola_plugin.graph.kinds import (
     PrimitiveKind,
 )
 from teola_plugin.graph.on_loop import on_loop, runs_on_loop, simple
-from teola_plugin.graph.primitive import Primitive, is_impure, read_path
+from teola_plugin.graph.primitive import Primitive, is_impure
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
 from teola_plugin.graph.query import Query, Terms
 from teola_plugin.graph.refs import (
@@ -73,7 +74,9 @@ __all__ = [
     "conflict",
     "growth",
     "growths",
+    "holds",
     "is_impure",
+    "items_of",
     "named",
     "on_loop",
     "read_path",

@@ -15,7 +15,7 @@ from teola_plugin.graph.kinds import (
     LLM_PREFILLS,
     PrimitiveKind,
 )
-from teola_plugin.graph.refs import Effect, Inputs, Path, PromptPart, Ref, Slice
+from teola_plugin.graph.refs import Effect, Inputs, PromptPart, Ref
 
 if TYPE_CHECKING:
     from teola_plugin.graph.fragment import Fragment
@@ -127,13 +127,6 @@ class Primitive:
 _NAMES = tuple(f.name for f in fields(Primitive))
 _PLACES = {name: place for place, name in enumerate(_NAMES)}
 _values = attrgetter(*_NAMES)
-
-
-def read_path(value: Any, path: Path) -> Any:
-    """What lies under `path` in `value`. Raises the container's own KeyError, IndexError or TypeError."""
-    for key in path:
-        value = value[key.start : key.stop] if isinstance(key, Slice) else value[key]
-    return value
 
 
 def is_impure(p: Primitive) -> bool:

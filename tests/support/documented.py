@@ -9,11 +9,15 @@ import json
 from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from textwrap import dedent
+from typing import Any, TypedDict
 
+from langchain_core.documents import Document
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
+from langgraph.graph import START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
@@ -78,14 +82,62 @@ async def _query() -> tuple[Any, Any, QueryTrace]:
 def life() -> dict[str, str]:
     """One query, moment by moment, in virtual time."""
     report, plan, trace = run_virtual(_query())
-    timeline = timeline_text(trace, width=96).splitlines()
-    timeline[0] = f"the query: {trace.outcome} in {timeline[0].rpartition(' in ')[2]}"  # ids depend on what ran before
     return {
         "report": str(report),
         "p-graph": str(plan.source),
         "e-graph": str(plan.graph),
-        "timeline": "\n".join(line.rstrip() for line in timeline),
+        "timeline": _timeline(trace, 96),
     }
+
+
+def _timeline(trace: QueryTrace, width: int) -> str:
+    lines = timeline_text(trace, width=width).splitlines()
+    lines[0] = f"the query: {trace.outcome} in {lines[0].rpartition(' in ')[2]}"  # ids depend on what ran before
+    return "\n".join(line.rstrip() for line in lines)
+
+
+# ------------------------------------------------------------ a graph
+
+
+class State(TypedDict, total=False):
+    question: str
+    found: list[Document]
+    answer: str
+
+
+def graph(llm: ChatTeola, retriever: Runnable[str, list[Document]], rules: str) -> CompiledStateGraph[Any, Any, Any]:
+    """The graph of the section about graphs."""
+
+    async def search(state: State) -> State:
+        query = await llm.ainvoke(f"Write a query for {state['question']}")
+        return {"found": await retriever.ainvoke(query.text)}
+
+    async def answer(state: State) -> State:
+        passages = "\n".join(document.page_content for document in state["found"])
+        reply = await llm.ainvoke(f"{rules} {state['question']} {passages}")
+        return {"answer": reply.text}
+
+    return StateGraph(State).add_sequence([search, answer]).add_edge(START, "search").compile()
+
+
+async def _graph_query() -> tuple[str, QueryTrace]:
+    async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
+        llm = ChatTeola(pool=pool, max_tokens=16)
+        store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="farm")
+        fast = accelerate(graph(llm, store.as_retriever(), "Answer from the passages. " * 10))
+        traced = fast._teola.plans.traced("search", {"state": QUESTION, "argument": None}, pushed=False)
+        plan = pool.plan(traced.template, None).graph
+        await fast.ainvoke(QUESTION)
+        return str(plan), fast.last_trace()
+
+
+@functools.cache
+def life_of_a_graph() -> dict[str, str]:
+    """A graph of two nodes, what is planned when the first begins, and one call of it in virtual time."""
+    plan, trace = run_virtual(_graph_query())
+    source = inspect.getsource(graph)
+    nodes = dedent(source[source.index("    async def search") : source.index("    return StateGraph")]).rstrip()
+    return {"graph": nodes, "graph plan": plan, "graph timeline": _timeline(trace, 96)}
 
 
 # ------------------------------------------------------------ passes
@@ -348,6 +400,11 @@ def demo_diff() -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "the demo's diff": demo_diff,
     **{name: (lambda name=name: fenced(life()[name])) for name in ("report", "p-graph", "e-graph", "timeline")},  # type: ignore[misc]
+    "graph": lambda: fenced(life_of_a_graph()["graph"], "py"),
+    **{
+        name: (lambda name=name: fenced(life_of_a_graph()[name]))  # type: ignore[misc]
+        for name in ("graph plan", "graph timeline")
+    },
     "prune-dependencies": lambda: fenced(rewrite(PruneDependencies(), titles())),
     "stage-decomposition": lambda: fenced(rewrite(StageDecomposition(), upload())),
     "prefilling-split": lambda: fenced(rewrite(PrefillingSplit(), answer())),

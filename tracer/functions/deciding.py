@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.graph import INPUT, Ref
-from teola_plugin.graph.primitive import read_path
+from teola_plugin.graph import INPUT, Ref, read_path
 from teola_plugin.tracer.functions.pure import MADE, Proven, proven
 from teola_plugin.tracer.functions.values import Computed, Symbol
 from teola_plugin.tracer.symbols import NotUnderstood

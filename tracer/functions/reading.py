@@ -102,6 +102,10 @@ class Surroundings:
                 continue
         return Surroundings(cells, func.__globals__)
 
+    def has(self, *names: str) -> bool:
+        """Whether all of them are there."""
+        return all(any(name in found for found in (self.cells, self.globals, vars(builtins))) for name in names)
+
     def read(self, name: str) -> Symbol:
         for names in (self.cells, self.globals, vars(builtins)):
             if name in names:

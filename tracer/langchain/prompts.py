@@ -30,6 +30,7 @@ from teola_plugin.graph import PromptPart, Ref
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.langchain.few_shot import messages_of, template_of
+from teola_plugin.tracer.purity.purity import plain
 from teola_plugin.tracer.symbols import BASE, NotUnderstood, Prompted, Record, Value
 
 _ROLES: tuple[tuple[type, str], ...] = (
@@ -255,11 +256,17 @@ def _whole(shape: PromptShape, name: str, value: Ref) -> Prompted:
 
 
 def _formatted(template: BasePromptTemplate[Any], value: Any) -> Any:
-    """As `template.invoke(value)`, which also tells handlers. Raises `KeyError` for a dictionary that lacks a key."""
+    """As `template.invoke(value)`, which also tells handlers.
+
+    Raises `KeyError` for a dictionary that lacks a key, `TypeError` for a value that user code may have to write out.
+    """
     given = value if isinstance(value, dict) else {template.input_variables[0]: value}
     missing = [name for name in template.input_variables if name not in given]
     if missing:
         raise KeyError(missing[0])
+    for name in (*template.input_variables, *template.optional_variables, *template.partial_variables):
+        if name in given and not plain(given[name]):
+            raise TypeError(f"the prompt's {name} is an object whose methods are not known")
     return template.format_prompt(**given)
 
 

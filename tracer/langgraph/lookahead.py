@@ -20,7 +20,7 @@ from teola_plugin.tracer.functions.growing import every_item
 from teola_plugin.tracer.functions.live import alive
 from teola_plugin.tracer.functions.values import known_object
 from teola_plugin.tracer.langgraph.arms import begun_before_chosen
-from teola_plugin.tracer.langgraph.node import NOTHING, Visited, unknown, visit
+from teola_plugin.tracer.langgraph.node import NOTHING, UNKNOWN, Visited, unknown, visit
 from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, backwards
 
 STATE, ARGUMENT = "state", "argument"
@@ -34,6 +34,8 @@ class _State:
     """Symbols of the channels' values."""
 
     values: Mapping[str, Symbol]
+    late: bool = False
+    """Whether code that may take long runs before it is there."""
 
     def read(self, names: Iterable[str] | None) -> Symbol:
         """The input of a node that reads these."""
@@ -74,7 +76,7 @@ class _Lookahead:
         else:
             made = visit(draft, node.bound, given, node.name, self.decide)
             after = self._updated(state, made, alone=not pushed)
-            if before:
+            if state.late:
                 _waits(draft)
         if node.pauses:
             return made.span
@@ -87,6 +89,8 @@ class _Lookahead:
             if branch.path is None and made.goto:
                 continue  # its command says where it goes
             self._branch(draft, made.span, node, branch, after, way)
+        if not before and UNKNOWN in draft.components:  # at least what is asked for here comes before it is known
+            draft.order += [(tail, UNKNOWN) for tail in made.span.tails]
         return made.span
 
     def _certain(
@@ -170,14 +174,15 @@ class _Lookahead:
 
     def _updated(self, state: _State, made: Visited, *, alone: bool) -> _State:
         """The state behind a node. Of one of several that run side by side, what it adds is not all that is added."""
+        late = state.late or made.opaque
         if made.updates is None:
-            return _State({})
+            return _State({}, late)
         values = dict(state.values)
         for name, new in made.updates.items():
             how = self.shape.updates.get(name)
             if how is not None:
                 values[name] = _channel(how, values.get(name, UNKNOWN_VALUE), new) if alone else UNKNOWN_VALUE
-        return _State(values)
+        return _State(values, late)
 
 
 def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
@@ -193,7 +198,7 @@ def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
 
 
 def _waits(draft: Draft) -> None:
-    """Code of a node that is yet to come runs behind the barrier before it."""
+    """What a node's code gives comes behind other code, which may take long."""
     for name, c in draft.components.items():
         if c.role is Role.OPAQUE and not c.attributes.slow:
             draft.components[name] = replace(c, attributes=c.attributes.with_(slow=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from teola_plugin.graph import Attributes, Component, Ref, Role
+from teola_plugin.graph import Component, Ref, Role
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, Span
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Sent, Symbol, realised, walk_function
@@ -31,9 +31,13 @@ class Visited:
     """Where it goes, as far as it says so itself."""
     sent: tuple[Sent, ...] = ()
     """What it sends to nodes, one task for each item of a list."""
+    opaque: bool = False
+    """Whether it runs code that nobody knows, and that may take long."""
 
 
 NOTHING = Visited()
+UNKNOWN = "unknown"
+"""The component that stands for what is not known yet."""
 
 
 def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str, decide: Decide | None = None) -> Visited:
@@ -47,17 +51,16 @@ def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str, dec
     first = _first_argument(func)
     walked = walk_function(func, {first: given}, draft, name, state=first, decide=decide) if first else None
     if walked is None:
-        return NOTHING
+        return Visited(opaque=True)
     sent = (walked.value,) if isinstance(walked.value, Sent) else ()
-    return Visited(walked.span, walked.updates, walked.goto, sent)
+    return Visited(walked.span, walked.updates, walked.goto, sent, walked.runs_user_code and not walked.asks)
 
 
 def unknown(draft: Draft) -> Ref:
     """What nobody can tell before the plain graph has come there."""
-    name = "unknown"
-    if name not in draft.components:
-        draft.add(Component(name, Role.OPAQUE, (), attributes=Attributes(slow=True)))
-    return Ref(name)
+    if UNKNOWN not in draft.components:
+        draft.add(Component(UNKNOWN, Role.OPAQUE, ()))
+    return Ref(UNKNOWN)
 
 
 def _first_argument(func: Any) -> str:

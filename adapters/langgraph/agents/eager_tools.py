@@ -12,9 +12,10 @@ from langchain_core.tools import BaseTool, StructuredTool, Tool
 from teola_plugin.adapters.langchain.read_only import is_read_only
 from teola_plugin.adapters.langgraph.agents import approvals
 from teola_plugin.adapters.langgraph.agents.arguments import takes_its_place
-from teola_plugin.adapters.langgraph.agents.early_calls import Found, aclaiming, claiming, is_streamed
+from teola_plugin.adapters.langgraph.agents.early_calls import aclaiming, claiming
 from teola_plugin.adapters.langgraph.agents.reach import reach
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner, ToolWork, work_of
+from teola_plugin.adapters.langgraph.agents.unheard import Found, is_streamed
 from teola_plugin.shims.langchain_agents import (
     ToolNodeParts,
     agent_model,

@@ -10,34 +10,23 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NoReturn
 
-from langchain_core.globals import get_debug
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
-from teola_plugin.adapters.langchain.listening import current_agent
 from teola_plugin.adapters.langchain.own_models import replay
 from teola_plugin.adapters.langchain.own_models.leaf_calls import Outcome, aoutcome_of, outcome_of
 from teola_plugin.adapters.langgraph.agents.arguments import Given
+from teola_plugin.adapters.langgraph.agents.unheard import BodyLog, Found, NeedsItsPlace, Stop, apart, is_streamed
 from teola_plugin.adapters.snapshots import exactly, snapshot
 from teola_plugin.observe.steps import OpenStep
-from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.shims import langchain as shims
-from teola_plugin.shims.langchain_agents import graph_keys
-
-_OF_THE_TASK = ("langgraph_", "checkpoint_")
-"""How keys of a config begin that tell where in the graph a call stands, beside those that LangGraph hides."""
-
-
-class NeedsItsPlace(BaseException):
-    """Stops a function that reaches for what is not there before its place. No `Exception`: it is not to be handled."""
 
 
 class _State(Enum):
@@ -46,80 +35,6 @@ class _State(Enum):
     CLAIMED = "claimed"
     """Also by a plain call that came before it had begun, and makes the call itself."""
     DROPPED = "dropped"
-
-
-class BodyLog(replay.EventLog):
-    """Events of what a tool's function calls. Where somebody streams them, the first one stops it."""
-
-    def __init__(self, stop: Callable[[], NoReturn] | None) -> None:
-        super().__init__()
-        self._stop = stop
-
-    def record(self, event: replay.Event) -> None:
-        if self._stop is not None:
-            self._stop()
-        super().record(event)
-
-    def moved(self, event: replay.Event, leaf_tags: list[str], real: Any) -> replay.Event:
-        """As what the tool's function calls in its place would have told it: all of it has the tool's tags."""
-        kwargs = dict(event.kwargs)
-        for key in ("run_id", "parent_run_id"):
-            if kwargs.get(key) == self.parent:
-                kwargs[key] = real.parent_run_id
-        if kwargs.get("tags") is not None:
-            kwargs["tags"] = [*(tag for tag in real.tags if tag not in kwargs["tags"]), *kwargs["tags"]]
-        if kwargs.get("metadata") is not None:
-            own = {key: value for key, value in kwargs["metadata"].items() if type(value) is not _Lent}
-            kwargs["metadata"] = {**real.metadata, **own}
-        return replay.Event(event.name, event.args, kwargs)
-
-
-class _Lent:
-    """Stands in an early call's config for what a graph lends to a task: whoever looks at it is stopped."""
-
-    def __init__(self, stop: Callable[[], NoReturn]) -> None:
-        object.__setattr__(self, "_stop", stop)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # it is copied with its config
-            raise AttributeError(name)
-        object.__getattribute__(self, "_stop")()
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        object.__getattribute__(self, "_stop")()
-
-    __setattr__ = __getitem__ = __iter__ = __contains__ = __bool__ = __call__
-    __eq__ = __hash__ = __str__ = __repr__ = __format__ = __call__  # type: ignore[assignment]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What calls of a tool's function have shown."""
-
-    misplaced: threading.Event = field(default_factory=threading.Event)
-    """It reaches for what only its place can give, or changes what it is called with."""
-    heard: threading.Event = field(default_factory=threading.Event)
-    """It calls what tells of itself, and somebody streamed that."""
-
-    def may_run_early(self, config: RunnableConfig) -> bool:
-        """Whether a call made ahead can be kept from everybody who listens here, and limits do not forbid it."""
-        known = shims.listeners_are_known() and not get_debug() and not shims.attached_by_environment()
-        free = config.get("max_concurrency") is None and bool(graph_keys(config.get("configurable") or {}))
-        fits = not self.misplaced.is_set() and not (self.heard.is_set() and is_streamed(config))
-        return known and free and fits
-
-
-def _lending(given: Mapping[str, Any] | None, lent: _Lent) -> dict[str, Any]:
-    """A part of a config, in which what is another at a tool's place is not to be looked at."""
-    values = dict(given or {})
-    own = [*graph_keys(values), *(key for key in values if key.startswith(_OF_THE_TASK))]
-    return {**values, **dict.fromkeys(own, lent)}
-
-
-def is_streamed(config: RunnableConfig) -> bool:
-    """Whether somebody streams what is called here."""
-    callbacks = config.get("callbacks")
-    return shims.streams(callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ()))
 
 
 @dataclass(slots=True, eq=False)
@@ -171,19 +86,12 @@ class EarlyCall:
 
     def prepared(self, base: Context, config: RunnableConfig, run: Any, *, sync: bool) -> Context:
         """A context of its own to run in; `config`: where the model is called."""
-        self.log = BodyLog(self._stopper(self.found.heard) if is_streamed(config) else None)
-        lent = _Lent(self._stopper(self.found.misplaced))
-        own: RunnableConfig = {key: config[key] for key in ("tags", "recursion_limit") if key in config}  # type: ignore
-        own["configurable"] = _lending(config.get("configurable"), lent)
-        own["metadata"] = _lending(config.get("metadata"), lent)
-        context = base.copy()
-        for variable in (current_agent, claimable, var_child_runnable_config):  # of what is around the graph
-            context.run(variable.set, None)
-        context.run(current_place.set, current_place.get())
-        replay.prepare(context, context.run(replay.early_config, own, {}, self.log, sync=sync), run)
+        log = self.log = BodyLog(self._stopper(self.found.heard) if is_streamed(config) else None)
+        context = apart(base, config, log, self._stopper(self.found.misplaced), run, sync=sync)
+        context.run(claimable.set, None)
         return context
 
-    def _stopper(self, found: threading.Event) -> Callable[[], NoReturn]:
+    def _stopper(self, found: threading.Event) -> Stop:
         def stop() -> NoReturn:
             self.stopped = True
             found.set()

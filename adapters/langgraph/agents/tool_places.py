@@ -89,6 +89,11 @@ def _step(agent: Agent | None, call: Mapping[str, Any]) -> Iterator[None]:
         agent.run.step_ended(step, outcome)
 
 
+def anybody() -> bool:
+    """Whether an agent listens to models, or to tools, that are called here."""
+    return current_agent.get() is not None or tools_of.get() is not None
+
+
 @contextmanager
 def nobody() -> Iterator[None]:
     """What is called in the body belongs to no agent: models are not listened to, tools find nothing."""

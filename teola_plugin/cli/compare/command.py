@@ -15,6 +15,7 @@ from teola_plugin.errors import RegistrationError, TeolaError
 if TYPE_CHECKING:
     from teola_plugin.cli.compare.given import Given
     from teola_plugin.cli.compare.measure import Run, Session
+    from teola_plugin.pool import EnginePool
 
 EQUAL, DIFFERENT, BAD_INPUT = 0, 1, 2
 """Exit statuses."""
@@ -72,7 +73,6 @@ def run_compare(options: argparse.Namespace) -> int:
 def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     from teola_plugin import accelerate
     from teola_plugin.adapters import DISABLE
-    from teola_plugin.adapters.langchain.pools import the_pool_of
     from teola_plugin.cli.compare import given, plot
     from teola_plugin.cli.compare.figures import facts
     from teola_plugin.cli.compare.measure import Session
@@ -84,13 +84,24 @@ def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     inputs = given.read(options.inputs, options.limit)
     plain = given.load(options.object)
     fast = accelerate(plain, speculate=options.speculate, app="compare")
-    with Session(plain, fast, the_pool_of(plain)) as session:
+    with Session(plain, fast, _pool_of(plain)) as session:
         runs = _all_runs(session, inputs, options)
         found = facts(fast, inputs, runs)
     if options.plot:
         _write(plot.write, options, runs)
     settings = {"object": options.object, "repeats": options.repeats, "speculate": options.speculate}
     return runs, {**settings, **found}
+
+
+def _pool_of(plain: Any) -> EnginePool | None:
+    """The pool whose caches every run begins without."""
+    if any(cls.__module__.startswith("langgraph.") for cls in type(plain).__mro__):
+        from teola_plugin.adapters.langgraph.pools import the_pool_of_graph
+
+        return the_pool_of_graph(plain)
+    from teola_plugin.adapters.langchain.pools import the_pool_of
+
+    return the_pool_of(plain)
 
 
 def _all_runs(session: Session, inputs: Sequence[Given], options: argparse.Namespace) -> list[Run]:

@@ -12,13 +12,15 @@ from teola_plugin.errors import TeolaError
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+    from teola_plugin.adapters.langgraph.graph import AcceleratedGraph
     from teola_plugin.cli.compare.given import Given
     from teola_plugin.observe import QueryTrace
 
 OWN_CODE, OWN_MODELS = "your code, and waiting", "your models and retrievers"
+NO_GAIN = "No part of this object is known to start before its place: expect no gain."
 
 
-def facts(fast: AcceleratedRunnable, inputs: Sequence[Given], runs: Sequence[Run]) -> dict[str, Any]:
+def facts(fast: AcceleratedRunnable | AcceleratedGraph, inputs: Sequence[Given], runs: Sequence[Run]) -> dict[str, Any]:
     """Equality, latencies, time to first token, where the time went, wasted work, advice."""
     latency = {way: distribution(found) for way, found in by_way(runs).items()}
     traces = [run.trace for run in runs if run.trace is not None]
@@ -125,18 +127,31 @@ def wasted(traces: Sequence[QueryTrace]) -> dict[str, Any]:
 # ------------------------------------------------------------ from the plan
 
 
-def advice(fast: AcceleratedRunnable, value: Any) -> list[str]:
+def advice(fast: AcceleratedRunnable | AcceleratedGraph, value: Any) -> list[str]:
     """What would help: why there is nothing to gain, what the author could change. `value`: an input, for the plan."""
+    if not hasattr(fast, "report"):  # a graph: each of its nodes has a plan of its own
+        text = fast.explain()
+        return [*([] if "\nearly " in text else [NO_GAIN]), *_advised(text)]
+    return _advice_of_chain(fast, value)  # type: ignore[arg-type]
+
+
+def _advice_of_chain(fast: AcceleratedRunnable, value: Any) -> list[str]:
     found = []
     if not fast.gains:
-        found.append("No part of this object is known to start before its place: expect no gain.")
+        found.append(NO_GAIN)
     elsewhere = [node for node in fast.report if node.level != "lowered"]
     if elsewhere:
         named = ", ".join(f"{node.path} ({node.class_name})" for node in elsewhere[:5])
         more = f" and {len(elsewhere) - 5} more" if len(elsewhere) > 5 else ""
         found.append(f"Run in their place, as they always did: {named}{more}.")
     try:
-        _, _, text = fast.explain(value).partition("\nAdvice\n------\n")
+        text = fast.explain(value)
     except TeolaError as error:
         return [*found, f"Planning failed, so the original ran: {error}"]
-    return [*found, *filter(None, text.split("\n"))]
+    return [*found, *_advised(text)]
+
+
+def _advised(explained: str) -> list[str]:
+    """The lines of the last section of what `explain()` says."""
+    _, _, text = explained.partition("\nAdvice\n------\n")
+    return [line for line in text.split("\n") if line]

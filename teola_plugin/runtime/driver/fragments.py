@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from teola_plugin.graph import PrimitiveKind, Ref
+from teola_plugin.graph import PrimitiveKind, Ref, holds, items_of
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.graph_events import Expand, Expanded
 
 
 def expansion(run: QueryRun, order: Expand, now: float) -> Expanded:
-    """The answer to `order`. Raises what reading the value or making a list of it raises."""
+    """The answer to `order`. Raises what reading the value or its items raises."""
     p = order.primitive
     value = run.store.read(order.reads)
     if p.kind in (PrimitiveKind.BRANCH, PrimitiveKind.LOOP):
-        return Expanded(now, run.id, p.id, int(bool(value)))
-    items = list(value)
+        return Expanded(now, run.id, p.id, int(holds(value)))
+    items = items_of(value)
     return Expanded(now, run.id, p.id, len(items), _matches(run, items, order.predicted))
 
 
 def _matches(run: QueryRun, items: list[Any], predicted: tuple[Ref, ...]) -> tuple[int | None, ...]:
     """Which prediction equals each item; its own place first. A prediction serves one item."""
     guesses = {i: run.store.read(ref) for i, ref in enumerate(predicted) if ref.producer in run.store}
+    types = {type(guess) for guess in guesses.values()}
     alike: dict[Hashable, dict[int, Any]] = {}
     for place, guess in guesses.items():
         alike.setdefault(_kind(guess), {})[place] = guess
     matches: list[int | None] = []
     for index, item in enumerate(items):
-        mine = alike.get(_kind(item), {})
+        mine = alike.get(_kind(item), {}) if type(item) in types else {}
         order = (index, *mine) if index in mine else mine
         hit = next((i for i in order if type(mine[i]) is type(item) and mine[i] == item), None)
         matches.append(hit)

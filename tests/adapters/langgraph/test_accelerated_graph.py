@@ -198,3 +198,10 @@ def test_shadow_is_refused(pool: EnginePool) -> None:
 def test_a_wrong_word_for_speculate_is_told(pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match="speculate"):
         accelerate(functions(pool).compile(), speculate="yes")
+
+
+def test_nodes_count_as_user_code(pool: EnginePool) -> None:
+    """Which may write to a store that cannot tell: no early search is claimed there."""
+    fast = accelerate(functions(pool).compile(), pool=pool)
+    fast.invoke({"question": "x"})
+    assert fast._teola.last[0].has_user_code

@@ -186,8 +186,8 @@ def test_a_run_that_ends_meanwhile_leaves_nothing_behind(here: Stage, seen: list
     fast = accelerate(agents.function(here), pool=here.pool)
 
     async def played() -> None:
-        handler = fast.run(user_msg=do(TWO))
-        await asyncio.sleep(0.2)  # one of them has its result
+        handler = fast.run(user_msg=do([*TWO, call("stare", at="it")]))
+        await asyncio.sleep(0.2)  # two of them have their results
         await handler.cancel_run()
         await asyncio.sleep(0.05)
 

@@ -91,6 +91,8 @@ def error(found: BaseException) -> Any:
         told["notes"] = plain(notes)
     if found.__cause__ is not None:
         told["cause"] = error(found.__cause__)
+    if found.__context__ not in (None, found.__cause__) and not isinstance(found, GeneratorExit):
+        told["context"] = (type(found.__context__).__name__, found.__suppress_context__)
     return told
 
 

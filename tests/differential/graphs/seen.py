@@ -15,6 +15,7 @@ from differential.graphs.ways import GRAPH, RUNNABLE, is_async
 from langgraph.pregel import Pregel
 from support.books import Books
 from support.graphs import Case, Kit, Turn
+from support.graphs.kit import Stop
 
 THREAD = {"configurable": {"thread_id": "thread"}}
 
@@ -73,7 +74,7 @@ def _called(graph: Any, turn: Turn, way: str, recorder: Recorder) -> Any:
     given = turn.given(graph, THREAD) if callable(turn.given) else copy.deepcopy(turn.given)
     try:
         return plain(GRAPH[way](graph, given, config, **_fitting(graph, turn, way)))
-    except Exception as error:
+    except (Exception, Stop) as error:
         return plain(error)
 
 

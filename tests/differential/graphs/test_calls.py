@@ -89,6 +89,39 @@ async def test_an_async_stream_that_is_left(name: str, plainly: Side, sooner: Si
     assert found[0] == found[1]
 
 
+def test_a_stream_that_is_read_by_several_threads(plainly: Side, sooner: Side) -> None:
+    """Every chunk in a context of its own."""
+    found = []
+    for side in (plainly, sooner):
+        graph = side.fast(GRAPHS["subgraph_as_node"].build(side.kit()))
+        stream = graph.stream({"question": "q"}, _config(0), stream_mode=["values", "messages"], subgraphs=True)
+        chunks: list[Any] = []
+        with ThreadPoolExecutor(4) as threads:
+            while (chunk := threads.submit(next, stream, None).result()) is not None:
+                chunks.append(chunk)
+        found.append(Names()(plain(chunks)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("left_after", [0, 3, 99])
+async def test_an_async_stream_that_is_read_by_several_tasks(left_after: int, plainly: Side, sooner: Side) -> None:
+    """And closed by yet another one."""
+    found = []
+    for side in (plainly, sooner):
+        graph = side.fast(GRAPHS["subgraph_as_node"].build(side.kit()))
+        stream = graph.astream({"question": "q"}, _config(0), stream_mode=["values", "updates"], durability="sync")
+        chunks: list[Any] = []
+        while len(chunks) < left_after:
+            chunk = await asyncio.create_task(anext(stream, None))  # type: ignore[arg-type]
+            if chunk is None:
+                break
+            chunks.append(chunk)
+        await asyncio.create_task(stream.aclose())  # type: ignore[arg-type]
+        assert await graph.ainvoke(None if chunks else {"question": "q"}, _config(0))
+        found.append(Names()(plain(chunks)))
+    assert found[0] == found[1]
+
+
 async def test_a_task_that_is_cancelled(plainly: Side, sooner: Side) -> None:
     """In the middle of a node; what was saved before is there, and the graph can be called again."""
     found = []

@@ -7,6 +7,8 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from support.graphs.kit import Stop
+
 MODES = ("values", "updates", "custom", "messages", "checkpoints", "tasks", "debug")
 
 Way = Callable[..., Any]
@@ -49,7 +51,7 @@ def streamed(**more: Any) -> Way:
         found: list[Any] = []
         try:
             _listed(graph.stream(given, config, **{**more, **options}), found)
-        except Exception as error:
+        except (Exception, Stop) as error:
             found.append(error)
         return found
 
@@ -63,7 +65,7 @@ def astreamed(entry: str = "astream", **more: Any) -> Way:
         found: list[Any] = []
         try:
             await _alisted(getattr(graph, entry)(given, config, **{**more, **options}), found)
-        except Exception as error:
+        except (Exception, Stop) as error:
             found.append(error)
         return found
 

@@ -21,8 +21,10 @@ from langgraph.config import get_config
 from langgraph.store.memory import InMemoryStore
 
 from support.books import POISON
+from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM, fake_engines
 from teola_plugin.engines.fake.base import FakeEngine
+from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
 from teola_plugin.engines.fake.llm import default_answer
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore
 from teola_plugin.pool import EnginePool
@@ -32,6 +34,10 @@ WORDS = ("lambda", "class", "import", "with", "raise")
 TEXTS = [f"passage {i} about {word} — {word} again" for i, word in enumerate(WORDS)]
 
 _CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
+
+
+class Stop(BaseException):
+    """What user code raises to end the program: no `Exception`, so that nobody handles it."""
 
 
 def called(name: str, **arguments: Any) -> str:
@@ -52,9 +58,12 @@ def obedient(prompt: Prompt, sampling: Sampling) -> str:
     return default_answer(prompt, sampling)
 
 
-def engines() -> list[FakeEngine]:
-    """Fakes without latency; the LLM is `obedient`."""
-    return [FakeLLM("llm", answer=obedient) if engine.name == "llm" else engine for engine in fake_engines()]
+def engines(pace: float = 0.0) -> list[FakeEngine]:
+    """Fakes as slow as an RTX 3090's engines, times `pace`; without latency by default. The LLM is `obedient`."""
+    machine, faults = (profiles.rtx3090(), Faults(slow=pace)) if pace else (profiles.noop(), NO_FAULTS)
+    made = fake_engines(machine, **dict.fromkeys(machine, faults))
+    llm = FakeLLM("llm", machine["llm"], obedient, faults=faults)
+    return [llm if engine.name == "llm" else engine for engine in made]
 
 
 class OwnChat(BaseChatModel):

@@ -57,6 +57,21 @@ def test_values_that_cannot_be_hashed_are_compared_one_by_one() -> None:
     assert matches([bytearray(b"a"), {"s": {1}}], [{"s": {1}}, bytearray(b"a")]) == (1, 0)
 
 
+class Hashed:
+    """An item whose comparison is the user's own code."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("user code ran")
+
+    def __hash__(self) -> int:
+        raise AssertionError("user code ran")
+
+
+def test_items_that_nobody_predicted_are_not_compared() -> None:
+    assert matches([Hashed(), "a"], []) == (None, None)
+    assert matches([Hashed(), "a"], ["x", "a"]) == (None, 1)
+
+
 def test_any_lists_are_matched_as_item_by_item_comparison_would() -> None:
     values: list[Any] = ["a", "b", 1, 1.0, True, None, ["a"], [1], [True], {"k": 1}, {"k": 1.0}, {"k": ["a"]}, (1, 2)]
     for seed in range(300):

@@ -15,10 +15,26 @@ from pydantic import BaseModel
 LONG = "and what is more, it is said that oats and ivy grow there; " * 12
 
 
+_looking: list[str] = []
+
+
 async def look(at: str) -> str:
-    """What is there. Takes a while, as tools do."""
-    await asyncio.sleep(0.03 + 0.03 * len(at))
+    """What is there. Takes a while, as tools do; of those under way the shortest name comes first."""
+    _looking.append(at)
+    try:
+        await asyncio.sleep(0.03)
+        while any(len(other) < len(at) for other in _looking):
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.06)
+    finally:
+        _looking.remove(at)
     return f"{at}: {LONG}"
+
+
+async def stare(at: str) -> str:
+    """Takes longer than anybody waits."""
+    await asyncio.sleep(30)
+    return at
 
 
 def add(a: int, b: int) -> int:
@@ -55,7 +71,7 @@ def engines(stage: Stage, fast: Callable[[Any], Any] = lambda engine: engine) ->
 
 def function(stage: Stage, *tools: Any, **options: Any) -> FunctionAgent:
     given = {"system_prompt": "Use your tools.", "llm": stage.llm, **options}
-    return FunctionAgent(tools=list(tools or (look, add, fail, note, permit)), **given)
+    return FunctionAgent(tools=list(tools or (look, add, fail, note, permit, stare)), **given)
 
 
 def react(stage: Stage, *tools: Any, **options: Any) -> ReActAgent:
@@ -137,7 +153,7 @@ async def three(agent: Any, told: Told) -> Any:
 
 
 async def cancelled(agent: Any, told: Told) -> Any:
-    handler = agent.run(user_msg=do([call("look", at="far away")]))
+    handler = agent.run(user_msg=do([call("stare", at="far away")]))
     await asyncio.sleep(0.1)
     await handler.cancel_run()
     return await told.listen(handler)

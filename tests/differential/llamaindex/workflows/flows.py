@@ -105,6 +105,7 @@ class FanOut(Workflow):
         self.now += 1
         self.most = max(self.most, self.now)
         said = str(await self.llm.acomplete(f"part {ev.number}"))
+        await asyncio.sleep(0.02)
         self.now -= 1
         return Done(said=said)
 

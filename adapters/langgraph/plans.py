@@ -1,0 +1,131 @@
+"""Plans of a graph's nodes: for each, what it and the nodes behind it will ask engines for.
+
+They are made when the graph is accelerated: to read the source of its functions takes some milliseconds, which no query
+has to wait for. Where conditions on the state are decided by it, there is a plan for each way; one that a state asks
+for first is made behind its query, which does with the plan that decides nothing.
+"""
+
+from __future__ import annotations
+
+import dis
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from teola_plugin.adapters.early_work import log_fallback, runs_ahead
+from teola_plugin.graph import Graph
+from teola_plugin.passes import Pass
+from teola_plugin.pool import EnginePool
+from teola_plugin.shims.langgraph import functions_of
+from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.functions.deciding import Decide
+from teola_plugin.tracer.functions.reading import Surroundings
+from teola_plugin.tracer.langgraph.decisions import Decided
+from teola_plugin.tracer.langgraph.lookahead import lookahead
+from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of
+
+BEHIND = 0.02
+"""Seconds after a node has begun at which a plan is made that it lacked: by then its query waits for an engine."""
+
+
+class Plans:
+    """Of one graph. `original`: what was accelerated, copies of which have the same plans."""
+
+    def __init__(
+        self, graph: Any, original: Any, pool: EnginePool, passes: tuple[Pass, ...] | None, speculate: str
+    ) -> None:
+        self._pool, self._passes, self._speculate = pool, passes, speculate
+        self._original = original
+        self.shape: GraphShape | None = shape_of(graph)
+        self.distances: Mapping[str, int] = {} if self.shape is None else distances(self.shape)
+        self.channels = () if self.shape is None else tuple(self.shape.updates)
+        """Of the state."""
+        self._known: dict[tuple[str, bool], Decided[Traced | None]] = {}
+        self._making: set[tuple[str, bool]] = set()
+        if self.shape is not None and _all_there(node.bound for node in self.shape.nodes.values()):
+            for name in self.shape.nodes:
+                self._of(name, False).before()
+
+    def fit(self, original: Any) -> bool:
+        """Whether they are those of this graph, too: a copy whose nodes and edges are the same."""
+        one, other = vars(self._original), vars(original)
+        nodes, others = one["nodes"], other["nodes"]
+        if nodes.keys() != others.keys() or any(nodes[name] is not others[name] for name in nodes):
+            return False
+        return all(one.get(name) is other.get(name) or one.get(name) == other.get(name) for name in _SHAPING)
+
+    # ------------------------------------------------------------ one node
+
+    def may_have(self, node: str, *, pushed: bool) -> bool:
+        """Whether there is a plan for some state, as far as is known."""
+        return self.shape is not None and node in self.shape.nodes and not self._of(node, pushed).empty
+
+    def traced(self, node: str, value: Any, *, pushed: bool) -> Traced | None:
+        """For a template's input. None where nothing is gained."""
+        return self._of(node, pushed).plan(value)
+
+    def at_hand(self, node: str, value: Any, *, pushed: bool) -> Traced | None:
+        """`traced`, if it was made before; else one that decides nothing. The right one is there some time later."""
+        found, another = self._of(node, pushed).made(value)
+        if another and (node, pushed) not in self._making:
+            self._making.add((node, pushed))
+            _behind(partial(self._make, node, value, pushed))
+        return found
+
+    def _of(self, node: str, pushed: bool) -> Decided[Traced | None]:
+        found = self._known.get((node, pushed))
+        if found is None:
+            found = self._known.setdefault((node, pushed), Decided(partial(self._traced, node, pushed)))
+        return found
+
+    def _make(self, node: str, value: Any, pushed: bool) -> None:
+        self.traced(node, value, pushed=pushed)
+        self._making.discard((node, pushed))
+
+    def _traced(self, node: str, pushed: bool, decide: Decide | None) -> Traced | None:
+        if self.shape is None or node not in self.shape.nodes or self._speculate == "off":
+            return None
+        try:
+            found = lookahead(self.shape, node, pushed=pushed, decide=decide)
+            plan = self._plan(found)
+        except Exception as error:
+            log_fallback(error)
+            return None
+        return found if plan.source is None or runs_ahead(plan.source, plan.graph) else None
+
+    def graph(self, traced: Traced) -> Graph:
+        """The e-graph of a plan."""
+        found: Graph = self._plan(traced).graph
+        return found
+
+    def _plan(self, traced: Traced) -> Any:
+        return self._pool.plan(traced.template, None, passes=self._passes, speculate=self._speculate)
+
+
+_SHAPING = ("builder", "interrupt_before_nodes", "interrupt_after_nodes", "cache_policy")
+"""Of a graph, what its plans depend on besides its nodes."""
+
+
+def _behind(work: Callable[[], None]) -> None:
+    timer = threading.Timer(BEHIND, work)
+    timer.daemon = True
+    timer.start()
+
+
+def _all_there(nodes: Any) -> bool:
+    """Whether all names are there that the functions of the nodes read: a module may define some of them later."""
+    functions = [one for node in nodes for one in functions_of(node) or () if one is not None]
+    return all(map(_has_its_names, functions))
+
+
+def _has_its_names(func: Any) -> bool:
+    while type(func) is partial:
+        func = func.func
+    func = getattr(func, "__func__", func)
+    if type(func) is not FunctionType:
+        return True
+    around, code = Surroundings.of(func), func.__code__
+    read = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    return around.has(*read, *code.co_freevars)
