@@ -21,7 +21,6 @@ from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.identities import OWN_GRAPH, EarlyGraph
 from teola_plugin.runtime.works.work import Work
 
-
 FIRST_CALL = 0.005
 """Seconds that code needs for it, with some to spare."""
 
