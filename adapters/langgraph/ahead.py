@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.adapters.early_work import log_fallback
+from teola_plugin.adapters.langgraph.coverage import covers
 from teola_plugin.adapters.langgraph.plans import Plans
+from teola_plugin.graph import Graph
 from teola_plugin.runtime.context import CallPlace, current_place
+from teola_plugin.runtime.part import HeldPart
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langgraph import branch_of, sent, state_of
+from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE
 from teola_plugin.tracer.langgraph.shape import begun_with
 
@@ -18,41 +23,51 @@ DEPTH = 4
 """Primitives that a node stands for, as far as depth goes: a prompt, its prefilling and decoding, a parser."""
 
 
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A part that has not ended, with its plan; and the last superstep of which it is known to ask for something."""
+
+    part: PartRun
+    graph: Graph
+    step: int
+
+
 class Parts:
-    """The parts of one call of a graph. Those of a superstep end when the second superstep after it begins: until
-    then the nodes behind it, which they were begun for, run."""
+    """The parts of one call of a graph. Those of a superstep end when the second superstep after it begins, of which
+    those without parts do not count: until then the nodes behind it, which they were begun for, run. What a part has
+    asked for already is not asked for by the parts of these nodes once more: they are held until something comes that
+    it has not foreseen."""
 
     def __init__(self, plans: Plans, run: QueryRun) -> None:
         self._plans, self._run = plans, run
-        self._live: dict[int, list[PartRun]] = {}
+        self._live: list[_Live] = []
         self._lock = threading.Lock()
 
     def place(self, name: str, config: Mapping[str, Any]) -> CallPlace:
         """Where the node's code is in the query: so far from its end, and done with the tasks beside it."""
         around = current_place.get()
         depth = around.depth + DEPTH * self._plans.distances.get(name, 0)
-        return CallPlace(depth, branch_of(config) or around.gang, around.step)
+        return CallPlace(depth, branch_of(config) or around.gang, around.step, around.held)
 
-    def node_began(self, name: str, given: Any, config: Mapping[str, Any], step: int) -> None:
-        """What its plan asks for begins, unless there is none. To be called from any thread, in the node's place.
+    def node_began(
+        self, name: str, given: Any, config: Mapping[str, Any], place: CallPlace, step: int
+    ) -> HeldPart | None:
+        """What its plan asks for begins, unless there is none, or unless it is held. To be called from any thread.
         Raises nothing. `step`: the number of its superstep."""
+        held = None
         try:
-            part = self._begun(name, given, config)
-            over: list[PartRun] = []
-            with self._lock:
-                if part is not None:
-                    self._live.setdefault(step, []).append(part)
-                for old in [one for one in self._live if one < step - 1]:
-                    over += self._live.pop(old)
-            for one in over:  # behind the new one, which goes on with what they have in common
-                one.close()
+            found = self._planned(name, given, config)
+            if found is not None:
+                held = self._begun(name, *found, place, step, pushed=sent(config))
+            for part in self._over(step):  # behind the new one, which goes on with what they have in common
+                part.close()
         except Exception as error:
             log_fallback(error)
+        return held
 
-    def _begun(self, node: str, given: Any, config: Mapping[str, Any]) -> PartRun | None:
-        """The plan of a node joins the live query; None without one."""
-        plans, pushed = self._plans, sent(config)
-        shape = plans.shape
+    def _planned(self, node: str, given: Any, config: Mapping[str, Any]) -> tuple[Traced, dict[str, Any]] | None:
+        """The plan of a node, and the value that it begins with; None without one."""
+        plans, shape, pushed = self._plans, self._plans.shape, sent(config)
         if shape is None or not plans.may_have(node, pushed=pushed):
             return None
         state = state_of(config, plans.channels)
@@ -60,22 +75,47 @@ class Parts:
             state = begun_with(shape, state, given)
         value = {STATE: state, ARGUMENT: given if pushed else None}
         planned = plans.at_hand(node, value, pushed=pushed)
-        if planned is None:
-            return None
-        place = current_place.get()
-        return self._run.part(
-            plans.graph(planned),
+        return None if planned is None else (planned, value)
+
+    def _begun(
+        self, node: str, planned: Traced, value: dict[str, Any], place: CallPlace, step: int, *, pushed: bool
+    ) -> HeldPart | None:
+        graph = self._plans.graph(planned)
+        with self._lock:
+            covered = not pushed and self._covered(graph, step)
+        part = self._run.part(
+            graph,
             planned.calls,
             value,
-            depth=place.depth - DEPTH * plans.distances.get(node, 0),  # a plan goes on to the graph's end
+            depth=place.depth - DEPTH * self._plans.distances.get(node, 0),  # a plan goes on to the graph's end
+            gang=place.gang,
             members=node if pushed else "",
             lookahead=True,
             step=place.step,
+            held=covered,
         )
+        with self._lock:
+            self._live.append(_Live(part, graph, step))
+        return part.held
+
+    def _covered(self, graph: Graph, step: int) -> bool:
+        """Whether a part of an earlier superstep has asked for all of it; that one goes on, then."""
+        for one in self._live:
+            if one.step < step and one.part.begun and covers(one.graph, graph):
+                one.step = step
+                return True
+        return False
+
+    def _over(self, step: int) -> list[PartRun]:
+        with self._lock:
+            latest = max((one.step for one in self._live if one.step < step), default=step)
+            over = [one.part for one in self._live if one.step < latest]
+            self._live = [one for one in self._live if one.step >= latest]
+            return over
 
     def close(self) -> None:
         """The call is over."""
         with self._lock:
-            parts, self._live = [part for found in self._live.values() for part in found], {}
-        for part in parts:
-            part.close()
+            live, self._live = self._live, []
+        for one in live:
+            one.part.close()

@@ -61,9 +61,9 @@ class NodeTask:
         number = int(known.get("langgraph_step", 0))
         place = current_place.get() if call.parts is None else call.parts.place(name, config)
         self._step = call.steps.node_began(name, place.step, number, known)
-        self._token = current_place.set(CallPlace(place.depth, place.gang, self._step))
-        if call.parts is not None:
-            call.parts.node_began(name, self._given, config, number)
+        place = CallPlace(place.depth, place.gang, self._step, place.held)
+        held = None if call.parts is None else call.parts.node_began(name, self._given, config, place, number)
+        self._token = current_place.set(place if held is None else CallPlace(place.depth, place.gang, place.step, held))
         self._agent = call.agent.in_node(name) if call.agent is not None else nobody() if anybody() else None
         if self._agent is not None:
             self._agent.__enter__()

@@ -18,6 +18,7 @@ from teola_plugin.requests.request import Request
 from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.part import HeldPart
 from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
@@ -45,6 +46,8 @@ class Call:
     """Whether its values may stay where they are made."""
     step: int = 0
     """Of the plain object: the one that calls; 0 where that is not known."""
+    held: HeldPart | None = None
+    """Of its place: begins if the call is of something that nobody has asked for."""
     works: list[Work] = field(default_factory=list)
     """One for each payload, once they are made or claimed."""
     given_up: bool = False
@@ -186,6 +189,14 @@ class PlainCalls:
         if known is not None:
             call.port.depths(known)
         call.port.enqueue(fresh, event)
+        if live and call.held is not None:
+            self._begin(run, call.held)
+
+    def _begin(self, run: QueryRun, held: HeldPart) -> None:
+        """What was expected has not come. The part goes on with what this call asks for, which does not wait for it."""
+        if not (held.begun or held.over):
+            held.begun = True
+            asyncio.get_running_loop().call_soon(self._driver.begin_part, run, held.part, run.calls_made - 1)
 
     def _wait(self, run: QueryRun, call: Call, name: str) -> None:
         deliver = Future.set_result if call.keep_remote else self._deliver

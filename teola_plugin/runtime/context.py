@@ -12,6 +12,7 @@ from teola_plugin.graph import Terms
 from teola_plugin.observe.steps import OpenStep
 
 if TYPE_CHECKING:
+    from teola_plugin.runtime.part import HeldPart
     from teola_plugin.runtime.query_run import QueryRun
 
 current_run: ContextVar[QueryRun | None] = ContextVar("teola_current_run", default=None)
@@ -30,6 +31,8 @@ class CallPlace:
     """Calls of one gang are done with the last of them: branches that run side by side and are put together."""
     step: OpenStep | None = None
     """What `QueryRun.step_began` gave for the node or the tool that runs, for traces."""
+    held: HeldPart | None = None
+    """Begins when a call is made here that no part has asked for."""
 
 
 NOWHERE = CallPlace()

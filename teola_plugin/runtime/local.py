@@ -235,7 +235,8 @@ class LocalRuntime:
         given, log = list(payloads), PieceLog(tentative=tentative) if stream else None
         call = Call(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
         if run is not None:
-            call.step = run.steps.id_of(current_place.get().step)
+            place = current_place.get()
+            call.step, call.held = run.steps.id_of(place.step), place.held
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         self.loop.post(self._calls.join, run, call)

@@ -37,10 +37,20 @@ class Part:
         """Where its input lies."""
         return f"${self.name}"
 
-    def asks(self, since: int) -> AskingPart:
-        """As a party to works, from the plain object's call of that number on."""
+    def asks(self, since: int, at: float = 0.0) -> AskingPart:
+        """As a party to works, from this time and the plain object's call of that number on."""
         alone = EarlyGraph(self.name, self.name, self.lookahead, since)
-        return AskingPart(self, alone, replace(alone, round=self.gang) if self.gang and self.lookahead else alone)
+        return AskingPart(self, alone, replace(alone, round=self.gang) if self.gang and self.lookahead else alone, at)
+
+
+@dataclass(slots=True, eq=False)
+class HeldPart:
+    """A part that is not begun, since others have asked for what it would ask for, if all comes as they expect. It
+    begins with the first call of the plain object, at its place, of which nobody thought."""
+
+    part: Part
+    begun: bool = False
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,8 @@ class AskingPart:
     alone: EarlyGraph
     beside: EarlyGraph
     """For what its gang asks for, too."""
+    began: float = 0.0
+    """On the runtime's clock."""
 
     def graph_of(self, primitive: str) -> EarlyGraph:
         """The one that asks for that primitive of it."""

@@ -16,10 +16,13 @@ from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.runtime.part import AskingPart, Part
+from teola_plugin.runtime.part import AskingPart, HeldPart, Part
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.identities import OWN_GRAPH, EarlyGraph
 from teola_plugin.runtime.works.work import Work
+
+FIRST_CALL = 0.005
+"""Seconds that code needs for it, with some to spare."""
 
 
 class Runtime(Protocol):
@@ -148,6 +151,11 @@ class QueryRun:
         found = self._part_of(primitive)
         return 0 if found is None else found.step_of(primitive)
 
+    def first_call_by(self, primitive: str) -> float:
+        """When code that a lookahead of the primitive's has begun with will have made its first call."""
+        found = self._part_of(primitive)
+        return found.began + FIRST_CALL if found is not None and found.part.lookahead else 0.0
+
     @property
     def looks_ahead(self) -> bool:
         """Whether parts of it run ahead of code that is yet to come."""
@@ -167,6 +175,7 @@ class QueryRun:
         members: str = "",
         lookahead: bool = False,
         step: OpenStep | None = None,
+        held: bool = False,
     ) -> PartRun:
         """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query.
 
@@ -175,13 +184,17 @@ class QueryRun:
         names of those components that are in the gang, where others come behind them. `lookahead`: it runs ahead of
         code that later parts may be begun for, too; they adopt what it has asked for, but for what their own gang has;
         nobody `observe`s user code for it. Begin the later one before closing the earlier one, so that what is under
-        way goes on. `step`: that of its `members`, for the trace; not given, that of the code that calls.
+        way goes on. `step`: that of its `members`, for the trace; not given, that of the code that calls. `held`: it
+        begins later, if it has to: see `HeldPart`, which belongs into the `CallPlace` of its code.
         """
         self.claims = True
         place, name = current_place.get(), f"part{next(self._numbers)}"
         depth, gang = place.depth if depth is None else depth, place.gang if gang is None else gang
         at = self.steps.id_of(step or place.step)
-        self.runtime.begin_part(self, Part(name, graph, calls, value, depth, gang, members, lookahead, at))
+        part = Part(name, graph, calls, value, depth, gang, members, lookahead, at)
+        if held:
+            return PartRun(self, name, HeldPart(part))
+        self.runtime.begin_part(self, part)
         return PartRun(self, name)
 
     def step_began(self, kind: str, name: str, parent: OpenStep | None = None, **facts: object) -> OpenStep:
@@ -223,6 +236,12 @@ class PartRun:
 
     whole: QueryRun
     name: str
+    held: HeldPart | None = None
+    """None for one that has begun with its place."""
+
+    @property
+    def begun(self) -> bool:
+        return self.held is None or self.held.begun
 
     @property
     def id(self) -> str:
@@ -244,6 +263,9 @@ class PartRun:
     def close(self) -> None:
         """The plain object has the part's value, or gave it up: what nobody claimed, nor another part adopted, is
         dropped."""
-        self.whole.runtime.end_part(self.whole, self.name)
+        if self.held is not None:
+            self.held.over = True
+        if self.begun:
+            self.whole.runtime.end_part(self.whole, self.name)
 
     cancel = close

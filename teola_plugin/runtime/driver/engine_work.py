@@ -6,7 +6,8 @@ scheduler's; here they meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.graph import Primitive, PrimitiveKind, Terms
@@ -57,13 +58,23 @@ class EngineWork:
 
     def dispatch(self, run: QueryRun, order: Dispatch) -> None:
         """Make the payloads, off the loop where that is not ours to do, then the works."""
-        p, calls = order.primitive, run.calls_of(order.primitive.id)
+        p = order.primitive
         try:
             inputs = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer in run.store}
         except (KeyError, IndexError, TypeError) as error:  # a value of another form: the plain object will tell
             self._driver.fail(run, p.id, error)
             return
         run.preparing.add(p.id)
+        wait = run.first_call_by(p.id) - self._driver.now() if p.kind is _K.PARTIAL_PREFILLING and run.parts else 0.0
+        if wait > 0:  # a prompt that somebody waits for goes first
+            asyncio.get_running_loop().call_later(wait, self._prepare, run, order, inputs)
+        else:
+            self._prepare(run, order, inputs)
+
+    def _prepare(self, run: QueryRun, order: Dispatch, inputs: Mapping[str, Any]) -> None:
+        p, calls = order.primitive, run.calls_of(order.primitive.id)
+        if p.id not in run.preparing:  # cancelled meanwhile, or the query is over
+            return
         self._driver.code.run(
             run.id,
             lambda: requests.payloads(p, inputs, calls),

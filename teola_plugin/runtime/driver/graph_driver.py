@@ -101,10 +101,11 @@ class GraphDriver:
             self._deadlines.add(query.deadline)
         self.post(Admit(self.now(), run.id, graph, query.deadline, run.ahead))
 
-    def begin_part(self, run: QueryRun, part: Part) -> None:
-        """The plain object has come to a part that has an e-graph of its own."""
+    def begin_part(self, run: QueryRun, part: Part, since: int | None = None) -> None:
+        """The plain object has come to a part that has an e-graph of its own. `since`: the number of its last call
+        before that, where that is not the last one."""
         if run.id in self.runs:
-            run.parts[part.name] = part.asks(run.calls_made)
+            run.parts[part.name] = part.asks(run.calls_made if since is None else since, self.now())
             run.has_user_code |= runs_user_code(part.graph)
             run.store.put(part.stored, part.value)
             run.growing += growing_prompts(part.graph, part.name, part.stored)
