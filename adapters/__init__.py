@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.errors import RegistrationError, TraceError
 
 if TYPE_CHECKING:
+    from teola_plugin.adapters.options import Options
     from teola_plugin.passes import Pass
     from teola_plugin.pool import EnginePool
 
@@ -49,22 +50,20 @@ def accelerate(
     """
     if os.environ.get(DISABLE, "") not in ("", "0"):
         return obj
-    module = type(obj).__mro__
-    fast = _graph(obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow)
+    from teola_plugin.adapters.options import Options  # with the passes, which take a while to import
+
+    module, options = type(obj).__mro__, Options.of(pool, bind, passes, speculate, app, shadow)
+    fast = _graph(obj, options)
     if fast is not obj:
         return fast
     if any(cls.__module__.startswith("langchain_core.") for cls in module):
         from teola_plugin.adapters.langchain.accelerate import accelerate_runnable
 
-        return accelerate_runnable(
-            obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow, graphs=_graph
-        )
+        return accelerate_runnable(obj, options, _graph)
     if any(cls.__module__.startswith(("llama_index.core.", "workflows.")) for cls in module):
         from teola_plugin.adapters.llamaindex.accelerate import accelerate_llamaindex
 
-        return accelerate_llamaindex(
-            obj, pool=pool, bind=bind, passes=passes, speculate=speculate, app=app, shadow=shadow
-        )
+        return accelerate_llamaindex(obj, options)
     raise TraceError(
         f"cannot accelerate a {type(obj).__module__}.{type(obj).__qualname__}.",
         hint="pass a LangChain Runnable (a chain, a retriever, a model) or a LlamaIndex query engine; "
@@ -89,10 +88,10 @@ def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
     )
 
 
-def _graph(obj: Any, **terms: Any) -> Any:
+def _graph(obj: Any, options: Options) -> Any:
     """A compiled graph of LangGraph, accelerated; the very object for any other."""
     if not any(cls.__module__.startswith("langgraph.pregel") for cls in type(obj).__mro__):
         return obj
     from teola_plugin.adapters.langgraph.accelerate import accelerate_graph, is_graph
 
-    return accelerate_graph(obj, **terms) if is_graph(obj) else obj
+    return accelerate_graph(obj, options) if is_graph(obj) else obj

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,42 +12,31 @@ from langchain_core.runnables import Runnable, RunnableGenerator
 from langchain_core.runnables.base import RunnableEach
 
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, bound_object, pairs
+from teola_plugin.adapters.langchain.binding.bind import bound, bound_object
 from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.live.parts import with_parts
 from teola_plugin.adapters.langchain.model import AcceleratedModel, ModelCalls, as_model
 from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
 from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
-from teola_plugin.errors import RegistrationError, TraceError, unknown_name
+from teola_plugin.adapters.options import Options
+from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
-from teola_plugin.passes import Pass, resolve_passes
-from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.report import TraceNode, TraceReport
 
 Node = Runnable[Any, Any]
-Graphs = Callable[..., Any]
-"""(graph, pool=, passes=, speculate=, app=) -> the graph, accelerated; the very object for what is no graph."""
+Graphs = Callable[[Any, Options], Any]
+"""The graph, accelerated; the very object for what is no graph."""
 _KINDS: tuple[tuple[type, type[AcceleratedRunnable]], ...] = (
     (RunnableGenerator, AcceleratedGenerator),
     (BaseLanguageModel, ModelCalls),
 )
 
 
-def accelerate_runnable(
-    runnable: Any,
-    *,
-    pool: EnginePool | None,
-    bind: Bindings | None,
-    passes: Iterable[Pass | str] | None,
-    speculate: str,
-    app: str | None,
-    shadow: float = 0.0,
-    graphs: Graphs | None = None,
-) -> Any:
+def accelerate_runnable(runnable: Any, options: Options, graphs: Graphs | None = None) -> Any:
     """See `teola_plugin.accelerate`. An `AcceleratedRunnable`, or an object of the class of an accelerated model.
 
     `graphs`: what becomes of graphs in the chain; they are left alone without it.
@@ -57,19 +46,14 @@ def accelerate_runnable(
             f"a {type(runnable).__qualname__} is a LangChain object but no Runnable.",
             hint="pass the chain or retriever that uses it",
         )
-    if speculate not in SPECULATE:
-        raise unknown_name("value of speculate", speculate, list(SPECULATE))
-    chosen = None if passes is None else resolve_passes(passes)
     if isinstance(runnable, AcceleratedModel):
         runnable = runnable.chain
-    bind = pairs(bind)
-    terms: Any = {"pool": pool, "bind": bind, "passes": chosen, "speculate": speculate, "app": app, "shadow": shadow}
-    again = partial(accelerate_runnable, **terms, graphs=graphs)
-    pool = pool or the_pool_of(runnable)
-    fast = Planner(pool, chosen, speculate, app, graphs).planned(runnable, _served(runnable, bind, pool))
+    again = partial(accelerate_runnable, options=options, graphs=graphs)
+    options = replace(options, pool=options.pool or the_pool_of(runnable))
+    fast = Planner(options.inside(), graphs).planned(runnable, _served(runnable, options.bind, options.pool))
     fast.copied_by(again)
-    if shadow:
-        fast.shadowed(shadow)
+    if options.shadow:
+        fast.shadowed(options.shadow)
     return as_model(fast) if isinstance(runnable, BaseLanguageModel) else fast
 
 
@@ -87,17 +71,15 @@ def _served(runnable: Node, bind: Sequence[tuple[Any, str]], pool: EnginePool | 
 class Planner:
     """Accelerates an object, and the parts of it that are planned when they begin."""
 
-    pool: EnginePool | None
-    passes: tuple[Pass, ...] | None
-    speculate: str
-    app: str | None
+    options: Options
     graphs: Graphs | None = None
     own_maps: bool = False
     """Whether `.map()` may ask models and retrievers of the user's own, for what an item is predicted to be."""
 
     def planned(self, runnable: Node, served: Node) -> AcceleratedRunnable:
         """`served`: the runnable, with what is bound to engines in its place."""
-        pool = self.pool
+        given = self.options
+        pool = given.pool
         try:
             chain, traced, sooner = self._plans(served)
         except (RegistrationError, TraceError):  # the user's to know
@@ -106,16 +88,17 @@ class Planner:
             log_fallback(error)
             chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
         kind = next((kind for known, kind in _KINDS if isinstance(runnable, known)), AcceleratedRunnable)
-        options: Any = {"passes": self.passes, "speculate": self.speculate, "app": self.app}
+        options: Any = {"passes": given.passes, "speculate": given.speculate, "app": given.app}
         return kind.of(runnable, traced, pool, chain=chain, routed=sooner, **options)
 
     def _plans(self, served: Node) -> tuple[Node, Traced, Routed | None]:
-        if self.speculate == "all" and not self.own_maps and maps_own(served):
+        given = self.options
+        if given.speculate == "all" and not self.own_maps and maps_own(served):
             found = replace(self, own_maps=True)._plans(served)
             if found[2] is not None:
                 return found
         chain = with_parts(served, self)
-        sooner = routed(chain, self.pool, passes=self.passes, speculate=self.speculate, mapped=self.own_maps)
+        sooner = routed(chain, given.pool, passes=given.passes, speculate=given.speculate, mapped=self.own_maps)
         return chain, trace(chain), sooner
 
     def __call__(self, node: Node, /) -> Node:
@@ -123,11 +106,7 @@ class Planner:
         return fast if fast.gains else fast.chain
 
     def graph(self, node: Node, /) -> Node:
-        if self.graphs is None:
-            return node
-        terms = {"pool": self.pool, "passes": self.passes, "speculate": self.speculate, "app": self.app}
-        made: Node = self.graphs(node, **terms)
-        return made
+        return node if self.graphs is None else self.graphs(node, self.options)
 
     def maps(self, node: RunnableEach[Any, Any], /) -> bool:
         return lowered(node, mapped=self.own_maps)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from langgraph.pregel import Pregel
 
-from teola_plugin.adapters.langchain.binding.bind import Bindings, bound, pairs
+from teola_plugin.adapters.langchain.binding.bind import bound
 from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
 from teola_plugin.adapters.langgraph.agents.tool_places import around, in_loop
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner
@@ -16,11 +16,9 @@ from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_grap
 from teola_plugin.adapters.langgraph.nodes import WatchedNode
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import the_pool_of_graph
+from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.terms import NO_APP
-from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.passes import Pass, resolve_passes
-from teola_plugin.passes.base import SPECULATE
-from teola_plugin.pool import EnginePool
+from teola_plugin.errors import RegistrationError
 from teola_plugin.shims.langgraph import watched_node
 
 
@@ -29,38 +27,25 @@ def is_graph(obj: object) -> bool:
     return isinstance(obj, Pregel)
 
 
-def accelerate_graph(
-    graph: Any,
-    *,
-    pool: EnginePool | None,
-    bind: Bindings | None = None,
-    passes: Iterable[Pass | str] | None,
-    speculate: str,
-    app: str | None,
-    shadow: float = 0.0,
-    like: Acceleration | None = None,
-) -> Any:
+def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = None) -> Any:
     """See `teola_plugin.accelerate`. An object of a subclass of the graph's own class; the graph is left as it is.
 
     One that is accelerated already is accelerated anew, on these terms. `like`: the acceleration of a graph that this
     one is a copy of, on the same terms; what is the same in both is not made again.
     """
     graph = plain(graph)
-    if speculate not in SPECULATE:
-        raise unknown_name("value of speculate", speculate, list(SPECULATE))
-    if shadow:
+    if options.shadow:
         raise RegistrationError(
             "shadow= runs an object twice, which a graph's checkpoints do not bear.",
             hint="compare plain and accelerated graphs by `teola compare`",
         )
-    chosen, given = None if passes is None else resolve_passes(passes), pairs(bind)
-    again = partial(accelerate_graph, pool=pool, bind=given, passes=chosen, speculate=speculate, app=app)
-    found = pool or the_pool_of_graph(graph)
-    acceleration = Acceleration(graph, found, again, app or NO_APP)
+    again = partial(accelerate_graph, options=options)
+    found, chosen, speculate = options.pool or the_pool_of_graph(graph), options.passes, options.speculate
+    acceleration = Acceleration(graph, found, again, options.app or NO_APP)
     like = like if like is not None and like.pool is found else None
     if found is not None:
         acceleration.tools = eager_tools_of(graph, Planner(found, chosen, speculate))
-    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, given, like))
+    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, options.bind, like))
     if found is not None:
         known = None if like is None else like.plans
         fits = known is not None and known.fit(graph)  # with what is bound to engines in its place

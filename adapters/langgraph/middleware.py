@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from langchain_core.language_models import BaseChatModel
 
 from teola_plugin.adapters.calls import check_engine
-from teola_plugin.adapters.langchain.binding.bind import Bindings, pairs
+from teola_plugin.adapters.options import Bindings, pairs
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.langchain.classes import is_pool_backed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
@@ -13,38 +13,24 @@ from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerate
 from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
 from teola_plugin.adapters.llamaindex.session import Session, Settings
 from teola_plugin.adapters.llamaindex.substitution import replaced
-from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.passes import Pass, resolve_passes
-from teola_plugin.passes.base import SPECULATE
+from teola_plugin.adapters.options import Options
+from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.workflows import used_by_steps
 from teola_plugin.tracer.llamaindex.classes import inside, is_composite, is_leaf
 
-Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 
-
-def accelerate_llamaindex(
-    obj: Any,
-    *,
-    pool: EnginePool | None,
-    bind: Bindings | None,
-    passes: Iterable[Pass | str] | None,
-    speculate: str,
-    app: str | None,
-    shadow: float = 0.0,
-) -> Any:
+def accelerate_llamaindex(obj: Any, options: Options) -> Any:
     """See `teola_plugin.accelerate`. What is accelerated already is accelerated anew, on these terms."""
     if isinstance(obj, Accelerated):
         obj = obj.__teola_session__.served
-    if speculate not in SPECULATE:
-        raise unknown_name("value of speculate", speculate, list(SPECULATE))
-    if shadow:
+    if options.shadow:
         raise RegistrationError(
             "shadow= compares calls of LangChain Runnables only.", hint="compare engines by `teola compare`"
         )
-    terms = Settings(None if passes is None else resolve_passes(passes), speculate, app or "default")
-    found = pool or the_pool_of(obj)
-    served = bound_in(obj, bind, found)
+    terms = Settings(options.passes, options.speculate, options.app or "default")
+    found = options.pool or the_pool_of(obj)
+    served = bound_in(obj, options.bind, found)
     if isinstance(served, IngestionPipeline):
         return accelerated_ingestion(served)
     if isinstance(served, VectorStoreIndex):
@@ -84,15 +70,14 @@ class _Parts:
         return known[1]
 
 
-def bound_in(obj: Any, bind: Bindings | None, pool: EnginePool | None) -> Any:
+def bound_in(obj: Any, pairs: Sequence[tuple[Any, str]], pool: EnginePool | None) -> Any:
     """`obj`, or a copy in which the bound objects are served by the pool. Raises `RegistrationError`."""
-    if bind is None:
+    if not pairs:
         return obj
     if pool is None:
         raise RegistrationError("bind= needs a pool.", hint="pass pool=EnginePool.local(...)")
     from teola_plugin.adapters.llamaindex.binding.bind import bound
 
-    pairs = list(bind.items()) if isinstance(bind, Mapping) else list(bind)
     served = {id(one): bound(one, engine, pool) for one, engine in pairs}
     seen: set[int] = set()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.documents.compressor import BaseDocumentCompressor
@@ -28,13 +28,6 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
 Node = Runnable[Any, Any]
-Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
-"""Objects and the engine that serves each; pairs where an object cannot be hashed. Objects count by identity."""
-
-
-def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:
-    """Objects and names of engines."""
-    return tuple(bind.items() if isinstance(bind, Mapping) else bind or ())
 
 
 def bound(chain: Any, bind: Sequence[tuple[Any, str]], pool: EnginePool | None) -> Any:

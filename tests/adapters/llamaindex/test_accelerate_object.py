@@ -311,10 +311,11 @@ def test_bound_models_serve_a_copy(stock: Library, pool: EnginePool, llm: Script
 
 
 def test_a_binding_that_is_no_part_of_it(stock: Library, pool: EnginePool) -> None:
+    own = MockLLM()
     with pytest.raises(RegistrationError, match="not a part"):
         accelerate(stock.fused(), pool=pool, bind=[(MockLLM(), "llm")])
     with pytest.raises(RegistrationError, match="needs a pool"):
-        accelerate(get_response_synthesizer(llm=MockLLM()), bind=[])
+        accelerate(get_response_synthesizer(llm=own), bind=[(own, "llm")])
     with pytest.raises(RegistrationError, match="unknown engine"):
         accelerate(stock.fused(), pool=pool, bind=[(stock.llm, "nobody")])
 

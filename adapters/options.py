@@ -1,0 +1,52 @@
+"""What `accelerate` was asked for: one record, for the adapters of all frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from teola_plugin.errors import unknown_name
+from teola_plugin.passes import Pass, resolve_passes
+from teola_plugin.passes.base import SPECULATE
+from teola_plugin.pool import EnginePool
+
+Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
+"""Objects and the engine that serves each; pairs where an object cannot be hashed. Objects count by identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """See `teola_plugin.accelerate`, whose arguments they are. Values are checked; names of engines are not yet."""
+
+    pool: EnginePool | None = None
+    bind: tuple[tuple[Any, str], ...] = ()
+    passes: tuple[Pass, ...] | None = None
+    """None: those of the pool."""
+    speculate: str = "auto"
+    app: str | None = None
+    shadow: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        pool: EnginePool | None,
+        bind: Bindings | None,
+        passes: Iterable[Pass | str] | None,
+        speculate: str,
+        app: str | None,
+        shadow: float,
+    ) -> Options:
+        """Of what the user wrote. Raises `RegistrationError` for unknown passes and values."""
+        if speculate not in SPECULATE:
+            raise unknown_name("value of speculate", speculate, list(SPECULATE))
+        return cls(pool, pairs(bind), None if passes is None else resolve_passes(passes), speculate, app, shadow)
+
+    def inside(self) -> Options:
+        """For a part of the object: what is bound is bound by then, and only whole calls are compared."""
+        return replace(self, bind=(), shadow=0.0)
+
+
+def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:
+    """Objects and names of engines."""
+    return tuple(bind.items() if isinstance(bind, Mapping) else bind or ())
