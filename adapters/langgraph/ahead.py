@@ -33,9 +33,10 @@ class _Live:
 
 
 class Parts:
-    """The parts of one call of a graph. Those of a superstep end when the second superstep after it begins: until
-    then the nodes behind it, which they were begun for, run. What a part has asked for already is not asked for by the
-    parts of these nodes once more: they are held until something comes that it has not foreseen."""
+    """The parts of one call of a graph. Those of a superstep end when the second superstep after it begins, of which
+    those without parts do not count: until then the nodes behind it, which they were begun for, run. What a part has
+    asked for already is not asked for by the parts of these nodes once more: they are held until something comes that
+    it has not foreseen."""
 
     def __init__(self, plans: Plans, run: QueryRun) -> None:
         self._plans, self._run = plans, run
@@ -123,8 +124,9 @@ class Parts:
 
     def _over(self, step: int) -> list[PartRun]:
         with self._lock:
-            over = [one.part for one in self._live if one.step < step - 1]
-            self._live = [one for one in self._live if one.step >= step - 1]
+            latest = max((one.step for one in self._live if one.step < step), default=step)
+            over = [one.part for one in self._live if one.step < latest]
+            self._live = [one for one in self._live if one.step >= latest]
             return over
 
     def close(self) -> None:

@@ -132,13 +132,22 @@ def _append(name: str, value: ast.expr, node: ast.stmt) -> ast.stmt:
 def _flat(walk: Walker, lists: Symbol) -> Symbol:
     """`[item for one in lists for item in one]`."""
     code = walk.code(lists)
-    if code is None:
-        return UNKNOWN_VALUE
+    return UNKNOWN_VALUE if code is None else _flattened(code, "")
+
+
+def every_item(lists: Ref, key: str) -> Computed:
+    """`[item for one in lists for item in one[key]]`."""
+    name = f"{MADE}lists{next(_NUMBERS)}"
+    return _flattened(Computed(ast.Name(name, ast.Load()), {name: lists}), key)
+
+
+def _flattened(lists: Computed, key: str) -> Computed:
     names = [f"{MADE}one{next(_NUMBERS)}" for _ in range(2)]
     one, item = (ast.Name(name, ast.Load()) for name in names)
     stored = [ast.Name(name, ast.Store()) for name in names]
-    loops = [ast.comprehension(stored[0], code.code, [], 0), ast.comprehension(stored[1], one, [], 0)]
-    return Computed(ast.ListComp(item, loops), code.refs, code.objects)
+    inner: ast.expr = ast.Subscript(one, ast.Constant(key), ast.Load()) if key else one
+    loops = [ast.comprehension(stored[0], lists.code, [], 0), ast.comprehension(stored[1], inner, [], 0)]
+    return Computed(ast.ListComp(item, loops), lists.refs, lists.objects)
 
 
 def _longer(walk: Walker, before: Symbol, added: Symbol) -> Symbol:

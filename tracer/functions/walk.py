@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,6 +50,8 @@ DEPTH = 3
 """Functions of the user's that are walked inside each other."""
 NESTED = 4
 """Conditions inside each other whose ways are walked."""
+_NUMBERS = itertools.count()
+"""Values have names of their own in all walks: what one walk made is put together with what another made."""
 FUEL = 5_000
 """Expressions that are looked at for one function, with all that it calls."""
 
@@ -151,8 +154,8 @@ class Walk:
 
     def name_for(self, value: Any, *, is_ref: bool) -> str:
         if is_ref:
-            return self.shared.names.setdefault(value, f"{MADE}v{len(self.shared.names)}")
-        held = self.shared.objects.setdefault(id(value), (f"{MADE}o{len(self.shared.objects)}", value))
+            return self.shared.names.setdefault(value, f"{MADE}v{next(_NUMBERS)}")
+        held = self.shared.objects.setdefault(id(value), (f"{MADE}o{next(_NUMBERS)}", value))
         return held[0]
 
     def code(self, symbol: Symbol) -> Computed | None:

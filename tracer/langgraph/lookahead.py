@@ -16,6 +16,7 @@ from teola_plugin.graph import INPUT, Component, Ref, Role
 from teola_plugin.tracer.draft import DERIVED, Draft, Span, Traced
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Sent, Series, Spread, Symbol, realised
 from teola_plugin.tracer.functions.deciding import Decide
+from teola_plugin.tracer.functions.growing import every_item
 from teola_plugin.tracer.functions.live import alive
 from teola_plugin.tracer.functions.values import known_object
 from teola_plugin.tracer.langgraph.arms import begun_before_chosen
@@ -126,19 +127,34 @@ class _Lookahead:
             return
         body = draft.body()
         made = visit(body, node.bound, sent.one.fields.get("arg", UNKNOWN_VALUE), node.name)
-        output = alive(body, None, set())
-        here = span
+        updates = self._appended(body, made, node.name)
+        output = alive(body, updates, set())
+        here, after = span, _State({**state.values, **dict.fromkeys(made.updates or (), UNKNOWN_VALUE)})
         if output is not None:
             name = draft.name(f"{node.name}.each", *DERIVED)
             inputs = (("items", items), *sent.captured.items())
             draft.absorb(body)
-            draft.add(Component(name, Role.MAP, inputs, body=body.template(output[0], name)))
+            each = draft.add(Component(name, Role.MAP, inputs, body=body.template(output[0], name)))
             here = Span((name,), (name,))
             _then(draft, span, here)
+            if output[1]:
+                after = self._gathered(state, after, made, each)
         if made.updates is not None and not node.pauses:
-            after = _State({**state.values, **dict.fromkeys(made.updates, UNKNOWN_VALUE)})
             for name in node.then:
                 self._certain(draft, here, name, after, (*before, node.name))
+
+    def _appended(self, body: Draft, made: Visited, name: str) -> Ref | None:
+        """What a task adds to lists of the state, by channel; None where that is not all known."""
+        added = {key: one for key, one in (made.updates or {}).items() if self.shape.updates.get(key) == "append"}
+        return realised(body, Fields(added), name) if added else None
+
+    def _gathered(self, state: _State, after: _State, made: Visited, each: Ref) -> _State:
+        """The state behind tasks that add to lists: in the order in which they were sent, whichever ends first."""
+        values = dict(after.values)
+        for key in made.updates or ():
+            if self.shape.updates.get(key) == "append":
+                values[key] = _channel("append", state.values.get(key, UNKNOWN_VALUE), every_item(each, key))
+        return _State(values)
 
     def _follower(self, name: str, before: tuple[str, ...]) -> NodeShape | None:
         node = self.shape.nodes.get(name)

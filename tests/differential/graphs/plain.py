@@ -28,6 +28,7 @@ _VARYING = (
     (re.compile(r"(?<!\d)0{20,}(\d+)\.[\de.+-]+"), r"v\1"),  # versions of channels end in random digits
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:[+-]\d\d:\d\d|Z)?"), "TIME"),
     (re.compile(r"0x[0-9a-f]+"), "0x"),
+    (re.compile(r"Task-\d+"), "Task"),
     (re.compile(r"(request|query|primitive) [\w#./\[\]-]*\d[\w#./\[\]-]*"), r"\1 #"),
 )
 _ANY = re.compile("|".join([_IDS.pattern, *(varying.pattern for varying, _ in _VARYING)]))

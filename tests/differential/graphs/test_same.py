@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from differential.graphs.seen import Seen, differences, ways_of
 from differential.graphs.sides import Side
 from support.graphs import GRAPHS
 
-CORE = ("invoke", "ainvoke", "stream all subgraphs")
-SHARE = 1
-"""Of the other ways so many for each graph; all of them in `make test-all`."""
+from teola_plugin import accelerate
+
+CORE = ("ainvoke", "stream all subgraphs")
+"""Each graph is called in one of these ways and in another one; in all ways in `make test-all`."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:astream_events version='v1' is deprecated:DeprecationWarning"),
@@ -24,8 +26,8 @@ def _chosen() -> Iterator[tuple[str, str]]:
     for at, (name, case) in enumerate(GRAPHS.items()):
         ways = ways_of(case)
         others = [way for way in ways if way not in CORE]
-        turn = {others[(SHARE * at + i) % len(others)] for i in range(SHARE)}
-        yield from ((name, way) for way in ways if way in CORE or way in turn)
+        core = [way for way in (*CORE[at % 2 :], *CORE) if way in ways]
+        yield from ((name, way) for way in (core[0], others[at % len(others)]))
 
 
 @pytest.mark.parametrize(("name", "way"), list(_chosen()))
@@ -55,6 +57,20 @@ def test_one_resumes_what_the_other_began(name: str, first: str, plainly: Side, 
     two = [case.build(kit), sooner.fast(case.build(kit))]
     crossed = sooner.see(case, way, two if first == "plain" else two[::-1], kit)
     assert not differences(plainly.see(case, way), crossed, case)
+
+
+OPTIONS: list[dict[str, Any]] = [{"passes": ()}, {"speculate": "off"}, {"speculate": "all"}, {"pool": None}]
+"""Without a pool it is found in the nodes."""
+SOME = ("agent_with_read_only_tools", "asks_in_a_subgraph", "corrective_rag", "map_reduce", "ways_to_ask")
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", SOME)
+def test_same_with_other_options(name: str, options: dict[str, Any], plainly: Side, sooner: Side) -> None:
+    case, kit = GRAPHS[name], sooner.kit()
+    fast = accelerate(case.build(kit), **{"pool": sooner.pool, **options})
+    seen = sooner.see(case, "stream all", [fast], kit)
+    assert not differences(plainly.see(case, "stream all"), seen, case)
 
 
 def test_every_run_of_a_plain_graph_is_the_same(plainly: Side) -> None:

@@ -273,7 +273,7 @@ def telling_objects(kit: Kit) -> Any:
     return in_a_row(first, second, third, state=State, checkpointer=kit.saver)
 
 
-@case({"question": "q"})
+@case({"question": "q"}, not_by="batch")
 def telling_parts(kit: Kit) -> Any:
     """Prompts, parsers, lambdas, models and handlers of the user's own, in chains that nodes call."""
     told: list[str] = []
@@ -300,7 +300,7 @@ def telling_parts(kit: Kit) -> Any:
     return in_a_row(first, second, third, fourth, state=State, checkpointer=kit.saver)
 
 
-@case({"question": "q"}, {"question": "qq"})
+@case({"question": "q"}, {"question": "qq"}, not_by="batch")
 def telling_routers(kit: Kit) -> Any:
     """Routers, reducers and key functions run as often as they did."""
     llm = kit.llm

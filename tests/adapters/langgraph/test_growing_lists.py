@@ -1,12 +1,14 @@
-"""Documents that are graded in a node: the answer's prompt grows with those that are kept, while it still runs."""
+"""Lists that tasks and loops make: the next prompt grows with what comes of them, before their node has ended."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send
 from typing_extensions import TypedDict
 
 from teola_plugin import EnginePool, accelerate
@@ -30,6 +32,8 @@ def respond(prompt: Any, *_: Any) -> str:
     text = prompt.flat()
     if "Is it good?" in text:
         return "yes, it says a lot about it" if "good passage" in text else "no, it says nothing about it"
+    if "Write a joke" in text:
+        return "a joke, " * (2 + len(text) // 30)
     return f"of {text.count('passage')} passages" if "Passages:" in text else "rewritten"
 
 
@@ -90,3 +94,39 @@ def test_of_two_ways_the_one_that_waits_for_nothing_has_the_llm_write(pool: Engi
         spans = {span.primitive for span in fast.last_trace().spans}
         assert "part1/rewrite.model.decoding" in spans
         assert not [name for name in spans if name.startswith("part1/answer") and "decoding" in name]
+
+
+class Subjects(TypedDict, total=False):
+    subjects: list[str]
+    jokes: Annotated[list[str], operator.add]
+    best: str
+
+
+def map_reduce(pool: EnginePool) -> Any:
+    llm = ChatTeola(pool=pool)
+
+    def begin(state: Subjects) -> dict[str, Any]:
+        return {"jokes": [llm.invoke("Write a first joke").content]}
+
+    def joke(state: Any) -> dict[str, Any]:
+        return {"jokes": [llm.invoke(f"Write a joke about {state['subject']}").content]}
+
+    def best(state: Subjects) -> dict[str, Any]:
+        return {"best": llm.invoke("Which is the best of these?\n" + "\n".join(state["jokes"])).content}
+
+    def each(state: Subjects) -> list[Send]:
+        return [Send("joke", {"subject": one}) for one in state["subjects"]]
+
+    graph = StateGraph(Subjects).add_node(begin).add_node(joke).add_node(best).add_edge(START, "begin")
+    graph.add_conditional_edges("begin", each, ["joke"])
+    return graph.add_edge("joke", "best").add_edge("best", END).compile()
+
+
+def test_what_tasks_add_to_a_list_is_asked_with_before_the_barrier_behind_them(pool: EnginePool) -> None:
+    plain = map_reduce(pool)
+    fast = accelerate(plain)
+    given: Subjects = {"subjects": ["moss", "a very long word, and then some more of them", "ivy"]}
+    for _ in range(2):
+        assert fast.invoke(given) == plain.invoke(given)
+    assert not [span for span in fast.last_trace().spans if ".call#" in span.primitive]
+    assert "part1/best.model.prefilling.grown#0" in {span.primitive for span in fast.last_trace().spans}
