@@ -202,7 +202,7 @@ def agent_with_an_accelerated_model(kit: Kit) -> Any:
     return create_agent(kit.fast(kit.agent), [adder(kit)], checkpointer=kit.saver)
 
 
-@case({"messages": "Ask it: " + called("ask_graph", question="what is a class?")})
+@case({"messages": "Ask it: " + called("ask_graph", question="what is a class?")}, races=True)
 def graph_as_tool(kit: Kit) -> Any:
     inner = kit.fast(answering(kit))
 
