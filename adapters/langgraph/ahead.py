@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.langgraph.coverage import covers
+from teola_plugin.adapters.langgraph.coverage import covers, only_warms_up
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.graph import Graph
 from teola_plugin.runtime.context import CallPlace, current_place
@@ -54,16 +54,16 @@ class Parts:
     ) -> HeldPart | None:
         """What its plan asks for begins, unless there is none, or unless it is held. To be called from any thread.
         Raises nothing. `step`: the number of its superstep."""
-        held = None
+        part = None
         try:
-            found = self._planned(name, given, config)
-            if found is not None:
-                held = self._begun(name, *found, place, step, pushed=sent(config))
-            for part in self._over(step):  # behind the new one, which goes on with what they have in common
-                part.close()
+            found, over = self._planned(name, given, config), self._over(step)
+            if found is None:
+                self._run.turn(over=over)
+            else:
+                part = self._part(name, *found, place, step, over, pushed=sent(config))
         except Exception as error:
             log_fallback(error)
-        return held
+        return None if part is None else part.held
 
     def _planned(self, node: str, given: Any, config: Mapping[str, Any]) -> tuple[Traced, dict[str, Any]] | None:
         """The plan of a node, and the value that it begins with; None without one."""
@@ -77,12 +77,25 @@ class Parts:
         planned = plans.at_hand(node, value, pushed=pushed)
         return None if planned is None else (planned, value)
 
-    def _begun(
-        self, node: str, planned: Traced, value: dict[str, Any], place: CallPlace, step: int, *, pushed: bool
-    ) -> HeldPart | None:
+    def _part(
+        self,
+        node: str,
+        planned: Traced,
+        value: dict[str, Any],
+        place: CallPlace,
+        step: int,
+        over: list[PartRun],
+        *,
+        pushed: bool,
+    ) -> PartRun:
+        """The part of a node: it has begun, or is held. Those that are `over` end behind it, which goes on with what
+        they have in common."""
         graph = self._plans.graph(planned)
         with self._lock:
             covered = not pushed and self._covered(graph, step)
+        held = covered or only_warms_up(graph)
+        if not held:
+            self._run.turn(over=over, soon=False)
         part = self._run.part(
             graph,
             planned.calls,
@@ -92,11 +105,14 @@ class Parts:
             members=node if pushed else "",
             lookahead=True,
             step=place.step,
-            held=covered,
+            held=held,
+            covered=covered,
         )
+        if held:
+            self._run.turn(part.held, over)
         with self._lock:
             self._live.append(_Live(part, graph, step))
-        return part.held
+        return part
 
     def _covered(self, graph: Graph, step: int) -> bool:
         """Whether a part of an earlier superstep has asked for all of it; that one goes on, then."""

@@ -1,4 +1,4 @@
-"""Whether what one plan asks engines for is, as far as it is known beforehand, all that another one asks for."""
+"""What plans ask engines for: whether all of it is asked for by another one, whether any of it is waited for."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def covers(one: Graph, other: Graph) -> bool:
         return False
     begun = [(p.engine, _prompt(p)) for p in _alive(one) if p.prompt]
     return all(_begins(begun, p) for p in _alive(other) if p.kind is PrimitiveKind.PARTIAL_PREFILLING)
+
+
+@lru_cache(maxsize=256)
+def only_warms_up(graph: Graph) -> bool:
+    """Whether it asks engines for nothing but what makes prompts begin warm."""
+    asked = [p for p in _alive(graph) if p.holds_fragment or p.on_engine]
+    return all(p.kind is PrimitiveKind.PARTIAL_PREFILLING for p in asked)
 
 
 def _alive(graph: Graph) -> list[Primitive]:

@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from teola_plugin.adapters.early_work import log_fallback, runs_ahead
-from teola_plugin.graph import Graph
+from teola_plugin.graph import EngineProfile, Graph
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.langgraph import functions_of
@@ -44,6 +44,8 @@ class Plans:
         """Of the state."""
         self._known: dict[tuple[str, bool], Decided[Traced | None]] = {}
         self._making: set[tuple[str, bool]] = set()
+        self._graphs: dict[int, tuple[tuple[EngineProfile, ...], Graph, Traced]] = {}
+        """By the identity of the plan, which they keep."""
         if self.shape is not None and _all_there(node.bound for node in self.shape.nodes.values()):
             for name in self.shape.nodes:
                 self._of(name, False).before()
@@ -96,9 +98,12 @@ class Plans:
         return found if plan.source is None or runs_ahead(plan.source, plan.graph) else None
 
     def graph(self, traced: Traced) -> Graph:
-        """The e-graph of a plan."""
-        found: Graph = self._plan(traced).graph
-        return found
+        """The e-graph of a plan, for the engines' profiles as they are now."""
+        profiles = tuple(self._pool.profiles.values())
+        known = self._graphs.get(id(traced))
+        if known is None or any(now is not before for now, before in zip(profiles, known[0], strict=True)):
+            known = self._graphs[id(traced)] = profiles, self._plan(traced).graph, traced
+        return known[1]
 
     def _plan(self, traced: Traced) -> Any:
         return self._pool.plan(traced.template, None, passes=self._passes, speculate=self._speculate)

@@ -129,9 +129,9 @@ class TraceRecorder:
         """The kept trace of a finished query."""
         return next((t for t in reversed(self._kept) if t.query_id == query_id), None)
 
-    def begin(self, query_id: str, app: str, at: float) -> None:
-        """A query starts; `at` as everywhere in seconds on the runtime's clock."""
-        self._open[query_id] = _OpenQuery(app, at, self._wall() if self._wall else 0.0, self._most)
+    def begin(self, query_id: str, app: str, at: float, *, ago: float = 0.0) -> None:
+        """A query starts, or did so `ago` seconds; `at` as everywhere in seconds on the runtime's clock."""
+        self._open[query_id] = _OpenQuery(app, at, self._wall() - ago if self._wall else 0.0, self._most)
         if self.sink is not None:
             self.sink.began(query_id)
 

@@ -47,7 +47,7 @@ class Call:
     step: int = 0
     """Of the plain object: the one that calls; 0 where that is not known."""
     held: HeldPart | None = None
-    """Of its place: begins if the call is of something that nobody has asked for."""
+    """That of its place."""
     works: list[Work] = field(default_factory=list)
     """One for each payload, once they are made or claimed."""
     given_up: bool = False
@@ -169,9 +169,16 @@ class PlainCalls:
 
     def _send(self, run: QueryRun, call: Call, name: str, *, live: bool) -> None:
         """Queue what nobody has asked for yet."""
-        driver, fresh = self._driver, list({id(work): work for work in call.works if not work.made}.values())
-        if not fresh:
-            return
+        fresh = list({id(work): work for work in call.works if not work.made}.values())
+        if fresh:
+            self._enqueue(run, call, name, fresh, live=live)
+        held = call.held
+        if live and held is not None and held.query == run.id and held.begins(foreseen=not fresh):
+            # Behind the call, and with what it asks for.
+            asyncio.get_running_loop().call_soon(self._driver.begin_part, run, held.part, run.calls_made - 1)
+
+    def _enqueue(self, run: QueryRun, call: Call, name: str, fresh: list[Work], *, live: bool) -> None:
+        driver = self._driver
         for work in fresh:
             work.made = True
             work.primitive = name
@@ -189,14 +196,6 @@ class PlainCalls:
         if known is not None:
             call.port.depths(known)
         call.port.enqueue(fresh, event)
-        if live and call.held is not None:
-            self._begin(run, call.held)
-
-    def _begin(self, run: QueryRun, held: HeldPart) -> None:
-        """What was expected has not come. The part goes on with what this call asks for, which does not wait for it."""
-        if not (held.begun or held.over):
-            held.begun = True
-            asyncio.get_running_loop().call_soon(self._driver.begin_part, run, held.part, run.calls_made - 1)
 
     def _wait(self, run: QueryRun, call: Call, name: str) -> None:
         deliver = Future.set_result if call.keep_remote else self._deliver

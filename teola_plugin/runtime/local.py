@@ -23,8 +23,8 @@ from teola_plugin.runtime.calls import Call, PlainCalls
 from teola_plugin.runtime.context import current_place, current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
-from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
-from teola_plugin.runtime.part import Part
+from teola_plugin.runtime.loop_thread import LoopThread, SameLoop, closed
+from teola_plugin.runtime.part import HeldPart, Part
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
@@ -37,6 +37,8 @@ from teola_plugin.scheduling.graph_events import CancelQuery, Close
 
 _STOPPING = 30.0
 """Seconds that an engine has to stop when the pool is closed."""
+_NO_GRAPH = Graph((), Ref("$input"))
+"""Of a query that is only watched."""
 
 
 class LocalRuntime:
@@ -165,13 +167,21 @@ class LocalRuntime:
 
         `joins`: parts of it may bring graphs of their own.
         """
-        graph = Graph((), Ref("$input"))
-        run = QueryRun(self, query, graph, {}, True, QueryStore(query.inputs), claims=False, joins=joins)
-        self.loop.post(self._admit, run, graph, None, ())
+        run = QueryRun(self, query, _NO_GRAPH, {}, True, QueryStore(query.inputs), claims=False, joins=joins)
+        tell = self.loop.leave if query.deadline is None else self.loop.tell  # nothing happens to it before it calls
+        if not tell(self._admit, run, _NO_GRAPH, None, (), self.time()):
+            raise closed()
         return run
 
-    def _admit(self, run: QueryRun, graph: Graph, pgraph: Graph | None, passes: tuple[PassRun, ...]) -> None:
-        self._driver.admit(run, graph)
+    def _admit(
+        self,
+        run: QueryRun,
+        graph: Graph,
+        pgraph: Graph | None,
+        passes: tuple[PassRun, ...],
+        began: float | None = None,
+    ) -> None:
+        self._driver.admit(run, graph, began)
         before = "" if pgraph is None else _text(pgraph)
         self.recorder.describe(run.id, graph=_view(graph), graph_text=_text(graph), pgraph_text=before, passes=passes)
 
@@ -184,6 +194,9 @@ class LocalRuntime:
 
     def end_part(self, run: QueryRun, name: str) -> None:
         self.loop.tell(self._driver.end_part, run, name)
+
+    def turn(self, run: QueryRun, held: HeldPart | None, over: Sequence[str], *, soon: bool) -> None:
+        (self.loop.tell if soon else self.loop.leave)(self._driver.turn, run, held, over)
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
         self.loop.tell(self._driver.observe, run, primitive, value)

@@ -30,6 +30,8 @@ class LoopThread:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._taking = threading.Lock()
         self._told: list[tuple[Context, Callable[..., Any], tuple[Any, ...]]] = []
+        self._woken = False
+        """Whether the loop is about to look at what it was told."""
         self._stopped = False
         self._ends = False
 
@@ -51,21 +53,31 @@ class LoopThread:
     def post(self, function: Callable[..., Any], *args: Any) -> None:
         """Run `function` on the loop soon; from any thread. Raises `EngineUnavailable` once the pool is closed."""
         if not self.tell(function, *args):
-            raise _closed()
+            raise closed()
 
     def tell(self, function: Callable[..., Any], *args: Any) -> bool:
         """`post` for what nobody needs to know on a loop that has ended; whether it will be run."""
         with self._taking:  # what is taken is in the loop's queue before its end is
-            if self._stopped:
+            if not self._take(function, args):
                 return False
-            self._told.append((copy_context(), function, args))
-            if len(self._told) == 1:  # the loop is woken once for all that comes until it looks
+            if not self._woken:  # once for all that comes until it looks
+                self._woken = True
                 self.loop.call_soon_threadsafe(self._hear)
             return True
 
+    def leave(self, function: Callable[..., Any], *args: Any) -> bool:
+        """`tell` for what has time until the next that is told. To wake the loop takes time, and the caller's turn."""
+        with self._taking:
+            return self._take(function, args)
+
+    def _take(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        if not self._stopped:
+            self._told.append((copy_context(), function, args))
+        return not self._stopped
+
     def _hear(self) -> None:
         with self._taking:
-            told, self._told = self._told, []
+            told, self._told, self._woken = self._told, [], False
         told.reverse()
         try:
             while told:
@@ -78,6 +90,7 @@ class LoopThread:
             if told:  # left by SystemExit or KeyboardInterrupt
                 with self._taking:
                     self._told[:0] = told[::-1]
+                    self._woken = True
                     self.loop.call_soon(self._hear)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
@@ -85,7 +98,7 @@ class LoopThread:
         future: Future[Any] = Future()
         if not self.tell(self._begin, coroutine, future):
             coroutine.close()
-            future.set_exception(_closed())
+            future.set_exception(closed())
         return future
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
@@ -96,7 +109,7 @@ class LoopThread:
     def _copy_to(self, future: Future[Any]) -> Callable[[asyncio.Task[Any]], None]:
         def copy(task: asyncio.Task[Any]) -> None:
             if task.cancelled() and self._stopped and not future.done():
-                future.set_exception(_closed())
+                future.set_exception(closed())
             else:
                 _copy(task, future)
 
@@ -109,6 +122,7 @@ class LoopThread:
                 return
             self._stopped = True
         if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._hear)
             asyncio.run_coroutine_threadsafe(self._finish(), self.loop)
             self._thread.join(4 * _ENDING)
         if self._thread.is_alive():
@@ -128,7 +142,8 @@ class LoopThread:
             self.loop.stop()
 
 
-def _closed() -> EngineUnavailable:
+def closed() -> EngineUnavailable:
+    """What is raised once the pool has ended."""
     return EngineUnavailable("the engine pool is closed.", hint="use it inside its `with` block, or start another one")
 
 
@@ -151,6 +166,8 @@ class SameLoop:
     def tell(self, function: Callable[..., Any], *args: Any) -> bool:
         function(*args)
         return True
+
+    leave = tell
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         future: Future[Any] = Future()

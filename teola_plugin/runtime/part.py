@@ -45,12 +45,24 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class HeldPart:
-    """A part that is not begun, since others have asked for what it would ask for, if all comes as they expect. It
-    begins with the first call of the plain object, at its place, of which nobody thought."""
+    """A part for which the next call of the plain object need not wait: it begins behind that, or soon.
 
+    `covered`: other parts have asked for what it would ask for, if all comes as they expect. Then it begins only with a
+    call that nobody has foreseen.
+    """
+
+    query: str
     part: Part
+    covered: bool = False
     begun: bool = False
     over: bool = False
+
+    def begins(self, *, foreseen: bool) -> bool:
+        """Whether it begins now: a call was made at its place, or none for some time. On the pool's loop."""
+        if self.begun or self.over or (self.covered and foreseen):
+            return False
+        self.begun = True
+        return True
 
 
 @dataclass(frozen=True, slots=True)

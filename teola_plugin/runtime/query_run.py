@@ -32,6 +32,8 @@ class Runtime(Protocol):
 
     def end_part(self, run: QueryRun, name: str) -> None: ...
 
+    def turn(self, run: QueryRun, held: HeldPart | None, over: Sequence[str], *, soon: bool) -> None: ...
+
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None: ...
 
     def call(
@@ -176,6 +178,7 @@ class QueryRun:
         lookahead: bool = False,
         step: OpenStep | None = None,
         held: bool = False,
+        covered: bool = False,
     ) -> PartRun:
         """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query.
 
@@ -185,7 +188,7 @@ class QueryRun:
         code that later parts may be begun for, too; they adopt what it has asked for, but for what their own gang has;
         nobody `observe`s user code for it. Begin the later one before closing the earlier one, so that what is under
         way goes on. `step`: that of its `members`, for the trace; not given, that of the code that calls. `held`: it
-        begins later, if it has to: see `HeldPart`, which belongs into the `CallPlace` of its code.
+        begins later, see `HeldPart`, which belongs into the `CallPlace` of its code, and of which `turn` is to be told.
         """
         self.claims = True
         place, name = current_place.get(), f"part{next(self._numbers)}"
@@ -193,9 +196,17 @@ class QueryRun:
         at = self.steps.id_of(step or place.step)
         part = Part(name, graph, calls, value, depth, gang, members, lookahead, at)
         if held:
-            return PartRun(self, name, HeldPart(part))
+            return PartRun(self, name, HeldPart(self.id, part, covered))
         self.runtime.begin_part(self, part)
         return PartRun(self, name)
+
+    def turn(self, held: HeldPart | None = None, over: Sequence[PartRun] = (), *, soon: bool = True) -> None:
+        """The plain object has come to a place where a part is held, and where others are over. Neither is in a hurry;
+        `soon`: nothing else is asked for right now, so that it is not to be left until then."""
+        waits = held is not None and not held.covered
+        ended = [part.name for part in over if part.ends()]
+        if waits or ended:
+            self.runtime.turn(self, held if waits else None, ended, soon=soon)
 
     def step_began(self, kind: str, name: str, parent: OpenStep | None = None, **facts: object) -> OpenStep:
         """A step of the plain object begins, for the trace: a `superstep`, a `node`, a call of a `tool`. Its parent is
@@ -263,9 +274,13 @@ class PartRun:
     def close(self) -> None:
         """The plain object has the part's value, or gave it up: what nobody claimed, nor another part adopted, is
         dropped."""
+        if self.ends():
+            self.whole.runtime.end_part(self.whole, self.name)
+
+    def ends(self) -> bool:
+        """It will not begin any more. Whether it has."""
         if self.held is not None:
             self.held.over = True
-        if self.begun:
-            self.whole.runtime.end_part(self.whole, self.name)
+        return self.begun
 
     cancel = close

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError
@@ -27,9 +27,9 @@ from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefil
 from teola_plugin.runtime.driver.query_end import settle, settle_part
 from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.failures import outcome_error
-from teola_plugin.runtime.part import Part
+from teola_plugin.runtime.part import HeldPart, Part
 from teola_plugin.runtime.ports.port import Port
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import FIRST_CALL, QueryRun
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.scheduling.events import Instruction, Tick, WakeAt
@@ -91,12 +91,15 @@ class GraphDriver:
 
     # ------------------------------------------------------------ queries and their parts
 
-    def admit(self, run: QueryRun, graph: Graph) -> None:
+    def admit(self, run: QueryRun, graph: Graph, began: float | None = None) -> None:
+        """A query, which has begun now or at that time."""
+        now = self.now()
         self.runs[run.id] = run
         run.growing = growing_prompts(graph)
         run.has_user_code |= runs_user_code(graph)
         query = run.query
-        self.trace.recorder.begin(run.id, query.app, self.now())
+        began = now if began is None else began
+        self.trace.recorder.begin(run.id, query.app, began, ago=now - began)
         if query.deadline is not None:
             self._deadlines.add(query.deadline)
         self.post(Admit(self.now(), run.id, graph, query.deadline, run.ahead))
@@ -121,6 +124,17 @@ class GraphDriver:
         run.parts.pop(name, None)
         run.growing = [one for one in run.growing if InstancePath(one.growth.holder).inside(name) is None]
         settle_part(run, name, self.engines)
+
+    def turn(self, run: QueryRun, held: HeldPart | None, over: Sequence[str]) -> None:
+        """A part is held at the place that the plain object has come to, and others are over: for what is to be done
+        about it, no call waits."""
+        asyncio.get_running_loop().call_later(FIRST_CALL, self._turn, run, held, over)
+
+    def _turn(self, run: QueryRun, held: HeldPart | None, over: Sequence[str]) -> None:
+        if held is not None and held.begins(foreseen=True):
+            self.begin_part(run, held.part)
+        for name in over:
+            self.end_part(run, name)
 
     def query(self, run: QueryRun) -> LiveQuery | None:
         """What the scheduler knows of it."""
