@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from typing import Any
 
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.vectorstores import VectorStoreRetriever
@@ -101,6 +102,7 @@ class Siblings:
         try:
             context = self._context.copy()
             config = replay.early_config(self._config, {}, call.log, sync=True)
+            _inherit(config["callbacks"], self._config["callbacks"])
             replay.prepare(context, config, self._run)
             outcome = context.run(self._ask, call, config)
         finally:  # whoever waits for it must not wait for ever
@@ -131,6 +133,13 @@ class Siblings:
                 return call
             call.state = State.PLAIN
             return None
+
+
+def _inherit(manager: Any, plain: object) -> None:
+    """Tags and metadata that calls inside of a call inherit of the callbacks of the plain one."""
+    if isinstance(plain, BaseCallbackManager):
+        manager.add_tags(plain.inheritable_tags)
+        manager.add_metadata(plain.inheritable_metadata)
 
 
 def _invoked(call: LeafCall, config: RunnableConfig) -> Outcome:
