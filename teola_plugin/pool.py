@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
 from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.forks import tell_of_forks
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import SameLoop
@@ -48,6 +50,12 @@ class EnginePool:
         self.passes = resolve_passes(passes)
         self._caches: dict[tuple[Pass, ...], GraphCache] = {}
         self._started = False
+        self._changing = threading.RLock()
+        tell_of_forks(self)
+
+    def forked(self) -> None:
+        """In a child process: whoever was starting or closing it is not there."""
+        self._changing = threading.RLock()
 
     @classmethod
     def local(
@@ -113,18 +121,25 @@ class EnginePool:
     # ------------------------------------------------------------ life
 
     def start(self) -> EnginePool:
-        """Start all engines. Idempotent. Raises `EngineUnavailable` and what engines raise; before anything starts
-        `ConfigError`, where a device is not there or its memory does not suffice."""
-        if not self._started:
-            self.runtime.start()
-            self._started = True
+        """Start all engines; again after `close()`, with the same settings and profiles. Idempotent.
+
+        Raises `EngineUnavailable`, also in a process that was forked while they ran, and what engines raise; before
+        anything starts `ConfigError`, where a device is not there or its memory does not suffice.
+        """
+        with self._changing:
+            if not self._started or self.runtime.loop.was_forked:
+                self.runtime.start()
+                self._started = True
         return self
 
     def close(self) -> None:
-        """Stop all engines. Idempotent."""
-        if self._started:
-            self._started = False
-            self.runtime.stop()
+        """Stop all engines. Idempotent. Calls under way fail as `EngineUnavailable`, and so does a `start()` of another
+        thread. In a process that was forked while they ran, it does nothing: they are the parent's."""
+        self.runtime.break_off()
+        with self._changing:
+            if self._started:
+                self._started = False
+                self.runtime.stop()
 
     def __enter__(self) -> EnginePool:
         return self.start()
@@ -139,7 +154,21 @@ class EnginePool:
             await self.runtime.astart()
             self._started = True
             return self
-        return await asyncio.get_running_loop().run_in_executor(None, self.start)
+        given_up: list[bool] = []
+
+        def start() -> EnginePool:
+            with self._changing:
+                return self if given_up else self.start()
+
+        def end() -> None:
+            given_up.append(True)
+            self.close()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, start)
+        except asyncio.CancelledError:  # the body is never reached, nor is `__aexit__`
+            threading.Thread(target=end, name="teola-closing").start()
+            raise
 
     async def __aexit__(self, *_: object) -> None:
         if isinstance(self.runtime.loop, SameLoop):

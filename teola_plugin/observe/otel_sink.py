@@ -77,6 +77,7 @@ class OpenTelemetrySink:
         except queue.Full:
             return
         self._thread.join(_CLOSING)
+        self._thread = None  # a pool that is started again begins another
 
     def _main(self) -> None:
         while (told := self._waiting.get()) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from teola_plugin.errors import EngineError, EngineOverloaded, EngineUnavailable
+from teola_plugin.errors import EngineError, EngineOverloaded, EngineUnavailable, pool_closed
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.bad_input import advice
 
@@ -16,14 +16,6 @@ def unfit(error: Exception, kind: PrimitiveKind, engine: str) -> EngineError:
     )
     made.__cause__ = error
     return made
-
-
-def closed(engine: str) -> EngineUnavailable:
-    return EngineUnavailable(
-        f"engine {engine!r} is not there any more: the pool was closed.",
-        engine=engine,
-        hint="use the pool inside its `with` block",
-    )
 
 
 def given_up(engine: str, cause: str) -> EngineUnavailable:
