@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
@@ -20,8 +21,10 @@ _inherited: list[bool] = []
 
 
 def _note_fork() -> None:
-    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
         _inherited.append(True)
+        atexit.unregister(ray.shutdown)  # it would wait for the parent's threads at the child's end, for ever
 
 
 in_child(_note_fork)
