@@ -129,6 +129,15 @@ def unknown_name(what: str, name: str, known: tuple[str, ...] | list[str]) -> Re
     return RegistrationError(f"unknown {what} {name!r}; known: {', '.join(sorted(known)) or 'none'}.", hint=guess)
 
 
+def extra(name: str, *others: str) -> str:
+    """The next thing to do where what an extra brings is not installed; any of the `others` would do, too.
+
+    The package is at no registry yet, so its name alone installs nothing.
+    """
+    commands = " or ".join(f"pip install '.[{one}]'" for one in (name, *others))
+    return f"in a checkout of teola-plugin, {commands}"
+
+
 def pool_closed(engine: str = "") -> EngineUnavailable:
     """What is raised once a pool has ended, and what befalls calls that were under way then."""
     about = f": engine {engine!r} is not there any more" if engine else ""

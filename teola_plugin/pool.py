@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import reprlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,23 +15,18 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, Shape, Terms, WorkflowTemplate
 from teola_plugin.lazy_names import later
-from teola_plugin.observe.otel_sink import tracing_sink
-from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
+from teola_plugin.pool_engines import Engines, by_name, default_engine, prepared, sink_of
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.forks import tell_of_forks
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.scheduling import POLICIES
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
-
-Engines = Mapping[str, Engine | Sequence[Engine]] | Iterable[Engine]
-"""Engines (or instances of one) by name, or just engines, which have names of their own."""
 
 PIPELINES = 16
 """Different `passes=` whose plans a pool keeps."""
@@ -80,18 +76,18 @@ class EnginePool:
         (extra `otel`). Models compute on GPUs where there are any, and share their memory by the rule of
         `engines.devices.budget`. Raises `RegistrationError`.
         """
-        found = _by_name(engines or {})
+        found = by_name({} if engines is None else engines)
         for name, given in (("llm", llm), ("embedder", embedder), ("reranker", reranker), ("store", store)):
             if given is not None:
-                found[name] = _make(name, given) if isinstance(given, str) else given
-        return cls(*_prepared(found, policy, details, None, tracing), passes)
+                found[name] = default_engine(name, given) if isinstance(given, str) else given
+        return cls(*prepared(found, policy, details, None, tracing), passes)
 
     @classmethod
     def on_this_loop(
         cls, engines: Engines, *, passes: Iterable[Pass | str] = DEFAULT_PASSES, policy: str = "topology-aware"
     ) -> EnginePool:
         """A pool on the running event loop, for virtual time. Use `async with`; only async calls work."""
-        return cls(*_prepared(_by_name(engines), policy, False, SameLoop()), passes)
+        return cls(*prepared(by_name(engines), policy, False, SameLoop()), passes)
 
     @classmethod
     def connect(
@@ -115,7 +111,7 @@ class EnginePool:
 
         engines = find_engines(address_of(pool, address), pool)
         found = {name: (engine,) for name, engine in engines.items()}
-        sink = _sink(tracing, found)
+        sink = sink_of(tracing, found)
         return cls(ClusterRuntime(pool, engines, details=details, sink=sink), found, passes)
 
     # ------------------------------------------------------------ life
@@ -293,47 +289,11 @@ class EnginePool:
         )
 
 
-def _by_name(engines: Engines) -> dict[str, Engine | Sequence[Engine]]:
-    return dict(engines) if isinstance(engines, Mapping) else {engine.name: engine for engine in engines}
-
-
-def _prepared(
-    found: dict[str, Engine | Sequence[Engine]],
-    policy: str,
-    details: bool,
-    loop: SameLoop | None,
-    tracing: str | TracerProvider | None = None,
-) -> tuple[LocalRuntime, dict[str, Sequence[Engine]]]:
-    if not found:
-        raise RegistrationError("a pool needs at least one engine.", hint="e.g. EnginePool.local(llm='path/to/model')")
-    if policy not in POLICIES:
-        raise unknown_name("batch policy", policy, list(POLICIES))
-    engines = {name: given if isinstance(given, Sequence) else (given,) for name, given in found.items()}
-    sink = _sink(tracing, engines)
-    return LocalRuntime(engines, policy=POLICIES[policy](), loop=loop, details=details, sink=sink), engines
-
-
-def _sink(tracing: str | TracerProvider | None, engines: Mapping[str, Sequence[Engine]]) -> TraceSink | None:
-    """Where traces go besides `pool.traces`; it asks for the model of an engine when that has started."""
-    if tracing is None:
-        return None
-    return tracing_sink(tracing, lambda name: engines[name][0].versions().get("model", "") if name in engines else "")
-
-
-def _make(name: str, given: str) -> Engine:
-    """The default engine for a keyword of `EnginePool.local`; imports are as late as possible."""
-    if name == "llm":
-        from teola_plugin.engines.vllm import VllmEngine
-
-        return VllmEngine(name, given)
-    if name == "embedder":
-        from teola_plugin.engines.sentence_transformers import EmbeddingEngine
-
-        return EmbeddingEngine(name, given)
-    if name == "reranker":
-        from teola_plugin.engines.sentence_transformers import RerankingEngine
-
-        return RerankingEngine(name, given)
-    from teola_plugin.engines.pgvector import PgVectorEngine
-
-    return PgVectorEngine(name, dsn=None if given == "embedded" else given)
+def need_pool(given: object) -> EnginePool:
+    """What was given for a pool, if it is one. Raises `RegistrationError`."""
+    if not isinstance(given, EnginePool):
+        raise RegistrationError(
+            f"pool is {reprlib.repr(given)}, which is no engine pool.",
+            hint="pass pool=EnginePool.local(...) or pool=EnginePool.connect()",
+        )
+    return given

@@ -11,10 +11,9 @@ from typing import Any
 from teola_plugin.cluster.deployment import token as tokens
 from teola_plugin.cluster.deployment.records import ADDRESS, LOOPBACK, plain, token_of
 from teola_plugin.cluster.names import NAMESPACE
-from teola_plugin.errors import ConfigError, EngineUnavailable
+from teola_plugin.errors import ConfigError, EngineUnavailable, extra
 from teola_plugin.runtime.forks import in_child
 from teola_plugin.shims import ray as shim
-
 
 _inherited: list[bool] = []
 """Not empty in a process that was forked from one that was connected."""
@@ -35,9 +34,7 @@ def ensure_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise EngineUnavailable(
-            "the shared pool needs Ray, which is not installed.", hint="pip install 'teola-plugin[ray]'"
-        ) from None
+        raise EngineUnavailable("the shared pool needs Ray, which is not installed.", hint=extra("ray")) from None
     return ray
 
 

@@ -1,6 +1,7 @@
 """A process that is forked has its parent's objects and none of its threads; locks may be held for ever.
 
-What rests on a thread says so here. In the child it is told before anything else runs there; elsewhere this costs nothing.
+What rests on a thread says so here. In the child it is told before anything else runs there; elsewhere this costs
+nothing.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ T = TypeVar("T")
 def in_fork(work: Callable[[], T], *, seconds: float = 20.0, exits: bool = False) -> T:
     """What `work` gives in a child made by `os.fork`; what it raises is raised here.
 
-    `exits`: the child ends as programs do, with the exit handlers that it has from its parent. A child that takes longer
-    is killed, and the test fails.
+    `exits`: the child ends as programs do, with the exit handlers that it has from its parent. A child that takes
+    longer is killed, and the test fails.
     """
     reading, writing = os.pipe()
     child = os.fork()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from teola_plugin.errors import EngineError, EngineOverloaded, EngineUnavailable, pool_closed
+from teola_plugin.errors import EngineError, EngineOverloaded, EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.bad_input import advice
 
