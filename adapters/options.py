@@ -9,7 +9,7 @@ from typing import Any
 from teola_plugin.errors import unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
-from teola_plugin.pool import EnginePool
+from teola_plugin.pool import EnginePool, need_pool
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 """Objects and the engine that serves each; pairs where an object cannot be hashed. Objects count by identity."""
@@ -37,9 +37,11 @@ class Options:
         app: str | None,
         shadow: float,
     ) -> Options:
-        """Of what the user wrote. Raises `RegistrationError` for unknown passes and values."""
+        """Of what the user wrote. Raises `RegistrationError` for unknown passes and values, and no pool."""
         if speculate not in SPECULATE:
             raise unknown_name("value of speculate", speculate, list(SPECULATE))
+        if pool is not None:
+            need_pool(pool)
         return cls(pool, pairs(bind), None if passes is None else resolve_passes(passes), speculate, app, shadow)
 
     def inside(self) -> Options:

@@ -31,9 +31,11 @@ from teola_plugin.adapters.langchain.own_models.leaf_calls import (
     outcome_of,
 )
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
+from teola_plugin.runtime.forks import in_child
 
 open_tables: dict[str, CallTable] = {}
 """By query id."""
+in_child(open_tables.clear)  # early calls are under way in the parent process alone
 
 _UNKNOWN = object()
 """Stands for what cannot be copied: equal to nothing."""

