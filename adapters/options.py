@@ -13,6 +13,7 @@ from teola_plugin.pool import EnginePool
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 """Objects and the engine that serves each; pairs where an object cannot be hashed. Objects count by identity."""
+SERVE = ("auto", "own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class Options:
     speculate: str = "auto"
     app: str | None = None
     shadow: float = 0.0
+    strict: bool = True
+    """Whether it is an error that something in `bind` does not occur in the object."""
+    serve: str | None = None
+    """Which of the user's own models get engines by themselves: see `adapters.serving`."""
 
     @classmethod
     def of(
@@ -36,15 +41,20 @@ class Options:
         speculate: str,
         app: str | None,
         shadow: float,
+        strict: bool = True,
+        serve: str | None = None,
     ) -> Options:
         """Of what the user wrote. Raises `RegistrationError` for unknown passes and values."""
         if speculate not in SPECULATE:
             raise unknown_name("value of speculate", speculate, list(SPECULATE))
-        return cls(pool, pairs(bind), None if passes is None else resolve_passes(passes), speculate, app, shadow)
+        if serve not in (None, *SERVE):
+            raise unknown_name("value of serve", str(serve), list(SERVE))
+        chosen = None if passes is None else resolve_passes(passes)
+        return cls(pool, pairs(bind), chosen, speculate, app, shadow, strict, serve)
 
     def inside(self) -> Options:
         """For a part of the object: what is bound is bound by then, and only whole calls are compared."""
-        return replace(self, bind=(), shadow=0.0)
+        return replace(self, bind=(), shadow=0.0, serve=None)
 
 
 def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:

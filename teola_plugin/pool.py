@@ -234,7 +234,8 @@ class EnginePool:
             for other in list(self._caches)[:-PIPELINES]:
                 self._caches.pop(other, None)
         context, ahead = PassContext(self.profiles, speculate), bool(chosen)
-        return cache.optimised(template, shape, context, certain=ahead, chosen=ahead and speculate != "off")
+        guessing = ahead and speculate != "off" and context.may_ask(*template.chosen_on())
+        return cache.optimised(template, shape, context, certain=ahead, chosen=guessing)
 
     @contextmanager
     def watching(self, app: str = "plain") -> Iterator[QueryRun]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -45,7 +44,7 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
     like = like if like is not None and like.pool is found else None
     if found is not None:
         acceleration.tools = eager_tools_of(graph, Planner(found, chosen, speculate))
-    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, options.bind, like))
+    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, options, like))
     if found is not None:
         known = None if like is None else like.plans
         fits = known is not None and known.fit(graph)  # with what is bound to engines in its place
@@ -53,12 +52,12 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
     return made
 
 
-def _nodes(
-    graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str]], like: Acceleration | None
-) -> dict[str, Any]:
+def _nodes(graph: Any, acceleration: Acceleration, options: Options, like: Acceleration | None) -> dict[str, Any]:
     """Copies of the nodes, which tell when they begin; graphs that are nodes are accelerated on the same terms, but for
     those that have terms of their own."""
-    served = bound([node.bound for node in graph.nodes.values()], bind, acceleration.pool)
+    edges = [node.writers for node in graph.nodes.values()]
+    whole = [node.bound for node in graph.nodes.values()]
+    served = bound(whole, options.bind, acceleration.pool, strict=options.strict, beside=edges)
     made: dict[str, Any] = {}
     for (name, node), runs in zip(graph.nodes.items(), served, strict=True):
         changes: dict[str, Any] = {} if runs is node.bound else {"bound": runs}
