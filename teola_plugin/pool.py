@@ -150,6 +150,27 @@ class EnginePool:
 
     # ------------------------------------------------------------ engines
 
+    @property
+    def running(self) -> bool:
+        """Whether its engines are started."""
+        return self._started
+
+    def add(self, engine: Engine) -> None:
+        """One more engine, under its own name; where the others run, it starts now. Not for shared pools.
+
+        Raises `RegistrationError` for a name that is taken, and what `start` raises; the pool is as before then.
+        """
+        if self.shared or engine.name in self._engines:
+            what = "engines of a shared pool are said in its file" if self.shared else f"it has a {engine.name!r}"
+            raise RegistrationError(
+                f"the engine {engine.name!r} cannot be added: {what}.",
+                hint="see `teola up`"
+                if self.shared
+                else f"give it another name: {type(engine).__name__}('other', ...)",
+            )
+        self.runtime.add(engine, running=self._started)
+        self._engines = {**self._engines, engine.name: (engine,)}  # others may be reading it
+
     def engine(self, name: str) -> Engine:
         """The (first) instance of an engine. Raises `RegistrationError`."""
         if name not in self._engines:

@@ -13,6 +13,7 @@ from langchain_core.runnables.base import RunnableEach
 
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.binding.bind import bound, bound_object
+from teola_plugin.adapters.langchain.binding.serve import with_serving
 from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.live.parts import with_parts
 from teola_plugin.adapters.langchain.model import AcceleratedModel, ModelCalls, as_model
@@ -48,9 +49,10 @@ def accelerate_runnable(runnable: Any, options: Options, graphs: Graphs | None =
     if isinstance(runnable, AcceleratedModel):
         runnable = runnable.chain
     again = partial(accelerate_runnable, options=options, graphs=graphs)
-    options = replace(options, pool=options.pool or the_pool_of(runnable))
+    options, serving = with_serving(runnable, replace(options, pool=options.pool or the_pool_of(runnable)))
     fast = Planner(options.inside(), graphs).planned(runnable, _served(runnable, options))
     fast.copied_by(again)
+    fast.tells_of(serving)
     if options.shadow:
         fast.shadowed(options.shadow)
     return as_model(fast) if isinstance(runnable, BaseLanguageModel) else fast

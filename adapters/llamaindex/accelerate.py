@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from llama_index.core.callbacks import CallbackManager
@@ -31,13 +32,21 @@ def accelerate_llamaindex(obj: Any, options: Options) -> Any:
             "shadow= compares calls of LangChain Runnables only.", hint="compare engines by `teola compare`"
         )
     terms = Settings(options.passes, options.speculate, options.app or "default")
-    found = options.pool or the_pool_of(obj)
+    options = replace(options, pool=options.pool or the_pool_of(obj))
+    serving = None
+    if options.serve is not None:
+        from teola_plugin.adapters.llamaindex.binding.serve import with_serving
+
+        options, serving = with_serving(obj, options, lambda one, engine, pool: bound_in(obj, [(one, engine)], pool))
+    found = options.pool
     served = bound_in(obj, options.bind, found, strict=options.strict)
     if isinstance(served, IngestionPipeline):
         return accelerated_ingestion(served)
     if isinstance(served, VectorStoreIndex):
         return accelerated_index(served)
-    return accelerated(_session(obj, served, found, terms))
+    session = _session(obj, served, found, terms)
+    session.serving = serving
+    return accelerated(session)
 
 
 def _session(obj: Any, served: Any, pool: EnginePool | None, terms: Settings) -> Session:

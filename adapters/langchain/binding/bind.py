@@ -54,13 +54,13 @@ def bound(
         made = replaced(chain, _stand_in(obj, engine, pool))
         if made is chain and strict:
             raise _absent(obj)
-        if made is not chain and (keeper := kept_by((made, beside), obj, _CLOSED)):
+        if made is not chain and (keeper := kept_by((made, beside), obj, CLOSED)):
             raise in_part(obj, keeper)
         chain = made
     return chain
 
 
-_CLOSED = (VectorStore, BaseCallbackHandler)
+CLOSED = (VectorStore, BaseCallbackHandler)
 """Stores embed their documents as they always did; handlers hear, and are no part of the chain."""
 
 

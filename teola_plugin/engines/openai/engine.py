@@ -49,7 +49,8 @@ class OpenAIServer:
     `calibrate`: whether a pool that starts it measures the server (some 20 requests in 3 s, once: figures are kept),
     so that prefixes go early only where that pays. Without a word it does where prefixes are kept, and nowhere else.
     `priorities` declares that the server orders by `priority` (vLLM with `--scheduling-policy priority`).
-    `max_requests` bounds the requests in flight; `timeout` is in seconds, between two signs of life.
+    `max_requests` bounds the requests in flight; `timeout` is in seconds, between two signs of life. `check=False`: the
+    start does not ask the server whether it serves the model; requests tell.
     """
 
     kinds: frozenset[PrimitiveKind] = LLM_KINDS
@@ -70,12 +71,13 @@ class OpenAIServer:
         max_requests: int = 256,
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
+        check: bool = True,
     ) -> None:
         self.name, self.base_url, self.model = name, without_credentials(base_url).rstrip("/"), model
         self.own = own or bool(prefix_caching)
         self.prefix_caching = self.own if prefix_caching is None else prefix_caching
         self._priorities, self._calibrate = priorities, calibrate
-        self._timeout = timeout
+        self._timeout, self._check = timeout, check
         self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
         parts = urlsplit(base_url)
         self._login = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
@@ -111,12 +113,13 @@ class OpenAIServer:
         limits = httpx.Limits(max_connections=self._profile.max_requests + 8)
         timeout = httpx.Timeout(self._timeout, connect=min(10.0, self._timeout))
         client = httpx.AsyncClient(headers=self._headers, auth=self._login, timeout=timeout, limits=limits)
-        try:
-            found = await discover(client, self.name, self.base_url, self.model, tries=self.prefix_caching)
-        except BaseException:
-            await client.aclose()
-            raise
-        self._take(found)
+        if self._check or self.model is None or self.prefix_caching:
+            try:
+                found = await discover(client, self.name, self.base_url, self.model, tries=self.prefix_caching)
+            except BaseException:
+                await client.aclose()
+                raise
+            self._take(found)
         self._client = client
 
     def _take(self, found: ServerFacts) -> None:
