@@ -23,6 +23,7 @@ from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.routed import Routed
 from teola_plugin.adapters.langchain.own_models.wrapped import ensure_engine
+from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import (
     NO_APP,
     Asked,
@@ -74,6 +75,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
     _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
+    _serving: Serving | None = PrivateAttr(default=None)
 
     @classmethod
     def of(
@@ -105,6 +107,10 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """From now on a share of the calls is compared. Raises `RegistrationError` for a chain that writes."""
         check_repeatable(self.bound, self._traced.template)
         self._shadow = Shadow(share)
+
+    def tells_of(self, serving: Serving | None) -> None:
+        """From now on `explain()` says what `serve=` has done."""
+        self._serving = serving
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
         """A copy of the original, accelerated on the same terms; pools are shared."""
@@ -160,7 +166,12 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """What was understood, the p-graph, the e-graph, the passes that fired and what to expect, as text."""
         from teola_plugin.adapters.explain import explain
 
-        return explain(self._understood, self.plan(input), self._engines)
+        return explain(self._understood, self.plan(input), self._engines) + served_section(self._serving)
+
+    @property
+    def serving(self) -> Serving | None:
+        """What `serve=` has bound, and what it left alone; None without it."""
+        return self._serving
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

@@ -22,6 +22,7 @@ from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
 from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, astepped, stepped
 from teola_plugin.adapters.langgraph.plans import Plans
+from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
 from teola_plugin.graph import Query
 from teola_plugin.observe.spans import QueryTrace
@@ -45,6 +46,8 @@ class Acceleration:
     inner: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """Graphs that are nodes of the original, and what became of them; by identity, which an original keeps."""
     last: list[QueryRun] = field(default_factory=list)
+    serving: Serving | None = None
+    """What `serve=` has done."""
 
 
 class AcceleratedGraph:
@@ -122,7 +125,8 @@ class AcceleratedGraph:
         ours = self._teola
         facts = GraphFacts(self, ours.plans, ours.tools)
         note = NOTHING_AHEAD if ours.pool is None else ""
-        return explain_graph(facts.nodes, facts.starts, facts.chosen, note)
+        told = explain_graph(facts.nodes, facts.starts, facts.chosen, note)
+        return told + served_section(ours.serving)
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

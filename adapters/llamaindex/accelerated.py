@@ -86,9 +86,11 @@ class Accelerated:
     def explain(self, input: Any = None) -> str:
         """What was understood, the p-graph, the e-graph, the passes that fired and what to expect, as text."""
         from teola_plugin.adapters.explain import explain
+        from teola_plugin.adapters.serving.serving import served_section
 
         session = self.__teola_session__
-        return explain(session.entry(self.__teola_entry__).traced, self.plan(input), session.pool)
+        told = explain(session.entry(self.__teola_entry__).traced, self.plan(input), session.pool)
+        return told + served_section(session.serving)
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

@@ -18,6 +18,7 @@ from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.substitution import Accelerate, with_parts
+from teola_plugin.adapters.serving.serving import Serving
 from teola_plugin.adapters.terms import Asked, Deadline, context_of, interrupting, named, outer_terms, unplanned
 from teola_plugin.graph import Query, Terms
 from teola_plugin.passes import Optimised, Pass
@@ -110,6 +111,8 @@ class Session:
         self.pool = pool
         self.terms = terms
         self._part = part
+        self.serving: Serving | None = None
+        """What `serve=` has done."""
         self.shown: Any = None
         """The class of what users hold, where it is one for all terms."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
@@ -122,7 +125,7 @@ class Session:
     def under(self, terms: Settings) -> Session:
         """Other terms for the same object."""
         made = Session(self.original, self.served, self.pool, terms, self._part)
-        made._traced = self._traced
+        made._traced, made.serving = self._traced, self.serving
         return made
 
     # ------------------------------------------------------------ seeing it
