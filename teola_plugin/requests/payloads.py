@@ -151,6 +151,8 @@ class Warmup:
 @dataclass(frozen=True, slots=True)
 class Warmed:
     tokens: int
+    cached_tokens: int = 0
+    """Those of them that were in the prefix cache before, as far as the engine tells."""
 
 
 @dataclass(frozen=True, slots=True)
