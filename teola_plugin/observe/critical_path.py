@@ -87,7 +87,10 @@ class _Walk:
         self._code = [s for s in trace.spans if s.done is not None and s.kind == "OPAQUE" and not s.engine and s.started is None]
         self._seen: set[int] = set()
         """What was walked through, by identity: nothing is twice, whatever a trace says."""
-        self._around = self._nested(trace.waits if trace.waits is not None else self._only_graph())
+        if trace.waits is not None:
+            self._around = self._nested(trace.waits)
+        else:
+            self._around = {0: _Around(None, trace.started, self._only_graph())}
 
     def path(self) -> tuple[PathStep, ...]:
         if self._trace.waits is None and not self._spans and not self._trace.steps:
@@ -97,11 +100,11 @@ class _Walk:
 
     # ------------------------------------------------------------ what is known
 
-    def _only_graph(self) -> tuple[Wait, ...]:
+    def _only_graph(self) -> list[Wait]:
         """Where no plain object ran, or none told of its calls, what ended last is taken for what was waited for."""
         used = [s for s in self._spans.values() if not s.unused] or list(self._spans.values())
         ended = [s.done for s in used if s.done is not None]
-        return (Wait(self._trace.started, max(ended), tuple(s.primitive for s in used)),) if ended else ()
+        return [Wait(self._trace.started, max(ended), tuple(s.primitive for s in used))] if ended else []
 
     def _nested(self, waits: Iterable[Wait]) -> dict[int, _Around]:
         found = {0: _Around(None, self._trace.started)}

@@ -29,8 +29,8 @@ class _OpenSpan:
     """A span under way. Plain slots: this is written several times a primitive."""
 
     __slots__ = (
-        "about", "also", "batch", "cached", "cause", "done", "first", "instance", "kind", "merged", "outcome", "queued",
-        "started", "step", "tokens", "written",
+        "about", "also", "batch", "cached", "cause", "cut", "done", "first", "instance", "kind", "merged", "name",
+        "outcome", "queued", "started", "step", "tokens", "written",
     )  # fmt: skip
 
     def __init__(self, queued: float, about: tuple[str, str, tuple[str, ...], int, int, bool, tuple[str, ...], Detail]):
@@ -43,9 +43,11 @@ class _OpenSpan:
         self.instance = ""
         self.batch = -1
         self.tokens = self.cached = self.step = self.written = 0
-        self.cause = ""
+        self.cause = self.name = ""
         self.kind = about[0]
         self.also: tuple[str, ...] = ()
+        self.cut = False
+        """Whether who asked for it has given it up."""
         self.merged = False
         """Whether another span stands for it."""
 
@@ -196,12 +198,15 @@ class TraceRecorder:
             span.also = (*span.also, primitive)
         return True
 
-    def merge(self, query_id: str, primitive: str, others: Iterable[str], *, kind: str) -> None:
-        """Nobody can tell where the primitive ended and the others began: from now on, one span of that kind."""
+    def merge(self, query_id: str, primitive: str, others: Iterable[str], *, kind: str = "", name: str = "") -> None:
+        """One span from now on, where there were several: of that kind, and of that name, if those are given."""
         query, span = self._open.get(query_id), self._find(query_id, primitive)
         if query is None or span is None:
             return
-        span.kind, span.first = kind, None
+        if kind:
+            span.kind, span.first = kind, None
+        if name and not span.name:
+            span.name, span.also = name, (*span.also, primitive)
         for other in others:
             found = query.live.get(other)
             if found is None or found is span:
@@ -212,11 +217,12 @@ class TraceRecorder:
             if found.done is not None:
                 span.done = max(span.done or found.done, found.done)
 
-    def lasted(self, query_id: str, primitive: str, began: float, ended: float) -> None:
-        """It really ran from then till then, as is known only later."""
+    def lasted(self, query_id: str, primitive: str, began: float | None, ended: float | None) -> None:
+        """It really ran from then till then, as is known only later; None: it never did."""
         span = self._find(query_id, primitive)
         if span is not None:
-            span.queued, span.started, span.done = min(span.queued, began), began, ended
+            span.queued = span.queued if began is None else min(span.queued, began)
+            span.started, span.done = began, span.done if ended is None else ended
 
     def started(self, query_id: str, primitive: str, at: float, *, instance: str = "", batch: int = -1) -> None:
         """It began to run; further batches of the same primitive keep the first start."""
@@ -248,7 +254,9 @@ class TraceRecorder:
         span = self._find(query_id, primitive)
         if span is None:
             return
-        span.done = at if span.done is None else span.done
+        if span.done is None or (span.cut and outcome == "done"):
+            span.done = at
+        span.cut = outcome == "cancelled"  # until it is known that others go on with it
         span.outcome = outcome
         span.tokens, span.cached = tokens or span.tokens, cached or span.cached
 
@@ -338,7 +346,7 @@ def _closed(query_id: str, app: str, primitive: str, span: _OpenSpan) -> Span:
     return Span(
         query_id=query_id,
         app=app,
-        primitive=primitive,
+        primitive=span.name or primitive,
         kind=span.kind,
         queued=span.queued,
         started=span.started,

@@ -191,7 +191,7 @@ class QueryTrace:
             "app": self.app,
             "outcome": self.outcome,
             "seconds": self.seconds,
-            "primitives": len({name for s in self.spans for name in (s.primitive, *s.also)}),
+            "primitives": len({s.primitive for s in self.spans}),
             "requests": sum(s.size for s in self.spans),
             "tokens": sum(s.tokens + s.written for s in self.spans),
             "cached_tokens": sum(s.cached for s in self.spans),

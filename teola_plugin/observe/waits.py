@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +20,33 @@ class Wait:
     """Id of the step that called; 0 where that is not known."""
 
 
+@dataclass(slots=True, eq=False)
+class OwnCall:
+    """A call of a model or a retriever of the user's own, made ahead of its place or there. Written from any thread."""
+
+    name: str
+    kind: str
+    """As of a `Span`."""
+    engine: str
+    began: float | None = None
+    ended: float | None = None
+    requests: list[str] = field(default_factory=list)
+    """Ids of those by which plans have asked for it."""
+    used: bool = False
+    """Whether the plain object has come to it."""
+
+
 class OpenWait:
     """A call under way. What it waits for is known at its end: requests that failed are made again."""
 
-    __slots__ = ("answered", "asked", "requests", "spans", "step")
+    __slots__ = ("answered", "asked", "own", "spans", "step")
 
     def __init__(self, asked: float, step: int) -> None:
         self.asked, self.step = asked, step
         self.answered: float | None = None
         self.spans: tuple[str, ...] = ()
-        self.requests: tuple[str, ...] = ()
-        """Where the names of the spans are not known: the ids of requests that they are of."""
+        self.own: OwnCall | None = None
+        """Where it is one of the user's own objects that is called."""
 
 
 MOST_WAITS = 1024
@@ -42,7 +58,19 @@ class WaitLog:
 
     def __init__(self, most: int = MOST_WAITS) -> None:
         self._all: deque[OpenWait] = deque(maxlen=most)
+        self._own: deque[OwnCall] = deque(maxlen=most)
         self._lock = threading.Lock()
+
+    def calls(self, own: OwnCall) -> None:
+        """A call of one of the user's own objects is asked for, by the plain object or a plan."""
+        with self._lock:
+            self._own.append(own)
+
+    @property
+    def own(self) -> tuple[OwnCall, ...]:
+        """The calls of the user's own objects, in the order in which they were asked for."""
+        with self._lock:
+            return tuple(self._own)
 
     def asked(self, at: float, step: int = 0) -> OpenWait:
         """The plain object asks, and waits from now on."""

@@ -51,5 +51,5 @@ def note_use(warmups: Sequence[WarmedPrefix], work: Work, value: Any, *, tells: 
     before = 0
     for one in known:
         base = max(before, one.cached)
-        one.used |= value.cached_tokens > base if told else one.tokens > base
+        one.used |= (min(value.cached_tokens, one.tokens) if told else one.tokens) > base
         before = max(before, one.tokens)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.graph import Graph, Primitive
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GENERATION, QueryTrace
-from teola_plugin.observe.waits import OpenWait, Wait
+from teola_plugin.observe.waits import OpenWait, OwnCall, Wait
 from teola_plugin.requests.payloads import Generate, Generation, Warmed
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.warmups import note_use, warmed
+from teola_plugin.runtime.works.identities import Party
 from teola_plugin.runtime.works.work import Work
 
 SHOWN_REQUESTS = 8
@@ -46,9 +47,12 @@ class RunTrace:
         )
 
     def asked(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> None:
-        """The primitive has its works. Those that were all asked for before are one span each, of who asked first."""
-        p, known = live.primitive, [work.primitive for work in live.works]
-        if p.id in known or not known or not self.recorder.same(run.id, p.id, known[-1]):
+        """The primitive has its works. Where another part, or the plain object, has asked for all of them before, it is
+        shown as what that has asked for."""
+        p, graph = live.primitive, run.graph_of(live.primitive.id)
+        known = [w.primitive for w in live.works if w.by is Party.PLAIN or run.graph_of(w.primitive) is not graph]
+        adopted = known and len(known) == len(live.works)
+        if not (adopted and self.recorder.same(run.id, p.id, known[-1])):
             self.queued(run, p, live.depth, payloads)
 
     def called(self, run: QueryRun, name: str, works: Sequence[Work], depth: int, step: int = 0) -> None:
@@ -115,7 +119,8 @@ class RunTrace:
         """Generations have ended: where nobody has heard when their texts began, each is one span."""
         if live.group is not None and all(map(_began_unheard, live.works, values)):
             names = [member.id for member in live.group.members]
-            self.recorder.merge(run.id, live.primitive.id, names, kind=GENERATION)
+            whole = live.primitive.id.removesuffix(".prefilling")
+            self.recorder.merge(run.id, live.primitive.id, names, kind=GENERATION, name=whole)
 
     def called_ended(self, run: QueryRun, work: Work, value: Any, *, failed: bool) -> None:
         """A request has ended that no primitive of the graph waits for: a call of the plain object."""
@@ -146,9 +151,25 @@ class RunTrace:
         """The query ended."""
         for one in run.warmups:
             self.recorder.settle(run.id, one.primitive, "done" if one.used else "wasted")
+        own = {id(call): self._own(run, call, number) for number, call in enumerate(run.waits.own, start=1)}
         now = self._now()
-        waits = tuple(_told(run, wait, now) for wait in run.waits.told()) if run.ahead else None
+        waits = tuple(_told(wait, own, now) for wait in run.waits.told()) if run.ahead else None
         return self.recorder.finish(run.id, now, outcome=outcome, steps=run.steps, waits=waits)
+
+    def _own(self, run: QueryRun, call: OwnCall, number: int) -> str:
+        """The name of the span of a call of the user's own object: that of the plan, if one has asked for it."""
+        names = [name for request in call.requests if (name := run.requests.get(request))]
+        if not names:
+            if call.began is None or not call.used:
+                return ""
+            names = [f"{call.name}.call#{number}"]
+            self.recorder.queued(run.id, names[0], call.began, kind=call.kind, engine=call.engine)
+            self.recorder.done(run.id, names[0], self._now() if call.ended is None else call.ended)
+        self.recorder.merge(run.id, names[0], names[1:])
+        self.recorder.lasted(run.id, names[0], call.began, call.ended)
+        if call.used:
+            self.recorder.settle(run.id, names[0], "done")
+        return names[0]
 
     def settled(self, run: QueryRun, work: Work) -> None:
         """What came of work that nobody claimed: other primitives, or the plain object, may have gone on from it."""
@@ -173,7 +194,6 @@ def _began_unheard(work: Work, value: Any) -> bool:
     return work.came == 1 and value.completion_tokens > 1 and work.begun_with == len(value.text)
 
 
-def _told(run: QueryRun, wait: OpenWait, now: float) -> Wait:
-    names = [name for request in wait.requests if (name := run.requests.get(request))]
-    answered = now if wait.answered is None else wait.answered
-    return Wait(wait.asked, answered, (*wait.spans, *dict.fromkeys(names)), wait.step)
+def _told(wait: OpenWait, own: Mapping[int, str], now: float) -> Wait:
+    spans = wait.spans if wait.own is None else (own.get(id(wait.own), ""),)
+    return Wait(wait.asked, now if wait.answered is None else wait.answered, spans, wait.step)
