@@ -130,21 +130,22 @@ class _Walk:
 
     # ------------------------------------------------------------ code of the plain object
 
-    def _plain(self, around: _Around) -> None:
-        """Through the code of a step, and all that it waited for, to its begin, or to what began before it."""
-        jumped = False
+    def _plain(self, around: _Around, *, jumped: bool = False) -> None:
+        """Through the code of a step, and all that it waited for, to its begin, or to what began before it. `jumped`:
+        now is a moment in the middle of it, at which it let something begin."""
         while self._at > around.began:
             last = self._last(around, jumped)
             if last is None:
                 self._ran(around, around.began)
                 return
             self._seen.add(id(last))
+            came_to = self._at
             self._ran(around, _end(last, self._trace))
             came = last.asked if isinstance(last, Wait) else last.began
             if isinstance(last, Wait):
                 self._answered(around, last)
             else:
-                self._plain(self._around[last.id])
+                self._plain(self._around[last.id], jumped=_end(last, self._trace) > came_to)
             jumped |= self._at < came
 
     def _last(self, around: _Around, jumped: bool) -> Wait | Step | None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from teola_plugin.observe.spans import Detail, GraphView, PassRun, QueryTrace, Span
+from teola_plugin.observe.spans import GENERATION, Detail, GraphView, PassRun, QueryTrace, Span
 from teola_plugin.observe.steps import StepLog
 from teola_plugin.observe.waits import Wait
 
@@ -188,15 +188,25 @@ class TraceRecorder:
         span.step, span.cause = step, cause
         query.add(primitive, span)
 
-    def same(self, query_id: str, primitive: str, of: str) -> bool:
-        """A primitive is the very work of another, whose span stands for both. Whether that is known."""
+    def same(self, query_id: str, primitive: str, of: str, *, kind: str = "") -> bool:
+        """A primitive is the very work of another, whose span stands for both. Whether that is known.
+
+        With a `kind` it knows better what that work is: name and kind are its own from now on.
+        """
         query, span = self._open.get(query_id), self._find(query_id, of)
         if query is None or span is None:
             return False
         if primitive != of:
             query.live[primitive] = span
             span.also = (*span.also, primitive)
+        if kind and not span.name:
+            span.name, span.kind, span.also = primitive, kind, (*span.also, of)
         return True
+
+    def names(self, query_id: str, primitive: str) -> tuple[str, ...]:
+        """The primitives that the span of this one stands for."""
+        span = self._find(query_id, primitive)
+        return (primitive,) if span is None else tuple(dict.fromkeys((primitive, *span.also)))
 
     def merge(self, query_id: str, primitive: str, others: Iterable[str], *, kind: str = "", name: str = "") -> None:
         """One span from now on, where there were several: of that kind, and of that name, if those are given."""
@@ -261,9 +271,9 @@ class TraceRecorder:
         span.tokens, span.cached = tokens or span.tokens, cached or span.cached
 
     def wrote(self, query_id: str, primitive: str, tokens: int) -> None:
-        """How many tokens a generation has written, beside those of its prompt."""
+        """How many tokens a generation has written, where no decoding tells, beside those of its prompt."""
         span = self._find(query_id, primitive)
-        if span is not None:
+        if span is not None and span.kind == GENERATION:
             span.written = tokens
 
     def settle(self, query_id: str, primitive: str, outcome: str) -> None:

@@ -52,7 +52,8 @@ class RunTrace:
         p, graph = live.primitive, run.graph_of(live.primitive.id)
         known = [w.primitive for w in live.works if w.by is Party.PLAIN or run.graph_of(w.primitive) is not graph]
         adopted = known and len(known) == len(live.works)
-        if not (adopted and self.recorder.same(run.id, p.id, known[-1])):
+        kind = p.kind.name if live.works and live.works[-1].by is Party.PLAIN else ""
+        if not (adopted and self.recorder.same(run.id, p.id, known[-1], kind=kind)):
             self.queued(run, p, live.depth, payloads)
 
     def called(self, run: QueryRun, name: str, works: Sequence[Work], depth: int, step: int = 0) -> None:
@@ -141,10 +142,10 @@ class RunTrace:
     def answered(self, run: QueryRun, wait: OpenWait, works: Sequence[Work]) -> None:
         """A call of the plain object has its values, made for it or claimed."""
         names: list[str] = []
-        for work in works:
-            live = run.primitives.get(work.primitive)
+        for name in (name for work in works for name in self.recorder.names(run.id, work.primitive)):
+            live = run.primitives.get(name)
             members = live.group.members if live is not None and live.group is not None else ()
-            names += (work.primitive, *(member.id for member in members))
+            names += (name, *(member.id for member in members))
         wait.answered, wait.spans = self._now(), tuple(dict.fromkeys(names))
 
     def finish(self, run: QueryRun, outcome: str) -> QueryTrace | None:
