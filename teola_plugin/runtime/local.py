@@ -307,6 +307,7 @@ class LocalRuntime:
         if run is not None:
             place = current_place.get()
             call.step, call.held = run.steps.id_of(place.step), place.held
+            call.wait = run.waits.asked(self.time(), call.step)
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         loop, calls = self.loop, self._calls

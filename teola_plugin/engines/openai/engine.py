@@ -97,6 +97,7 @@ class OpenAIServer:
         """Tokens of a prompt with its answer, where the server says so."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._estimate = TokenEstimate()
+        self._told_cached = False
         self._shape: Mapping[str, Any] | None = None
         """A whole response, for filling in what streams leave out; None where streams do not add up to one."""
 
@@ -135,6 +136,11 @@ class OpenAIServer:
     def joins(self) -> bool:
         """Whether a streamed answer of this server adds up to the very answer that comes whole."""
         return self._shape is not None
+
+    @property
+    def tells_cached(self) -> bool | None:
+        """Whether answers tell how much of a prompt was found in the cache; None until one has."""
+        return self._told_cached or None
 
     async def stop(self) -> None:
         """Idempotent. Requests in flight fail; the server goes on."""
@@ -204,6 +210,7 @@ class OpenAIServer:
                     endpoint = Endpoint(self._client, self.name, self.base_url, self.model or "", self._shape)
                     value = await endpoint.generate(request, request.payload, self._ordering(request), inbox)
                 self._estimate.learn(request.payload, value.prompt_tokens)
+                self._told_cached |= value.cached_tokens > 0
                 return value
         reason = f"{self.name} takes Generate or Warmup, not {type(request.payload).__name__} ({request.kind.name})."
         raise EngineError(reason, engine=self.name, hint="see requests/payloads.py")

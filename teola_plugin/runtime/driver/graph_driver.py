@@ -69,6 +69,8 @@ class GraphDriver:
         self.engines = EngineWork(self)
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
+        self._cause = ""
+        """The primitive of the event that is being handled."""
         self._deadlines = Deadlines(lambda: self.post(Tick(self.now())))
         self._incremental = IncrementalPrefilling(self._live, computed, self._start_early, self._stop_early, self.code)
         self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
@@ -156,6 +158,7 @@ class GraphDriver:
 
     def _handle(self, event: GraphEvent) -> None:
         """What one instruction raises is its own query's misfortune: the others are carried out."""
+        self._cause = getattr(event, "primitive", "")
         try:
             instructions = self.scheduler.handle(event)
         except Exception as error:
@@ -175,6 +178,8 @@ class GraphDriver:
             return
         run = self.runs.get(getattr(instruction, "query", ""))
         if run is not None:
+            named = getattr(instruction, "primitive", "")
+            run.causes[getattr(named, "id", named)] = self._cause
             self._perform[type(instruction)](run, instruction)
 
     def broken(self, query: str, primitive: str, error: Exception) -> None:
@@ -318,7 +323,7 @@ class GraphDriver:
         try:
             settle(run, order.outcome, error, self.engines)
         finally:
-            trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome, steps=run.steps)
+            trace = self.trace.finish(run, order.outcome)
             if not run.output.done():
                 if order.outcome == "done" and order.output is not None:
                     run.output.set_result(run.store.read(order.output))
