@@ -129,8 +129,8 @@ def log_fallback(error: Exception, of: object = None, part: str = "") -> None:
 
     def say() -> None:
         logging.getLogger("teola_plugin").warning(
-            "planning failed; the original runs as it always did: %s%s. Its answers are unaffected, only later than they "
-            "could be; this is said once%s",
+            "planning failed; the original runs as it always did: %s%s. Its answers are unaffected, only later than "
+            "they could be; this is said once%s",
             part or "a call",
             what,
             "" if isinstance(error, TeolaError) else bug,

@@ -10,6 +10,14 @@ class LeftToPlain(Exception):
     """Raised by a client's function on purpose: the plain object does this part alone. Nothing is wrong."""
 
 
+class UnfitValue(LeftToPlain, TypeError):
+    """What came is for the plain object alone to look at: user code may run in it, or it is too large."""
+
+
+class MissingValue(LeftToPlain, KeyError):
+    """What came lacks a key: the plain object will tell."""
+
+
 class ClientCalls(Mapping[str, Callable[..., Any]]):
     """Functions by the name of their component. Never changes."""
 
