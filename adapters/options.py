@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from teola_plugin.adapters.thread_safety import ThreadSafety, told
 from teola_plugin.errors import unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
@@ -26,6 +27,7 @@ class Options:
     speculate: str = "auto"
     app: str | None = None
     shadow: float = 0.0
+    concurrent: tuple[Any, ...] = ()
 
     @classmethod
     def of(
@@ -36,11 +38,18 @@ class Options:
         speculate: str,
         app: str | None,
         shadow: float,
+        concurrent: Iterable[Any] | None = None,
     ) -> Options:
         """Of what the user wrote. Raises `RegistrationError` for unknown passes and values."""
         if speculate not in SPECULATE:
             raise unknown_name("value of speculate", speculate, list(SPECULATE))
-        return cls(pool, pairs(bind), None if passes is None else resolve_passes(passes), speculate, app, shadow)
+        chosen = None if passes is None else resolve_passes(passes)
+        return cls(pool, pairs(bind), chosen, speculate, app, shadow, told(concurrent))
+
+    @property
+    def threads(self) -> ThreadSafety:
+        """Which of the user's own objects take several sync calls at once."""
+        return ThreadSafety(self.concurrent)
 
     def inside(self) -> Options:
         """For a part of the object: what is bound is bound by then, and only whole calls are compared."""

@@ -19,6 +19,7 @@ from teola_plugin.adapters.langchain.model import AcceleratedModel, ModelCalls, 
 from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
 from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
 from teola_plugin.adapters.options import Options
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
@@ -81,6 +82,8 @@ class Planner:
         given = self.options
         pool = given.pool
         try:
+            if given.speculate != "off":
+                served = side_by_side(served, given.threads)
             chain, traced, sooner = self._plans(served)
         except (RegistrationError, TraceError):  # the user's to know
             raise

@@ -35,6 +35,9 @@ from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 open_tables: dict[str, CallTable] = {}
 """By query id."""
 
+Make = Callable[[Any, RunnableConfig | None], Any]
+"""Makes a call in its place: (input, config) -> value."""
+
 _UNKNOWN = object()
 """Stands for what cannot be copied: equal to nothing."""
 
@@ -212,12 +215,13 @@ class SyncCallTable(CallTable):
             call.note_changes(given)
             call.end(outcome)
 
-    def invoke(self, site: CallSite, input: Any, config: RunnableConfig | None) -> Any:
-        """`site.leaf.invoke`, or the outcome and the events of the same call made ahead."""
+    def invoke(self, site: CallSite, input: Any, config: RunnableConfig | None, make: Make | None = None) -> Any:
+        """`site.leaf.invoke` (or `make`), or the outcome and the events of the same call made ahead."""
         call = self._claim(site, input)
+        plain = make or (lambda value, told: site.leaf.invoke(value, told, **site.kwargs))
         if call.state is State.PLAIN:
             with self._permit(call, early=False):
-                outcome = outcome_of(lambda: site.leaf.invoke(input, config, **site.kwargs))
+                outcome = outcome_of(lambda: plain(input, config))
             call.end(outcome)
             return outcome.get()
         replay.deliver(call.log, config or {}, site.tags)

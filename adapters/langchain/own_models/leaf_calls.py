@@ -30,7 +30,7 @@ class CallSite:
     limit: ConcurrencyLimit | None
     """Of the object: one call at a time, unless it is known to be safe."""
     mapped: bool = False
-    """ConfigScoped once for each item of a list, so maybe with what an item is predicted to be."""
+    """Called once for each item of a list, so maybe with what an item is predicted to be."""
     within: str = ""
     """Path of the user's object that holds it, where that is planned with an equivalent chain."""
     changes_input: threading.Event = field(default_factory=threading.Event)
@@ -88,6 +88,10 @@ class LeafCall:
     log: EventLog = field(default_factory=EventLog)
     stop: Callable[[], object] = bool
     """Gives an early call up, where that is possible."""
+
+    def fresh_input(self) -> Any:
+        """What the leaf is called with: a copy that it may change."""
+        return snapshot(self.asked)
 
     def end(self, outcome: Outcome) -> None:
         copied = outcome.copied()  # before the plain object has the value and may change it
