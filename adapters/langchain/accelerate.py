@@ -90,7 +90,7 @@ class Planner:
         except (RegistrationError, TraceError):  # the user's to know
             raise
         except Exception as error:
-            log_fallback(error)
+            log_fallback(error, runnable, "the whole")
             chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
         kind = next((kind for known, kind in _KINDS if isinstance(runnable, known)), AcceleratedRunnable)
         options: Any = {"passes": given.passes, "speculate": given.speculate, "app": given.app}

@@ -156,7 +156,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         try:
             plan = self.plan()
         except Exception as error:
-            log_fallback(error)
+            log_fallback(error, self.bound, "what a call gains")
             return False
         if plan is None or plan.source is None:
             return False
@@ -204,7 +204,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             try:
                 started = self._started(input, merged, _Terms(asked, runs), routed, kind, limit)
             except Exception as error:  # nothing of the original has run yet
-                log_fallback(error)
+                log_fallback(error, self.bound)
             else:
                 if started is not None:
                     return started

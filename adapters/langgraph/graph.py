@@ -97,7 +97,7 @@ class AcceleratedGraph:
             try:
                 return self._query(asked, runs, self._teola.pool)
             except Exception as error:  # nothing of the original has run yet
-                log_fallback(error)
+                log_fallback(error, self._teola.original)
         clock = time.monotonic if self._teola.pool is None else self._teola.pool.runtime.time
         terms, deadline = unplanned(asked, runs, self._teola.app, clock)
         return StartedCall(None, config, self, terms=terms, deadline=deadline)  # type: ignore[arg-type]

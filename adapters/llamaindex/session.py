@@ -187,7 +187,7 @@ class Session:
                 node = self._running(entry, given)
                 run = self._submit(self.pool, entry, given, runs)
             except Exception as error:  # nothing of the original has run yet
-                log_fallback(error)
+                log_fallback(error, self.original, f"a call of `{entry}`")
             else:
                 self._last[:] = [run]
                 return StartedCall(run, node, None, Deadline.of(run))

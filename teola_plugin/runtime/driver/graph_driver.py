@@ -10,11 +10,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError, pool_closed
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
+from teola_plugin.runtime import dead_parts
 from teola_plugin.runtime import primitive_requests as requests
 from teola_plugin.runtime.client_values import client_value, computed, runs_user_code
 from teola_plugin.runtime.driver.client_code import ClientCode
@@ -67,6 +69,7 @@ class GraphDriver:
         self.trace = RunTrace(recorder, self.now)
         self.code = ClientCode(here=not threads)
         self.engines = EngineWork(self)
+        self._once = dead_parts.Once()
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
         self._cause = ""
@@ -200,6 +203,13 @@ class GraphDriver:
         self.trace.done(run, name, "failed")
         self.post(PrimitiveFailed(self.now(), run.id, name))
 
+    def died(self, run: QueryRun, p: Primitive, error: BaseException) -> None:
+        """A function of the client's raised for it."""
+        dead = dead_parts.died(p, run.calls_of(p.id), error)
+        if dead is not None:
+            run.dead.append(dead)
+        self.fail(run, p.id, error)
+
     def made(self, run: QueryRun, name: str) -> None:
         """A primitive has its value, in the query's store."""
         self.post(Finished(self.now(), run.id, name))
@@ -237,7 +247,7 @@ class GraphDriver:
             if error is None:
                 self._store(run, p.id, value)
             else:
-                self.fail(run, p.id, error)
+                self.died(run, p, error)
         except Exception as bug:
             self.broken(run.id, p.id, bug)
 
@@ -315,6 +325,9 @@ class GraphDriver:
 
     def _end(self, run: QueryRun, order: End) -> None:
         del self.runs[run.id]
+        if order.outcome == "closed" and not run.plain_failed:
+            for dead in run.dead:
+                self._once(dead.cause, partial(dead_parts.warn, dead))
         if run.query.deadline is not None:
             self._deadlines.drop(run.query.deadline)
         error = outcome_error(run, order)
