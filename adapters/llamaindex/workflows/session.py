@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.llamaindex.session import Given, Run, Session, Settings
@@ -16,6 +16,9 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.tracer.llamaindex.trace import TracedEntry
 from teola_plugin.tracer.llamaindex.walk import Walk
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.explain import Explanation
 
 RUN = "run"
 """The entry of a workflow."""
@@ -53,6 +56,11 @@ class WorkflowSession(Session):
         walk = Walk()
         walk.draft.nodes[:] = rows(self.served, self.pool)
         return TracedEntry(walk.draft.finished(Ref(INPUT), "workflow"), (), frozenset())
+
+    def explained(self, entry: str, input: Any = None) -> Explanation:
+        from teola_plugin.adapters.llamaindex.workflows.report import explained
+
+        return explained(self.served, self.pool, self._part, self.ended)
 
     # ------------------------------------------------------------ one run
 

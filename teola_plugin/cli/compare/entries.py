@@ -81,7 +81,7 @@ def _of_graph(obj: Any) -> Entries:
 
 
 def _configs(obj: Any) -> Callable[[], dict[str, Any] | None]:
-    """Makes the config of a run: a thread or session that no run before had, where the object remembers by such names."""
+    """Makes the config of a run: a thread or session that is new, where the object remembers by such a name."""
     if getattr(obj, "checkpointer", None) not in (None, False):
         known = {"thread_id"}
     else:

@@ -13,6 +13,7 @@ from teola_plugin.cli.compare.verdict import overall, verdict
 from teola_plugin.errors import TeolaError
 
 if TYPE_CHECKING:
+    from teola_plugin.adapters.explain import Explanation
     from teola_plugin.cli.compare.given import Given
     from teola_plugin.observe import QueryTrace
 
@@ -152,31 +153,16 @@ def wasted(traces: Sequence[QueryTrace]) -> dict[str, Any]:
 # ------------------------------------------------------------ from the plan
 
 
-def advice(fast: AcceleratedRunnable | AcceleratedGraph, value: Any) -> list[str]:
+def advice(fast: Any, value: Any) -> list[str]:
     """What would help: why there is nothing to gain, what the author could change. `value`: an input, for the plan."""
-    if not hasattr(fast, "report"):  # a graph: each of its nodes has a plan of its own
-        text = fast.explain()
-        return [*([] if "\nearly " in text else [NO_GAIN]), *_advised(text)]
-    return _advice_of_chain(fast, value)  # type: ignore[arg-type]
-
-
-def _advice_of_chain(fast: AcceleratedRunnable, value: Any) -> list[str]:
-    found = []
-    if not fast.gains:
-        found.append(NO_GAIN)
-    elsewhere = [node for node in fast.report if node.level != "lowered"]
+    try:
+        told: Explanation = fast.__teola_explained__(value)
+    except TeolaError as error:
+        return [f"Planning failed, so the original ran: {error}"]
+    found = [] if told.early else [NO_GAIN, f"{told.expect[0].upper()}{told.expect[1:]}."]
+    elsewhere = [node for node in told.report if node.level != "lowered"]
     if elsewhere:
         named = ", ".join(f"{node.path} ({node.class_name})" for node in elsewhere[:5])
         more = f" and {len(elsewhere) - 5} more" if len(elsewhere) > 5 else ""
         found.append(f"Run in their place, as they always did: {named}{more}.")
-    try:
-        text = fast.explain(value)
-    except TeolaError as error:
-        return [*found, f"Planning failed, so the original ran: {error}"]
-    return [*found, *_advised(text)]
-
-
-def _advised(explained: str) -> list[str]:
-    """The lines of the last section of what `explain()` says."""
-    _, _, text = explained.partition("\nAdvice\n------\n")
-    return [line for line in text.split("\n") if line]
+    return [*found, *told.advice]

@@ -1,4 +1,4 @@
-"""How many times faster, and how sure that is: from pairs of runs of the same input that ran right behind each other."""
+"""How many times faster, and how sure that is: from pairs of runs of one input that ran right behind each other."""
 
 from __future__ import annotations
 

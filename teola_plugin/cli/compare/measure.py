@@ -186,12 +186,12 @@ def warm_up(session: Session, inputs: Sequence[Given], chosen: Sequence[str], do
         for pair in ((SYNC, FAST_SYNC), (ASYNC, FAST_ASYNC)):
             if pair[0] not in chosen:
                 continue
-            raised = [session.run(way, index, given.value).raised for way in pair][0]
+            plain, _ = [session.run(way, index, given.value) for way in pair]
             done()
-            if not raised:
+            if not plain.raised:
                 works = index if works is None else works
                 break
-            errors.append(raised)
+            errors.append(plain.raised)
     if works is None:
         raise RegistrationError(
             f"the plain object raised on every input; on line {inputs[0].line}: {errors[0]}.",
