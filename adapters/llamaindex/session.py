@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
@@ -29,6 +29,10 @@ from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.explain import Explanation
+    from teola_plugin.observe.spans import QueryTrace
 
 Given = dict[str, Any]
 
@@ -156,9 +160,21 @@ class Session:
         terms = self.terms
         return pool.plan(traced.template, shape(traced, input), passes=terms.passes, speculate=terms.speculate)
 
+    def explained(self, entry: str, input: Any = None) -> Explanation:
+        """What `explain()` says of an entry."""
+        from teola_plugin.adapters.explain import explain
+
+        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=self.ended)
+
     @property
     def last(self) -> Run | None:
         return self._last[0] if self._last else None
+
+    @property
+    def ended(self) -> QueryTrace | None:
+        """The trace of the last call, if that is over."""
+        last = None if self.last is None else self.last.trace
+        return last.result() if last is not None and last.done() and not last.cancelled() else None
 
     # ------------------------------------------------------------ one call
 

@@ -37,7 +37,15 @@ _OPENAI = ("llama_index.llms.openai.base.OpenAI", "llama_index.llms.openai_like.
 _OPENAI_BODIES = ("_complete", "_acomplete", "_chat", "_achat")
 """All of its public methods come down to these, which emit nothing."""
 _OTHERS = (*("stream_complete", "astream_complete", "stream_chat", "astream_chat"), *_PUBLIC)
-_FRAMEWORKS = ("predict", "apredict", "_get_prompt", "_get_messages", "_parse_output", "_extend_prompt", "_extend_messages")
+_FRAMEWORKS = (
+    "predict",
+    "apredict",
+    "_get_prompt",
+    "_get_messages",
+    "_parse_output",
+    "_extend_prompt",
+    "_extend_messages",
+)
 
 
 class Captured(Exception):
