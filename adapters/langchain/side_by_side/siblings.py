@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -27,6 +27,9 @@ from teola_plugin.runtime.context import current_run
 
 MOST = min(32, (os.cpu_count() or 1) + 4)
 """Calls at once: as many as `batch` makes where nothing else is said."""
+
+bounded: ContextVar[bool] = ContextVar("teola_bounded", default=False)
+"""Set where a caller said `max_concurrency`, which composites do not hand on to what they call."""
 
 Wanted = tuple[Any, Any]
 """A part, and what it is to be called with."""
@@ -47,7 +50,7 @@ def begin(wanted: Sequence[Wanted], config: RunnableConfig) -> Siblings | None:
 def begin_by(ask: Ask, wanted: Sequence[Wanted], config: RunnableConfig, *, models: bool) -> Siblings | None:
     """`begin`, by another method of theirs. `models`: whether a model may be asked, which may have a cache."""
     told = ensure_config(config)
-    if told.get("max_concurrency") is not None or not replay.may_be_kept_back(told, models=models):
+    if bounded.get() or told.get("max_concurrency") is not None or not replay.may_be_kept_back(told, models=models):
         return None
     calls = list(_distinct(wanted))
     return Siblings(ask, calls, told) if len(calls) > 1 else None

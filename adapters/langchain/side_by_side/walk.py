@@ -8,7 +8,7 @@ from langchain_core.runnables import RunnableBinding
 
 from teola_plugin.adapters.langchain.own_models.composites import parts, with_parts
 from teola_plugin.adapters.langchain.side_by_side import classes
-from teola_plugin.adapters.langchain.side_by_side.composites import BY_NAME, PARTS
+from teola_plugin.adapters.langchain.side_by_side.composites import BY_NAME, PARTS, Composite
 from teola_plugin.adapters.langchain.side_by_side.threads import Threads
 from teola_plugin.adapters.own_class import subclass_of
 from teola_plugin.adapters.thread_safety import ThreadSafety
@@ -41,11 +41,11 @@ class _Walk:
         before = {field: getattr(node, field) for field in classes.FIELDS[name]}
         made = {field: self._field(value) for field, value in before.items()}
         new = {field: value for field, value in made.items() if value is not before[field]}
-        copied = node.model_copy(update=new) if new else node
-        allowed = self._allowed(name, copied)
-        if not any(allowed) or PARTS in vars(node):
-            return copied
-        one: Any = sharing(subclass_of(type(node), BY_NAME[name]), copied.model_copy())
+        allowed = self._allowed(name, node)
+        if PARTS in vars(node) or not (new or any(allowed)):
+            return node
+        mixin = BY_NAME[name] if any(allowed) else Composite
+        one: Any = sharing(subclass_of(type(node), mixin), node.model_copy(update=new))
         vars(one)[PARTS] = allowed
         return one
 
