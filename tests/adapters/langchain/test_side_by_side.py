@@ -33,6 +33,7 @@ from pydantic import Field
 from support.own_leaves import Chat, Ledger, Notes, Text
 
 from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.side_by_side.siblings import ThreadCount
 from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
 from teola_plugin.adapters.thread_safety import ThreadSafety
 
@@ -361,6 +362,26 @@ def test_no_call_is_made_that_had_not_begun_when_one_failed(monkeypatch: pytest.
         accelerate(MultiQueryRetriever.from_llm(Waits(ledger=ledger), Many()), concurrent=OWN).invoke("q")
     gate.set()
     assert set(ledger.calls) == {"q0", "q1"}
+
+
+def test_where_no_thread_is_left_the_calls_are_made_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.siblings._threads", ThreadCount(0))
+    ledger = Ledger(jitter=0.002)
+    assert accelerate(queries(ledger), concurrent=OWN).invoke("q") == queries(Ledger()).invoke("q")
+    assert (ledger.most, ledger.calls.total()) == (1, 3)
+
+
+def test_threads_are_given_back() -> None:
+    from teola_plugin.adapters.langchain.side_by_side import siblings
+
+    fast = accelerate(ensemble(Ledger()), concurrent=OWN)
+    for _ in range(100):
+        fast.invoke("q")
+    for _ in range(500):
+        if siblings._threads._free == 64:
+            break
+        threading.Event().wait(0.01)
+    assert siblings._threads._free == 64
 
 
 def test_a_model_that_fails_in_a_map_reduce_fails_alike() -> None:
