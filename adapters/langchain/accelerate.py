@@ -20,6 +20,7 @@ from teola_plugin.adapters.langchain.model import AcceleratedModel, ModelCalls, 
 from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
 from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
 from teola_plugin.adapters.options import Options
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
@@ -83,11 +84,13 @@ class Planner:
         given = self.options
         pool = given.pool
         try:
+            if given.speculate != "off":
+                served = side_by_side(served, given.threads)
             chain, traced, sooner = self._plans(served)
         except (RegistrationError, TraceError):  # the user's to know
             raise
         except Exception as error:
-            log_fallback(error)
+            log_fallback(error, runnable, "the whole")
             chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
         kind = next((kind for known, kind in _KINDS if isinstance(runnable, known)), AcceleratedRunnable)
         options: Any = {"passes": given.passes, "speculate": given.speculate, "app": given.app}

