@@ -50,6 +50,10 @@ class PieceLog:
             return self._pieces[start:], self._closed
 
     def __iter__(self) -> Iterator[Piece]:
+        return self.within(None)
+
+    def within(self, seconds: float | None) -> Iterator[Piece]:
+        """The pieces. Raises `TimeoutError` when the next one takes longer than that."""
         start, news = 0, threading.Event()
         while True:
             news.clear()
@@ -58,8 +62,8 @@ class PieceLog:
             start += len(pieces)
             if closed and not pieces:
                 return
-            if not pieces:
-                news.wait()
+            if not pieces and not news.wait(seconds):
+                raise TimeoutError(f"nothing came for {seconds:g} s.")
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         loop = asyncio.get_running_loop()
