@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.cli.arguments import count
+from teola_plugin.errors import RegistrationError
 
 if TYPE_CHECKING:
     from teola_plugin.cli.demo.engines import Chains, Models
@@ -168,5 +169,8 @@ def summary(cases: dict[str, Case], pool: EnginePool, trace_html: Path, bound: f
 
 def _trace_path(wanted: str | None) -> Path:
     if wanted:
-        return Path(wanted).resolve()
+        page = Path(wanted).resolve()
+        if not page.parent.is_dir():  # said before anything takes its time
+            raise RegistrationError(f"cannot write {page}: its folder is not there.", hint="check the path after --trace")
+        return page
     return Path(tempfile.mkdtemp(prefix="teola-demo-")) / "trace.html"
