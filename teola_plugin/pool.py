@@ -175,6 +175,27 @@ class EnginePool:
 
     # ------------------------------------------------------------ engines
 
+    @property
+    def running(self) -> bool:
+        """Whether its engines are started."""
+        return self._started
+
+    def add(self, engine: Engine) -> None:
+        """One more engine, under its own name; where the others run, it starts now. Not for shared pools.
+
+        Raises `RegistrationError` for a name that is taken, and what `start` raises; the pool is as before then.
+        """
+        if self.shared or engine.name in self._engines:
+            what = "engines of a shared pool are said in its file" if self.shared else f"it has a {engine.name!r}"
+            raise RegistrationError(
+                f"the engine {engine.name!r} cannot be added: {what}.",
+                hint="see `teola up`"
+                if self.shared
+                else f"give it another name: {type(engine).__name__}('other', ...)",
+            )
+        self.runtime.add(engine, running=self._started)
+        self._engines = {**self._engines, engine.name: (engine,)}  # others may be reading it
+
     def engine(self, name: str) -> Engine:
         """The (first) instance of an engine. Raises `RegistrationError`."""
         if name not in self._engines:
@@ -259,7 +280,8 @@ class EnginePool:
             for other in list(self._caches)[:-PIPELINES]:
                 self._caches.pop(other, None)
         context, ahead = PassContext(self.profiles, speculate), bool(chosen)
-        return cache.optimised(template, shape, context, certain=ahead, chosen=ahead and speculate != "off")
+        guessing = ahead and speculate != "off" and context.may_ask(*template.chosen_on())
+        return cache.optimised(template, shape, context, certain=ahead, chosen=guessing)
 
     @contextmanager
     def watching(self, app: str = "plain") -> Iterator[QueryRun]:

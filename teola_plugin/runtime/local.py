@@ -165,6 +165,21 @@ class LocalRuntime:
         stops = (at_most(_STOPPING, e.stop()) for instances in self._engines.values() for e in instances)
         await asyncio.gather(*stops, return_exceptions=True)
 
+    def add(self, engine: Engine, *, running: bool) -> None:
+        """One more engine; started if the others are. Raises what it raises, and then it is not there."""
+        if running:
+            self.loop.run(self._start_beside(engine)).result()
+        self._engines = {**self._engines, engine.name: [engine]}
+
+    async def _start_beside(self, engine: Engine) -> None:
+        try:
+            await engine.start()
+            await calibrate(engine)
+        except BaseException:
+            await at_most(_STOPPING, engine.stop())
+            raise
+        self._open({engine.name: self._port_of(engine.name, [engine])})
+
     def attach(self, engine: Engine) -> None:
         """Add an engine that needs no start and no stop (the client's own objects); once per name."""
         self._need_running()
@@ -292,6 +307,7 @@ class LocalRuntime:
         if run is not None:
             place = current_place.get()
             call.step, call.held = run.steps.id_of(place.step), place.held
+            call.wait = run.waits.asked(self.time(), call.step)
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         loop, calls = self.loop, self._calls

@@ -61,7 +61,7 @@ class WrappedEngine:
             return self._failed(request, "its query is over")
         stopped = self._stopped[request.id] = asyncio.get_running_loop().create_future()
         try:
-            outcome = asyncio.wrap_future(table.call_early(request.payload.site, request.payload.input))
+            outcome = asyncio.wrap_future(table.call_early(request.payload.site, request.payload.input, request.id))
             await asyncio.wait([outcome, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
             del self._stopped[request.id]

@@ -58,6 +58,7 @@ class VllmEngine:
     """
 
     kinds: frozenset[PrimitiveKind] = LLM_KINDS
+    tells_cached = True
 
     def __init__(
         self,
