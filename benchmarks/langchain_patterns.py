@@ -25,7 +25,7 @@ from langchain_core.runnables import Runnable
 from benchmarks.common import arguments, environment, pattern_options, report, summary
 from benchmarks.langchain.bounds import BOUNDS, Costs
 from benchmarks.langchain.cookbook import PATTERNS, Pattern
-from benchmarks.langchain.kits import Kit, mixed_kit, own_kit, pool_kit, scaled
+from benchmarks.langchain.kits import Kit, mixed_kit, own_kit, pool_kit
 from benchmarks.langchain.own_bounds import OWN_BOUNDS, Took
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
@@ -100,14 +100,14 @@ def figures(name: str, pattern: Pattern, kit: Kit, seconds: dict[str, list[float
 
 def main(options: argparse.Namespace) -> dict[str, Any]:
     quiet()
-    machine = scaled(profiles.rtx3090(), options.scale)
+    machine = profiles.scaled(profiles.rtx3090(), options.scale)
     started, cases = time.perf_counter(), []
     with asyncio.Runner() as runner:
         for kind in options.objects.split(","):
             kit = KITS[kind](machine)
             for name, pattern in PATTERNS.items():
                 if options.only in name:
-                    warm_up(runner, pattern, KITS[kind](scaled(profiles.rtx3090(), 0.0)))
+                    warm_up(runner, pattern, KITS[kind](profiles.scaled(profiles.rtx3090(), 0.0)))
                     cases.append(measure(runner, name, pattern, kit, options.repeats))
                     if kit.pool is not None and name in BOUNDS:
                         cases[-1]["possible"] = possible(cases[-1], BOUNDS[name](Costs(machine)))

@@ -32,7 +32,8 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, bag_of_words, embed_words
-from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
+from teola_plugin.engines.profiles import scaled as scaled
+from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Prompt, Sampling
 
 K = PrimitiveKind
@@ -61,17 +62,6 @@ class Kit:
     """What of the user's own several threads may call, as a client of an API: for `accelerate(concurrent=)`."""
     slow: Slow | None = None
     """What the own models sleep, where that is all there is."""
-
-
-def scaled(machine: Machine, scale: float) -> dict[str, EngineProfile]:
-    """The same machine, `scale` times as slow."""
-    return {
-        name: replace(
-            profile,
-            curves={kind: Curve(tuple((n, s * scale) for n, s in c.points)) for kind, c in profile.curves.items()},
-        )
-        for name, profile in machine.items()
-    }
 
 
 # ------------------------------------------------------------ what models say
