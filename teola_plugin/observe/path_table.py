@@ -100,4 +100,5 @@ def _figures(waited: float, ran: float, trace: QueryTrace) -> Iterator[str]:
 
 
 def _seconds(value: float, what: str) -> str:
-    return element("td", duration(value) if value > 1e-9 else "–", cls="n", data_l=what)
+    some = value > 1e-9
+    return element("td", duration(value) if some else "–", cls="n" if some else "n none", data_l=what)

@@ -78,7 +78,7 @@ def graph_svg(trace: QueryTrace, index: int) -> str:
         "svg",
         "".join(drawn),
         viewBox=f"0 0 {full:.0f} {height:.0f}",
-        style=f"max-width:{full:.0f}px;min-width:{full * 0.66:.0f}px",
+        style=f"--full:{full:.0f}px;max-width:{full:.0f}px;min-width:{full * 0.66:.0f}px",
         cls="graph",
         role="img",
         aria_label=f"graph of {len(view.nodes)} primitives",
