@@ -68,12 +68,14 @@ class _Held:
 
 @dataclass(slots=True)
 class _Around:
-    """A step of the plain object, or the query itself: what is directly in it."""
+    """A step of the plain object, a call of the user's own object, or the query itself: what is directly in it."""
 
     step: Step | None
     began: float
     waits: list[Wait] = field(default_factory=list)
     inner: list[Step] = field(default_factory=list)
+    code: Span | None = None
+    """What its own code is shown as, where that is a span."""
 
 
 class _Walk:
@@ -87,6 +89,8 @@ class _Walk:
         self._code = [s for s in trace.spans if s.done is not None and s.kind == "OPAQUE" and not s.engine and s.started is None]
         self._seen: set[int] = set()
         """What was walked through, by identity: nothing is twice, whatever a trace says."""
+        self._within: dict[str, list[Wait]] = {}
+        """Calls of engines that calls of the user's own objects have made, by the names of their spans."""
         if trace.waits is not None:
             self._around = self._nested(trace.waits)
         else:
@@ -119,6 +123,9 @@ class _Walk:
             if place is not None:
                 found[place.id].inner.append(early)
         for wait in waits:
+            if wait.within in self._spans:
+                self._within.setdefault(wait.within, []).append(wait)
+                continue
             found[wait.step if wait.step in found else 0].waits.append(wait)
         return found
 
@@ -184,6 +191,8 @@ class _Walk:
         from teola_plugin.observe.spans import Span
 
         trace, step = self._trace, around.step
+        if around.code is not None:
+            return around.code
         name = YOUR_CODE if step is None else f"{step.label}{' (early)' if step.early else ''}"
         began = trace.started if step is None else step.began
         ended = trace.ended if step is None or step.ended is None else step.ended
@@ -207,9 +216,13 @@ class _Walk:
                 self._at = min(self._at, max(self._trace.started, span.done or self._at))
                 return
             self._seen.add(id(span))
-            held = _Held(span)
-            self._found.append(held)
-            held.seconds = self._back_to(span.begin)
+            inside = [wait for name in (span.primitive, *span.also) for wait in self._within.get(name, ())]
+            if inside:
+                self._plain(_Around(None, span.begin, inside, code=span))
+            if not self._found or self._found[-1].span is not span:
+                self._found.append(_Held(span))
+            held = self._found[-1]
+            held.seconds += self._back_to(span.begin)
             held.waited = self._back_to(span.queued)
             before = self._before(span)
             if before is not None:

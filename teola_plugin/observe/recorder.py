@@ -29,7 +29,7 @@ class _OpenSpan:
     """A span under way. Plain slots: this is written several times a primitive."""
 
     __slots__ = (
-        "about", "also", "batch", "cached", "cause", "cut", "done", "first", "instance", "kind", "merged", "name",
+        "about", "also", "batch", "cached", "cause", "cut", "done", "engine", "first", "instance", "kind", "merged", "name",
         "outcome", "queued", "started", "step", "tokens", "written",
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ class _OpenSpan:
         self.batch = -1
         self.tokens = self.cached = self.step = self.written = 0
         self.cause = self.name = ""
-        self.kind = about[0]
+        self.kind, self.engine = about[:2]
         self.also: tuple[str, ...] = ()
         self.cut = False
         """Whether who asked for it has given it up."""
@@ -208,13 +208,23 @@ class TraceRecorder:
         span = self._find(query_id, primitive)
         return (primitive,) if span is None else tuple(dict.fromkeys((primitive, *span.also)))
 
-    def merge(self, query_id: str, primitive: str, others: Iterable[str], *, kind: str = "", name: str = "") -> None:
-        """One span from now on, where there were several: of that kind, and of that name, if those are given."""
+    def merge(
+        self,
+        query_id: str,
+        primitive: str,
+        others: Iterable[str],
+        *,
+        kind: str = "",
+        name: str = "",
+        engine: str | None = None,
+    ) -> None:
+        """One span from now on, where there were several: of that kind, name and engine, if those are given."""
         query, span = self._open.get(query_id), self._find(query_id, primitive)
         if query is None or span is None:
             return
         if kind:
             span.kind, span.first = kind, None
+        span.engine = span.engine if engine is None else engine
         if name and not span.name:
             span.name, span.also = name, (*span.also, primitive)
         for other in others:
@@ -345,14 +355,14 @@ class TraceRecorder:
 
 
 def _line(name: str, span: _OpenSpan, began: float) -> str:
-    engine = f" at {span.about[1]}" if span.about[1] else ""
+    engine = f" at {span.engine}" if span.engine else ""
     times = [("queued", span.queued), ("started", span.started), ("first piece", span.first), ("ended", span.done)]
     told = ", ".join(f"{what} {1000 * (at - began):.1f} ms" for what, at in times if at is not None)
     return f"{name}{engine}: {span.outcome or 'not ended'} ({told})"
 
 
 def _closed(query_id: str, app: str, primitive: str, span: _OpenSpan) -> Span:
-    _, engine, scope, depth, size, tentative, parents, detail = span.about
+    _, _, scope, depth, size, tentative, parents, detail = span.about
     return Span(
         query_id=query_id,
         app=app,
@@ -362,7 +372,7 @@ def _closed(query_id: str, app: str, primitive: str, span: _OpenSpan) -> Span:
         started=span.started,
         first=span.first,
         done=span.done,
-        engine=engine,
+        engine=span.engine,
         instance=span.instance,
         batch=span.batch,
         scope=scope,

@@ -48,7 +48,7 @@ def test_the_critical_path_adds_up_to_the_query(found: QueryTrace) -> None:
     assert all(min(step.idle, step.waited, step.seconds) >= 0 for step in path)
     engines = [step.span.primitive for step in path if not step.is_code]
     assert len(set(engines)) == len(engines), "no primitive is on it twice"
-    if found.spans:
+    if any(span.done is not None for span in found.spans):
         assert sum(step.total for step in path) == pytest.approx(found.seconds)
         assert sum(found.waited_for().values()) == pytest.approx(found.seconds)
 

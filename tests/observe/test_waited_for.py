@@ -230,10 +230,13 @@ def test_of_an_answer_that_comes_whole_no_prefilling_is_told() -> None:
             fast.invoke({"q": "x"})
             trace = fast.last_trace()
     assert trace is not None
-    told = {s.primitive: (s.kind, s.first) for s in trace.spans if s.engine}
-    assert told == {"a.model": ("GENERATION", None), "b.model": ("GENERATION", None)}
-    assert all(s.written > 1 and s.tokens > 0 for s in trace.spans if s.engine)
-    path(trace)
+    served = [s for s in trace.spans if s.engine]
+    assert [(s.kind, s.first) for s in served] == [("GENERATION", None)] * 2
+    assert all(s.written > 1 and s.tokens > 0 for s in served)
+    models = {s.primitive: (s.kind, s.engine) for s in trace.spans if s.primitive.endswith("model")}
+    assert models == {"a.model": ("CALL", ""), "b.model": ("CALL", "")}, "code around what the engine has done"
+    found = path(trace)
+    assert {"llm.call#1", "llm.call#2"} & found.keys() and trace.wasted() == (0, 0)
 
 
 # ------------------------------------------------------------ agents, LlamaIndex
