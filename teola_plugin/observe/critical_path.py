@@ -86,7 +86,9 @@ class _Walk:
         self._at = max(trace.started, trace.ended)
         self._found: list[_Held] = []
         self._spans = trace.finished()
-        self._code = [s for s in trace.spans if s.done is not None and s.kind == "OPAQUE" and not s.engine and s.started is None]
+        self._code = [
+            s for s in trace.spans if s.done is not None and s.kind == "OPAQUE" and not s.engine and s.started is None
+        ]
         self._seen: set[int] = set()
         """What was walked through, by identity: nothing is twice, whatever a trace says."""
         self._within: dict[str, list[Wait]] = {}
@@ -196,7 +198,9 @@ class _Walk:
         name = YOUR_CODE if step is None else f"{step.label}{' (early)' if step.early else ''}"
         began = trace.started if step is None else step.began
         ended = trace.ended if step is None or step.ended is None else step.ended
-        return Span(trace.query_id, trace.app, name, CODE, began, began, None, ended, step=0 if step is None else step.id)
+        return Span(
+            trace.query_id, trace.app, name, CODE, began, began, None, ended, step=0 if step is None else step.id
+        )
 
     def _hold(self, span: Span, since: float) -> None:
         """It ran since then, until now."""

@@ -11,7 +11,7 @@ from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout
+from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, pool_closed
 from teola_plugin.graph import PrimitiveKind, Query, Terms
 from teola_plugin.observe.waits import OpenWait
 from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
@@ -248,9 +248,11 @@ class PlainCalls:
                 return
             self._send(run, call, name, live=run.id in self._driver.runs)
             self._wait(run, call, name)
-        except Exception as error:
+        except BaseException as error:
             if not call.future.done():
-                self._refuse(call, error)
+                self._refuse(call, error if isinstance(error, Exception) else pool_closed())
+            if not isinstance(error, Exception):  # the loop ends, and nobody else does
+                raise
         finally:
             for work in claimed:
                 work.checked()

@@ -14,6 +14,7 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import OpenStep, StepLog
 from teola_plugin.observe.waits import WaitLog
 from teola_plugin.runtime.context import current_place
+from teola_plugin.runtime.dead_parts import DeadPart
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.handles import CallHandle
@@ -99,6 +100,10 @@ class QueryRun:
     store: QueryStore
     primitives: dict[str, LivePrimitiveRun] = field(default_factory=dict)
     errors: dict[str, BaseException] = field(default_factory=dict)
+    dead: list[DeadPart] = field(default_factory=list)
+    """Parts whose functions raised; said at the end, where the plain object has fared better."""
+    plain_failed: bool = False
+    """Whether the plain object raised anywhere in it: then what was planned may have had good reason to."""
     waiters: dict[str, list[str]] = field(default_factory=dict)
     """Request id -> primitives of the graph that wait for it."""
     output: Future[Any] = field(default_factory=Future)

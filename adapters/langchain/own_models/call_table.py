@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -32,10 +33,19 @@ from teola_plugin.adapters.langchain.own_models.leaf_calls import (
     told_of,
 )
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
+<<<<<<< HEAD
 from teola_plugin.runtime.context import current_call, current_place
+=======
+from teola_plugin.runtime.context import current_place
+from teola_plugin.runtime.forks import in_child
+>>>>>>> main
 
 open_tables: dict[str, CallTable] = {}
 """By query id."""
+in_child(open_tables.clear)  # early calls are under way in the parent process alone
+
+Make = Callable[[Any, RunnableConfig | None], Any]
+"""Makes a call in its place: (input, config) -> value."""
 
 _UNKNOWN = object()
 """Stands for what cannot be copied: equal to nothing."""
@@ -249,17 +259,17 @@ class SyncCallTable(CallTable):
             call.note_changes(given)
             call.end(outcome)
 
-    def invoke(self, site: CallSite, input: Any, config: RunnableConfig | None) -> Any:
-        """`site.leaf.invoke`, or the outcome and the events of the same call made ahead."""
+    def invoke(self, site: CallSite, input: Any, config: RunnableConfig | None, make: Make | None = None) -> Any:
+        """`site.leaf.invoke` (or `make`), or the outcome and the events of the same call made ahead."""
         call = self._claim(site, input)
         with self._waiting(call):
-            return self._taken(call, input, config)
+            return self._taken(call, input, config, make or partial(_invoked, site))
 
-    def _taken(self, call: LeafCall, input: Any, config: RunnableConfig | None) -> Any:
+    def _taken(self, call: LeafCall, input: Any, config: RunnableConfig | None, make: Make) -> Any:
         site = call.site
         if call.state is State.PLAIN:
             with self._permit(call, early=False), self._running(call):
-                outcome = outcome_of(lambda: site.leaf.invoke(input, config, **site.kwargs))
+                outcome = outcome_of(lambda: make(input, config))
             call.end(outcome)
             return outcome.get()
         replay.deliver(call.log, config or {}, site.tags)
@@ -277,6 +287,10 @@ class SyncCallTable(CallTable):
                 return outcome_of(lambda: call.site.leaf.invoke(input, config, **call.site.kwargs))
 
         return context.run(make)
+
+
+def _invoked(site: CallSite, input: Any, config: RunnableConfig | None) -> Any:
+    return site.leaf.invoke(input, config, **site.kwargs)
 
 
 class AsyncCallTable(CallTable):

@@ -33,7 +33,7 @@ class CallSite:
     limit: ConcurrencyLimit | None
     """Of the object: one call at a time, unless it is known to be safe."""
     mapped: bool = False
-    """ConfigScoped once for each item of a list, so maybe with what an item is predicted to be."""
+    """Called once for each item of a list, so maybe with what an item is predicted to be."""
     within: str = ""
     """Path of the user's object that holds it, where that is planned with an equivalent chain."""
     changes_input: threading.Event = field(default_factory=threading.Event)
@@ -93,6 +93,10 @@ class LeafCall:
     """Gives an early call up, where that is possible."""
     told: OwnCall = field(default_factory=lambda: OwnCall("", "", ""))
     """What the trace says of it."""
+
+    def fresh_input(self) -> Any:
+        """What the leaf is called with: a copy that it may change."""
+        return snapshot(self.asked)
 
     def end(self, outcome: Outcome) -> None:
         copied = outcome.copied()  # before the plain object has the value and may change it

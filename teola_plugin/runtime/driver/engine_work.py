@@ -88,7 +88,7 @@ class EngineWork:
             return
         run.preparing.discard(p.id)
         if made is None:  # early work on values of an unexpected kind: the plain object will tell
-            self._driver.fail(run, p.id, error or TypeError("no payloads"))
+            self._driver.died(run, p, error or TypeError("no payloads"))
             return
         try:
             self._asked(run, order, made)

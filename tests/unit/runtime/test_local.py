@@ -232,7 +232,7 @@ def test_blocking_on_the_pools_own_thread_is_refused(pool: EnginePool) -> None:
 def test_closing_twice_and_using_a_closed_pool(pool: EnginePool) -> None:
     pool.close()
     pool.close()
-    with pytest.raises(EngineUnavailable, match="not running"):
+    with pytest.raises(EngineUnavailable, match="pool is closed"):
         pool.call(K.EMBEDDING, "embedder", [EmbedText("x")])
 
 

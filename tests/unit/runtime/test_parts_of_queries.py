@@ -18,7 +18,7 @@ from teola_plugin.observe import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, EmbedText, Generate, Prompt, Sampling
 from teola_plugin.requests.request import Request
-from teola_plugin.runtime.context import CallPlace, current_place
+from teola_plugin.runtime.context import CallPlace, current_place, placed
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.scheduling import EngineScheduler
@@ -410,6 +410,66 @@ def test_a_prompt_waits_for_a_shared_warm_up_only_if_that_has_begun() -> None:
         return warm.seconds
 
     in_scene(body, most=4)
+
+
+# ---------------------------------------------------------------- held parts
+
+
+GIVEN = {"known": QUESTION * 20, "slow": "text " * 3000}
+
+
+def test_a_held_part_begins_behind_the_first_call_at_its_place() -> None:
+    async def body(scene: Scene) -> None:
+        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, held=True)
+        with placed(CallPlace(held=part.held)):
+            await scene.plain()
+        await asyncio.sleep(5)
+        assert part.begun
+        [call, warm] = [one for one in scene.asked["llm"] if one.kind is not K.FULL_PREFILLING]
+        assert call.kind is K.PREFILLING and warm.kind is K.PARTIAL_PREFILLING, "the call goes first"
+
+    in_scene(body)
+
+
+def test_a_held_part_begins_soon_where_nothing_is_called() -> None:
+    async def body(scene: Scene) -> None:
+        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, held=True)
+        await asyncio.sleep(1)
+        assert not part.begun and scene.count(K.PARTIAL_PREFILLING) == 0, "nobody has come to it"
+        scene.run.turn(part.held)
+        await asyncio.sleep(1)
+        assert part.begun and scene.count(K.PARTIAL_PREFILLING) == 1
+
+    in_scene(body)
+
+
+def test_a_part_that_is_covered_begins_only_with_a_call_that_nobody_foresaw() -> None:
+    async def body(scene: Scene) -> None:
+        first = scene.ahead()
+        part = scene.ahead(TWO, held=True, covered=True)
+        scene.run.turn(part.held)
+        await asyncio.sleep(1)
+        with placed(CallPlace(held=part.held)):
+            await scene.plain()
+            await asyncio.sleep(0.01)
+            assert not part.begun and scene.count() == 1, "the first part had asked for it"
+            await scene.plain(Generate(Prompt(text="something else"), Sampling(max_tokens=4)))
+        await asyncio.sleep(0.01)
+        assert part.begun
+        first.close(), part.close()
+
+    in_scene(body)
+
+
+def test_a_held_part_that_is_over_never_begins() -> None:
+    async def body(scene: Scene) -> None:
+        part = scene.ahead(held=True)
+        scene.run.turn(part.held)
+        scene.run.turn(over=[part])
+        await asyncio.sleep(1)
+        assert not part.begun and scene.count() == 0
+
+    in_scene(body)
 
 
 # ---------------------------------------------------------------- failures
