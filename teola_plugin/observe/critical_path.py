@@ -164,7 +164,8 @@ class _Walk:
             under_way = jumped and _begin(one) < self._at
             return id(one) not in self._seen and (under_way or _end(one, self._trace) <= self._at)
 
-        found = [one for one in (*around.waits, *around.inner) if known(one)]
+        both: list[Wait | Step] = [*around.waits, *around.inner]
+        found = [one for one in both if known(one)]
         return max(found, key=lambda one: (min(self._at, _end(one, self._trace)), _begin(one)), default=None)
 
     def _answered(self, around: _Around, wait: Wait) -> None:
@@ -240,7 +241,7 @@ class _Walk:
         return seconds
 
     def _before(self, span: Span) -> Span | None:
-        """What let it begin: as the scheduler knows, else the last of what it waited for. None: the plain object's code.
+        """What let it begin: as the scheduler knows, else the last of what it waited for. None: the plain object.
 
         A parent that outlasts it has streamed to it.
         """

@@ -34,9 +34,9 @@ def html_page(
 ) -> str:
     """One page for `traces`, which share one time scale. `labels` names them; else their apps or query ids do.
 
-    Traces of one label are runs of one thing: the page tells their median, and how many they are, and draws the run that
-    is nearest to it. With several labels the first is what the others are compared to: give the plain runs first.
-    `seconds`: how long each of the runs took, where that was measured outside of them. Raises `ValueError` for too few.
+    Traces of one label are runs of one thing: the page tells their median, and how many they are, and draws the run
+    nearest to it. With several labels the first is what the others are compared to: give the plain runs first.
+    `seconds`: how long each run took, where that was measured outside. Raises `ValueError` for too few of them.
     """
     found = list(traces)
     runs = grouped(found, labels, seconds)
@@ -200,7 +200,7 @@ def _sections(trace: QueryTrace, index: int, name: str) -> str:
     path = element("h2", f"What the answer waited for{suffix}") + path_section(trace, index)
     blocks = [element("section", graph + _graph_legend(trace), cls="panel")] if trace.view().nodes else []
     blocks.append(element("section", path, cls="panel"))
-    if trace.passes or trace.view().nodes and (trace.graph_text or trace.pgraph_text):
+    if trace.passes or (trace.view().nodes and (trace.graph_text or trace.pgraph_text)):
         blocks.append(element("section", element("h2", f"Plan{suffix}") + _plan(trace), cls="panel"))
     return "".join(blocks)
 

@@ -72,7 +72,9 @@ def emit(
         steps[step.id] = _emit_step(tracer, around, step, trace, clock), step.began
     made: dict[str, SpanContext] = {}
     for span in sorted(trace.spans, key=lambda s: s.begin):
-        made |= dict.fromkeys((span.primitive, *span.also), _emit_span(tracer, steps, span, trace, clock, made, model_of))
+        made |= dict.fromkeys(
+            (span.primitive, *span.also), _emit_span(tracer, steps, span, trace, clock, made, model_of)
+        )
     root.end(clock.nanos(trace.ended))
     return 1 + len(trace.steps) + len(trace.spans)
 

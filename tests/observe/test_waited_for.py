@@ -195,7 +195,9 @@ def test_own_models_have_their_real_times_and_are_no_waste(way: str) -> None:
     assert trace is not None
     spans = trace.finished()
     took = {name: spans[name].seconds for name in ("a.model", "b.model", "model")}
-    assert took == {name: pytest.approx(s, abs=0.06) for name, s in (("a.model", 0.4), ("b.model", 0.2), ("model", 0.1))}
+    assert took == {
+        name: pytest.approx(s, abs=0.06) for name, s in (("a.model", 0.4), ("b.model", 0.2), ("model", 0.1))
+    }
     assert {s.kind for s in trace.spans if s.engine} == {"GENERATION"} and trace.wasted() == (0, 0)
     found = path(trace)
     assert found["a.model"] == pytest.approx(0.4, abs=0.08) and "b.model" not in found
@@ -204,7 +206,9 @@ def test_own_models_have_their_real_times_and_are_no_waste(way: str) -> None:
 
 def test_an_own_call_that_was_made_for_nothing_is_waste() -> None:
     """The plain object comes with something else than what was predicted."""
-    fast = accelerate(RunnablePassthrough.assign(a=asked("a {q}", 0.1)) | _fails | asked("b {q}", 0.01), speculate="all")
+    fast = accelerate(
+        RunnablePassthrough.assign(a=asked("a {q}", 0.1)) | _fails | asked("b {q}", 0.01), speculate="all"
+    )
     with pytest.raises(ValueError, match="no more"):
         fast.invoke({"q": "x"})
     trace = fast.last_trace()

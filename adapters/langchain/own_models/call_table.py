@@ -33,12 +33,8 @@ from teola_plugin.adapters.langchain.own_models.leaf_calls import (
     told_of,
 )
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
-<<<<<<< HEAD
 from teola_plugin.runtime.context import current_call, current_place
-=======
-from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.forks import in_child
->>>>>>> main
 
 open_tables: dict[str, CallTable] = {}
 """By query id."""
