@@ -20,7 +20,7 @@ from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import Version
 from teola_plugin.runtime.calls import Call, PlainCalls
-from teola_plugin.runtime.context import current_place, current_terms
+from teola_plugin.runtime.context import current_call, current_place, current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
@@ -308,6 +308,7 @@ class LocalRuntime:
             place = current_place.get()
             call.step, call.held = run.steps.id_of(place.step), place.held
             call.wait = run.waits.asked(self.time(), call.step)
+            call.wait.within = current_call.get()
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         loop, calls = self.loop, self._calls
