@@ -167,15 +167,11 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self.__teola_explained__(input).text(details=details)
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.explain import explain
 
-        ahead = None if self._routed is None else self._routed.early
-        return explain(self._understood, self.plan(input), self._engines, trace=self._ended(), ahead=ahead)
-
-    def _ended(self) -> QueryTrace | None:
-        """The trace of the last call, if that is over."""
-        last = self._last[0].trace if self._last else None
-        return last.result() if last is not None and last.done() and not last.cancelled() else None
+        own = None if self._routed is None else self._routed.own_calls
+        return explain(self._understood, self.plan(input), self._engines, trace=ended_trace(self._last), own=own)
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

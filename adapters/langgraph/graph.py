@@ -125,15 +125,14 @@ class AcceleratedGraph:
         return self.__teola_explained__(input).text(details=details)
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.langgraph.explain import NOTHING_AHEAD, explain_graph
         from teola_plugin.adapters.langgraph.facts import GraphFacts
 
         ours = self._teola
         facts = GraphFacts(self, ours.plans, ours.tools)
         note = NOTHING_AHEAD if ours.pool is None else ""
-        last = ours.last[0].trace if ours.last else None
-        trace = last.result() if last is not None and last.done() and not last.cancelled() else None
-        return explain_graph(facts.nodes, facts.starts, facts.chosen, note, trace)
+        return explain_graph(facts.nodes, facts.starts, facts.chosen, note, ended_trace(ours.last))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

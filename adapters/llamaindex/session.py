@@ -29,7 +29,6 @@ from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXT
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
-    from teola_plugin.observe.spans import QueryTrace
 
 Given = dict[str, Any]
 
@@ -149,19 +148,15 @@ class Session:
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         """What `explain()` says of an entry."""
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.explain import explain
 
-        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=self.ended)
+        trace = ended_trace(self._last)
+        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=trace)
 
     @property
     def last(self) -> Run | None:
         return self._last[0] if self._last else None
-
-    @property
-    def ended(self) -> QueryTrace | None:
-        """The trace of the last call, if that is over."""
-        last = None if self.last is None else self.last.trace
-        return last.result() if last is not None and last.done() and not last.cancelled() else None
 
     # ------------------------------------------------------------ one call
 

@@ -103,7 +103,7 @@ def run_case(
         pool.reset()
         served = _plain(fast.chain, given, pool)
         runs["plain"] = [replace(run, trace=served.trace) for run in runs["plain"]]
-    return Case(name, tuple(runs["plain"]), tuple(runs["accelerated"]), fast.explain(given), plans.fired)
+    return Case(name, tuple(runs["plain"]), tuple(runs["accelerated"]), fast.explain(given, details=True), plans.fired)
 
 
 def _plain(chain: Runnable[Any, Any], given: Any, pool: EnginePool) -> Run:
