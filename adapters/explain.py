@@ -36,6 +36,8 @@ class Explanation:
     """What the author could change for more, most important first."""
     sections: tuple[Section, ...] = ()
     """Everything else: titles, and what stands below them."""
+    served: str = ""
+    """What `serve=` has bound, and what it left alone."""
 
     def text(self, *, details: bool = False) -> str:
         """Three lines; with `details`, sections below them, each with a title."""
@@ -49,7 +51,8 @@ class Explanation:
         )
         understood = ("What was understood", f"{self.report}\n{_LEGEND}")
         advice = ("Advice", "\n".join(self.advice))
-        return f"{lines}\n\n{in_sections((understood, *self.sections, advice))}" if details else lines
+        told = f"{lines}\n\n{in_sections((understood, *self.sections, advice))}" if details else lines
+        return told + self.served
 
 
 def explain(

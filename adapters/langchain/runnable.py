@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -23,6 +24,7 @@ from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.routed import Routed
 from teola_plugin.adapters.langchain.own_models.wrapped import ensure_engine
+from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import (
     NO_APP,
     Asked,
@@ -77,6 +79,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
     _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
+    _serving: Serving | None = PrivateAttr(default=None)
 
     @classmethod
     def of(
@@ -108,6 +111,10 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """From now on a share of the calls is compared. Raises `RegistrationError` for a chain that writes."""
         check_repeatable(self.bound, self._traced.template)
         self._shadow = Shadow(share)
+
+    def tells_of(self, serving: Serving | None) -> None:
+        """From now on `explain()` says what `serve=` has done."""
+        self._serving = serving
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
         """A copy of the original, accelerated on the same terms; pools are shared."""
@@ -153,7 +160,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         try:
             plan = self.plan()
         except Exception as error:
-            log_fallback(error)
+            log_fallback(error, self.bound, "what a call gains")
             return False
         if plan is None or plan.source is None:
             return False
@@ -169,9 +176,17 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     def __teola_explained__(self, input: Any = None) -> Explanation:
         from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.explain import explain
+        from teola_plugin.adapters.langchain.side_by_side.told import told
 
-        own = None if self._routed is None else self._routed.own_calls
-        return explain(self._understood, self.plan(input), self._engines, trace=ended_trace(self._last), own=own)
+        own, more = None if self._routed is None else self._routed.own_calls, told(self._chain)
+        trace = ended_trace(self._last)
+        found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more)
+        return replace(found, served=served_section(self._serving))
+
+    @property
+    def serving(self) -> Serving | None:
+        """What `serve=` has bound, and what it left alone; None without it."""
+        return self._serving
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""
@@ -204,7 +219,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             try:
                 started = self._started(input, merged, _Terms(asked, runs), routed, kind, limit)
             except Exception as error:  # nothing of the original has run yet
-                log_fallback(error)
+                log_fallback(error, self.bound)
             else:
                 if started is not None:
                     return started

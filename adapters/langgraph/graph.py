@@ -6,7 +6,7 @@ import copy
 import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from langchain_core.runnables import RunnableConfig
@@ -22,6 +22,7 @@ from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
 from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, astepped, stepped
 from teola_plugin.adapters.langgraph.plans import Plans
+from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
 from teola_plugin.graph import Query
 from teola_plugin.observe.spans import QueryTrace
@@ -48,6 +49,8 @@ class Acceleration:
     inner: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """Graphs that are nodes of the original, and what became of them; by identity, which an original keeps."""
     last: list[QueryRun] = field(default_factory=list)
+    serving: Serving | None = None
+    """What `serve=` has done."""
 
 
 class AcceleratedGraph:
@@ -97,7 +100,7 @@ class AcceleratedGraph:
             try:
                 return self._query(asked, runs, self._teola.pool)
             except Exception as error:  # nothing of the original has run yet
-                log_fallback(error)
+                log_fallback(error, self._teola.original)
         clock = time.monotonic if self._teola.pool is None else self._teola.pool.runtime.time
         terms, deadline = unplanned(asked, runs, self._teola.app, clock)
         return StartedCall(None, config, self, terms=terms, deadline=deadline)  # type: ignore[arg-type]
@@ -132,7 +135,8 @@ class AcceleratedGraph:
         ours = self._teola
         facts = GraphFacts(self, ours.plans, ours.tools)
         note = NOTHING_AHEAD if ours.pool is None else ""
-        return explain_graph(facts.nodes, facts.starts, facts.chosen, note, ended_trace(ours.last))
+        told = explain_graph(facts.nodes, facts.starts, facts.chosen, note, ended_trace(ours.last))
+        return replace(told, served=served_section(ours.serving))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

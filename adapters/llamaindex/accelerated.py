@@ -23,6 +23,7 @@ from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
 from teola_plugin.adapters.llamaindex.session import Session, chunks_input, nodes_input, query_input
+from teola_plugin.adapters.serving.serving import served_section
 from teola_plugin.adapters.terms import Asked
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
@@ -95,7 +96,8 @@ class Accelerated:
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
         given = None if input is None else query_input(input)
-        return self.__teola_session__.explained(self.__teola_entry__, given)
+        told = self.__teola_session__.explained(self.__teola_entry__, given)
+        return replace(told, served=served_section(self.__teola_session__.serving))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

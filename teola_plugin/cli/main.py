@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from teola_plugin import __version__
-from teola_plugin.errors import TeolaError
+from teola_plugin.errors import RegistrationError, TeolaError
 
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+"""Exit statuses: what was asked for could not be done; it cannot be done, as argparse says it, too; Ctrl-C."""
 NO_READER = 141
 """Exit status where nobody reads the output any more, as of a program that SIGPIPE ended: `teola status | head -1`."""
 
@@ -41,10 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_READER
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    parser = _Parser(prog="teola", description="Make a LangChain or LlamaIndex app answer sooner.")
-    parser.add_argument("--version", action="version", version=f"teola-plugin {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
+    made = _Parser(prog="teola", description="Make a LangChain or LlamaIndex app answer sooner.")
+    made.add_argument("--version", action="version", version=f"teola-plugin {__version__}")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     from teola_plugin.cli.compare.command import add_compare
     from teola_plugin.cli.demo.command import add_demo
     from teola_plugin.cli.doctor import add_doctor
@@ -52,15 +55,19 @@ def _run(arguments: Sequence[str] | None) -> int:
 
     for add in (add_demo, add_compare, add_doctor, add_pool):
         add(commands)
-    options = parser.parse_args(arguments)
+    return made
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = parser().parse_args(arguments)
     try:
         return int(options.run(options))
     except TeolaError as error:
         print(f"teola: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        return BAD_INPUT if isinstance(error, RegistrationError) else FAILED
     except KeyboardInterrupt:
         print("teola: interrupted", file=sys.stderr)  # noqa: T201
-        return 130
+        return INTERRUPTED
 
 
 def _nobody_reads() -> bool:

@@ -67,7 +67,7 @@ class WorkflowSession(Session):
 
     def run(self, args: tuple[Any, ...], kwargs: Given) -> Any:
         """What the original's `run` gives. Its steps, and what they begin, belong to the run's query."""
-        call = self._begin(RUN, None)
+        call = self._begin(RUN, None, is_async=True)
         with call.failing(), joined(call.whole, call.terms), in_agent_run(self._agent_run(call.run)):
             made = call.node.run(*args, **kwargs)
         return kept_open(call, made)
