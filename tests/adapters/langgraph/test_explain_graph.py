@@ -76,11 +76,11 @@ def test_the_text() -> None:
     assert explain_graph(FACTS, ("rewrite", "web")) == (
         """What was understood
 -------------------
-lowered   rewrite   rewrite           rewrite.model
-lowered   retrieve  retrieve          retrieve.retrieve
-original  web       search_the_web    (your code: runs once, in its place)
-joined    grade     RunnableSequence  grade.model
-joined    tools     ToolNode
+optimized  rewrite   rewrite           rewrite.model
+optimized  retrieve  retrieve          retrieve.retrieve
+unchanged  web       search_the_web    (your code: runs once, in its place)
+shared     grade     RunnableSequence  grade.model
+shared     tools     ToolNode
 
 Edges
 -----
@@ -118,7 +118,7 @@ def test_sections_without_anything_are_left_out() -> None:
     assert explain_graph(alone, ("a",), note="No pool was found: nothing runs ahead.") == (
         """What was understood
 -------------------
-original  a  a  (your code)
+unchanged  a  a  (your code)
 
 Edges
 -----
@@ -210,11 +210,11 @@ def test_a_graph(pool: EnginePool) -> None:
     assert accelerate(made).explain() == (
         f"""What was understood
 -------------------
-lowered   rewrite   rewrite           rewrite.model
-lowered   retrieve  retrieve          retrieve.retrieve
-original  clock     clock             (your code: runs once, in its place)
-original  check     check             (your code: runs once, in its place)
-lowered   answer    RunnableSequence  answer.model
+optimized  rewrite   rewrite           rewrite.model
+optimized  retrieve  retrieve          retrieve.retrieve
+unchanged  clock     clock             (your code: runs once, in its place)
+unchanged  check     check             (your code: runs once, in its place)
+optimized  answer    RunnableSequence  answer.model
 
 Edges
 -----
@@ -279,10 +279,10 @@ def test_an_agent(pool: EnginePool) -> None:
     tools = [create_retriever_tool(store(pool), "search", "Finds documents."), weather, pay]
     model = ChatTeola(pool=pool)
     text = accelerate(create_agent(model, tools, system_prompt=RULE)).explain()
-    told = {line for line in text.splitlines() if line.startswith(("early", "in place", "joined", "model"))}
+    told = {line for line in text.splitlines() if line.startswith(("early", "in place", "shared", "model"))}
     assert told == {
-        "joined  model  model_node  model (an agent's model)",
-        "joined  tools  ToolNode    (each tool runs once; pool-backed objects that it calls join the query)",
+        "shared  model  model_node  model (an agent's model)",
+        "shared  tools  ToolNode    (each tool runs once; pool-backed objects that it calls join the query)",
         "model -> tools or the end, as model_to_tools says",
         next(line for line in told if line.startswith("model: <") and line.endswith("tokens>{messages}")),
         "in place  model    nothing stands before its first call; its next prompts are prefilled while tools run",
@@ -299,7 +299,7 @@ def test_an_agent(pool: EnginePool) -> None:
 def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
     note = "No pool-backed object was found and none was bound: the graph runs as it always did."
     plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain()
-    assert plain.endswith(note) and "original  model  model_node" in plain and "start -> model" in plain
+    assert plain.endswith(note) and "unchanged  model  model_node" in plain and "start -> model" in plain
     assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain()
     model = ChatTeola(pool=pool)
 
@@ -308,7 +308,7 @@ def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
         return model.invoke(f"{time.time()} {given}").content
 
     text = accelerate(flow).explain()
-    assert "joined  flow  flow  (your code: runs once, in its place; pool-backed objects that it calls join" in text
+    assert "shared  flow  flow  (your code: runs once, in its place; pool-backed objects that it calls join" in text
     assert "`time.time()` is the time, another in every call" in text
 
 
@@ -330,4 +330,4 @@ def test_nothing_runs(pool: EnginePool) -> None:
     made = StateGraph(State)
     made.add_node("loud", loud)
     made.add_edge(START, "loud")
-    assert "original" in accelerate(made.compile(), pool=pool).explain()
+    assert "unchanged" in accelerate(made.compile(), pool=pool).explain()
