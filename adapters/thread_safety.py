@@ -1,0 +1,72 @@
+"""Which objects of the user's own take several sync calls at once, on threads: those on a list, and those told of.
+
+Nothing about an object tells that its sync methods may run on several threads. So there are two ways to know: its class
+is on the list of classes that were tested so, or the user says `accelerate(..., concurrent=[it])`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from teola_plugin.errors import RegistrationError
+
+HTTP_CLIENTS = frozenset(
+    {
+        "langchain_openai.chat_models.azure.AzureChatOpenAI",
+        "langchain_openai.chat_models.base.ChatOpenAI",
+        "langchain_openai.embeddings.azure.AzureOpenAIEmbeddings",
+        "langchain_openai.embeddings.base.OpenAIEmbeddings",
+        "langchain_openai.llms.azure.AzureOpenAI",
+        "langchain_openai.llms.base.OpenAI",
+    }
+)
+"""Models and embeddings behind an API, whose client takes calls of several threads."""
+
+STORES = frozenset(
+    {
+        "langchain_chroma.vectorstores.Chroma",
+        "langchain_community.vectorstores.faiss.FAISS",
+        "langchain_core.vectorstores.in_memory.InMemoryVectorStore",
+        "langchain_qdrant.qdrant.QdrantVectorStore",
+    }
+)
+"""Vector stores that may be searched by several threads; what embeds their queries has to be known by itself."""
+
+LISTED = HTTP_CLIENTS | STORES
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSafety:
+    """What is known to take several sync calls at once."""
+
+    told: tuple[Any, ...] = ()
+    """By the user: objects, by identity, and classes, whose objects and those of their subclasses are meant."""
+
+    def told_of(self, obj: object) -> bool:
+        """Whether the user said so; then it holds for all that the object calls in turn."""
+        return any(isinstance(obj, one) if isinstance(one, type) else obj is one for one in self.told)
+
+    def allows(self, obj: object, listed: frozenset[str] = LISTED) -> bool:
+        """Whether its sync methods may run on several threads at once. A subclass of a listed class is not listed."""
+        return self.told_of(obj) or _full_name(type(obj)) in listed
+
+
+@lru_cache(maxsize=1024)
+def _full_name(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def told(concurrent: Iterable[Any] | None) -> tuple[Any, ...]:
+    """What the user wrote as `concurrent=`. Raises `RegistrationError` where that is no list."""
+    if concurrent is None:
+        return ()
+    if not isinstance(concurrent, (list, tuple, set, frozenset)):
+        raise RegistrationError(
+            f"concurrent= takes a list of objects and classes, not a {type(concurrent).__qualname__}.",
+            hint=f"write concurrent=[{'...' if isinstance(concurrent, str) else 'the_object'}], with the models, "
+            "embeddings and stores whose sync methods may be called on several threads at once",
+        )
+    return tuple(concurrent)
