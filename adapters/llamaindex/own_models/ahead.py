@@ -49,9 +49,13 @@ class Ahead:
         """In a part that the plain object runs in a loop, from its sync entry."""
         return self if self.is_async else replace(self, is_async=True, may_lead=False, lead=False, needed=True)
 
+    def on_thread(self) -> Ahead:
+        """In sync code that the plain object runs on a thread, or on its loop, from an async entry."""
+        return replace(self, is_async=False, may_lead=True) if self.is_async else self
+
     async def each(self, steps: Sequence[Callable[[Ahead], Awaitable[T]]]) -> list[T]:
         """What steps of a list give, or their exceptions; all but the first lead, as this one does."""
-        ways = [self.for_more() if i == 0 or self.is_async else self.leading() for i in range(len(steps))]
+        ways = [self.leading() if i and not self.is_async else self.for_more() for i in range(len(steps))]
         found = await asyncio.gather(*(go(way) for go, way in zip(steps, ways, strict=True)), return_exceptions=True)
         return found  # type: ignore[return-value]
 
@@ -139,6 +143,10 @@ class Plan:
         """A list of calls that the plain object makes one after the other, unless it is told to use a loop."""
         if not (self.is_async or use_async):
             self.gains = True
+
+    def lists_on_thread(self) -> None:
+        """The same, of code that is sync in async entries, too."""
+        self.gains = True
 
 
 __all__ = ["Ahead", "Plan", "Question", "Run", "Unreadable"]

@@ -41,17 +41,13 @@ class Beside:
     def __init__(self, node: Any, step: Step, table: CallTable, *, is_async: bool) -> None:
         self.node = node
         self._table = table
-        self._way = Ahead(table, is_async)
+        self._way = Ahead(table, is_async=is_async, may_lead=not is_async)
         self._step = step
         self._lock = threading.Lock()
         self._closed = False
         self._stop: Callable[[], object] = bool
-        if is_async:
-            task = asyncio.get_running_loop().create_task(self._run(), context=copy_context())
-            self._stop = task.cancel
-        else:
-            context = copy_context()
-            threading.Thread(target=context.run, args=(self._looped,), name="teola-ahead", daemon=True).start()
+        work = (self._looped,)
+        threading.Thread(target=copy_context().run, args=work, name="teola-ahead", daemon=True).start()
 
     def _looped(self) -> None:
         loop = asyncio.new_event_loop()
@@ -105,10 +101,10 @@ def beside(
     except NotUnderstood as why:
         logger.debug("%s runs as it always did: %s", type(served).__name__, why)
         return None
-    permission = Permission(threads, is_async)
+    permission = Permission(threads)
     if not plan.gains or not any(permission.early(leaf) for leaf in plan.leaves.values()):
         return None
-    table = CallTable(permission, plan.leaves.values(), asyncio.get_running_loop() if is_async else None)
+    table = CallTable(permission, plan.leaves.values())
     return Beside(_with_leaves(served, plan, part), step, table, is_async=is_async)
 
 
@@ -125,7 +121,7 @@ def gains(node: Any, entry: str, threads: ThreadSafety, *, is_async: bool) -> bo
         plan, _ = planned(node, entry, {QUERY_TEXT: ""}, is_async=is_async)
     except NotUnderstood:
         return False
-    return plan.gains and any(map(Permission(threads, is_async).early, plan.leaves.values()))
+    return plan.gains and any(map(Permission(threads).early, plan.leaves.values()))
 
 
 def _with_leaves(served: Any, plan: Plan, part: Accelerate) -> Any:

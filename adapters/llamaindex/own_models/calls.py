@@ -88,7 +88,6 @@ class Call:
     """For the plain object, which takes it once."""
     shown: Future[Any] = field(default_factory=Future)
     """For what runs ahead: a text, a vector, a copy of what was found."""
-    stop: Callable[[], object] = bool
 
     def end(self, outcome: Outcome) -> None:
         with contextlib.suppress(Exception):  # given up before

@@ -241,8 +241,6 @@ def _transform(plan: Plan, engine: TransformQueryEngine) -> Query:
 
 
 def _changing(plan: Plan, transform: Any, metadata: Any) -> Callable[[Ahead, Question], Awaitable[Question]]:
-    if plan.is_async:
-        raise NotUnderstood("it asks its LLM before anything is awaited")
     kind = rule_for(transform, {HyDEQueryTransform: HyDEQueryTransformParts, DecomposeQueryTransform: None})
     parts: Any = (kind or DecomposeQueryTransformParts).of(transform)
     llm = plan.llm(parts.llm)
@@ -253,7 +251,7 @@ def _changing(plan: Plan, transform: Any, metadata: Any) -> Callable[[Ahead, Que
 
     async def change(ahead: Ahead, asked: Question) -> Question:
         make = hypothetical_document if kind else decomposed_query
-        text = await ahead.ask(llm, lambda a: make(transform, a, prompt, asked.text, metadata))  # type: ignore[arg-type]
+        text = await ahead.on_thread().ask(llm, lambda a: make(transform, a, prompt, asked.text, metadata))  # type: ignore[arg-type]
         if not kind:
             return Question(text)
         own = asked.texts or (asked.text,)

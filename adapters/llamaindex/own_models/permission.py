@@ -23,22 +23,19 @@ IN_TURN = frozenset({"llama_index.embeddings.huggingface.base.HuggingFaceEmbeddi
 
 @dataclass(frozen=True)
 class Permission:
-    """Of one query: `is_async` where its calls are made on the caller's loop, which needs no threads."""
+    """What may be called on threads, beside the plain object."""
 
     threads: ThreadSafety
-    is_async: bool = False
 
     def early(self, leaf: Any) -> bool:
         """Whether a call may be made ahead. A rate limiter or a cache of its own is asked in the plain object's place."""
         if getattr(leaf, "rate_limiter", None) is not None or getattr(leaf, "embeddings_cache", None) is not None:
             return False
-        if self.is_async or self.threads.allows(leaf, LISTED):
-            return True
-        return self.turns(leaf) is not None
+        return self.threads.allows(leaf, LISTED) or self.turns(leaf) is not None
 
     def turns(self, leaf: Any) -> Turns | None:
         """Of an object that takes one call at a time, whatever the thread."""
-        if self.is_async or self.threads.told_of(leaf) or not self.threads.allows(leaf, IN_TURN):
+        if self.threads.told_of(leaf) or not self.threads.allows(leaf, IN_TURN):
             return None
         return _turns_of(leaf)
 

@@ -101,7 +101,7 @@ def _fusion(plan: Plan, r: QueryFusionRetriever) -> Retrieve:
 
         if not several:
             return fused(r, asked.text, dict(await search(way, [asked])))
-        queries, own = await ahead.all([write, lambda _: search(way.leading(), [asked])])
+        queries, own = await ahead.all([write, lambda _: search(way if way.is_async else way.leading(), [asked])])
         written = await search(way if way.is_async else way.leading(), [Question(text) for text in queries])
         return fused(r, asked.text, dict([*own, *written]))
 
@@ -163,16 +163,13 @@ def _llm_rerank(plan: Plan, step: LLMRerank) -> Postprocess:
     if not own_function(parts.format_node_batch_fn) or not own_function(parts.parse_choice_select_answer_fn):
         raise NotUnderstood("a function of the user's formats or parses")
     plan.known[id(step)] = step
-    plan.lists()
+    plan.lists_on_thread()
 
     async def postprocess(ahead: Ahead, query: str, nodes: Nodes) -> Nodes:
-        if ahead.is_async:
-            raise NotUnderstood("it runs on a thread there")
-
         def chooses(batch: Any) -> Callable[[Ahead], Awaitable[str]]:
             return lambda a: a.said(llm, lambda asked: asked.predict(prompt, **batch_arguments(own, batch, query)))
 
-        answers = iter(await ahead.all([chooses(batch) for batch in batches(own, own_nodes(nodes))]))
+        answers = iter(await ahead.on_thread().all([chooses(batch) for batch in batches(own, own_nodes(nodes))]))
         replay = clone(llm, predict=lambda *_, **__: next(answers))
         return postprocessed(clone(own, **parts.named(llm=replay)), own_nodes(nodes, deep=True), query)
 
