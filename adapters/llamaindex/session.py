@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.schema import QueryBundle, QueryType
+from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
@@ -175,7 +176,7 @@ class Session:
                 made = await plain(call.node if call.run is None else nonblocking(call.node))
         return _kept_open(call, made)
 
-    def _begin(self, entry: str, given: Given | None, *, is_async: bool) -> StartedCall:
+    def _begin(self, entry: str, given: Given | None, *, is_async: bool = True) -> StartedCall:
         """The live query, and what runs beside it; without one the original just runs."""
         current = current_run.get()
         runs = [] if current is None else [current]
@@ -190,50 +191,31 @@ class Session:
                 return StartedCall(run, node, None, Deadline.of(run))
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
         terms, deadline = unplanned(self.terms.asked, runs, self.terms.app, clock)
-        if self.pool is not None or self.terms.speculate == "off":
+        off = is_async or self.terms.speculate == "off" or isinstance(self.served, Workflow)
+        if self.pool is not None or off:
             return StartedCall(None, self.served, terms, deadline)
-        return self._begin_alone(entry, given, terms, deadline, is_async=is_async)
+        return self._begin_alone(entry, given, terms, deadline)
 
     def _begin_alone(
-        self, entry: str, given: Given | None, terms: Terms | None, deadline: Deadline | None, *, is_async: bool
+        self, entry: str, given: Given | None, terms: Terms | None, deadline: Deadline | None
     ) -> StartedCall:
-        """Without a pool: with what runs ahead of the user's own models, or of parts of it that are called."""
-        threads = self.terms.threads
+        """A sync call without a pool: with what runs ahead of the user's own models, or of parts that are called."""
         try:
-            own = beside(self.served, entry, given, threads, self._part, is_async=is_async)
+            own = beside(self.served, entry, given, self.terms.threads, self._part)
             node = self.served if own is None else own.node
-            if own is None and _has_gaining_parts(node, threads, is_async=is_async):
+            if own is None and _has_gaining_parts(node, self.terms.threads):
                 node = with_parts(node, frozenset(), self._part)
         except Exception as error:  # nothing of the original has run yet
             log_fallback(error)
             own, node = None, self.served
         return StartedCall(None, node, terms, deadline, own)
 
-    def _submit(self, pool: EnginePool, entry: str, given: Given | None, runs: Sequence[Any]) -> Run:
-        whole = joinable(context_of(self.terms.asked, runs, pool).run)
-        query = self.terms.of_query(given, runs, pool.runtime.time())
-        if given is None:  # it cannot be planned; its parts can
-            return Joined(whole) if whole is not None else pool.runtime.watch(query, joins=True)
-        texts = len(given.get(TEXTS, ()))
-        traced = self.entry(entry, texts).traced
-        optimised = self._planned(pool, traced, given)
-        if whole is not None:
-            return whole.part(optimised.graph, traced.calls, given) if pays(optimised) else Joined(whole)
-        if not pays(optimised):
-            return pool.runtime.watch(query, joins=True)
-        return submitted(pool, query, optimised, traced.calls)
 
-    def _running(self, entry: str, given: Given | None) -> Any:
-        """What runs: engines and retrievers in it that the graph does not know are accelerated by themselves."""
-        known = self.entry(entry, len(given.get(TEXTS, ()))).lowered if given is not None else frozenset[int]()
-        return with_parts(self.served, known, self._part)
-
-
-def _has_gaining_parts(node: Any, threads: ThreadSafety, *, is_async: bool) -> bool:
+def _has_gaining_parts(node: Any, threads: ThreadSafety) -> bool:
     """Whether accelerating what it holds is of any use."""
     held = [one for value in vars(node).values() for one in (value if isinstance(value, (list, tuple)) else [value])]
     parts = [one for one in held if isinstance(one, PARTS)]
-    return any(gains(one, entry, threads, is_async=is_async) for one in parts for entry in entries_of(one))
+    return any(gains(one, entry, threads) for one in parts for entry in entries_of(one))
 
 
 def query_input(query: QueryType) -> Given | None:

@@ -31,7 +31,7 @@ class Ahead:
 
     table: CallTable
     is_async: bool = False
-    """The plain object runs the async methods here."""
+    """The plain object runs the async methods here, in a loop of its own."""
     may_lead: bool = True
     """Not where the plain object makes the calls side by side by itself, in a loop of its own."""
     lead: bool = False
@@ -49,9 +49,9 @@ class Ahead:
         """In a part that the plain object runs in a loop, from its sync entry."""
         return self if self.is_async else replace(self, is_async=True, may_lead=False, lead=False, needed=True)
 
-    def on_thread(self) -> Ahead:
-        """In sync code that the plain object runs on a thread, or on its loop, from an async entry."""
-        return replace(self, is_async=False, may_lead=True) if self.is_async else self
+    def in_sync_code(self) -> Ahead:
+        """Of what is sync in async entries, too."""
+        return replace(self, is_async=False)
 
     async def each(self, steps: Sequence[Callable[[Ahead], Awaitable[T]]]) -> list[T]:
         """What steps of a list give, or their exceptions; all but the first lead, as this one does."""
@@ -114,7 +114,7 @@ class Question:
 
 @dataclass
 class Plan:
-    """What is found out of an object before it runs."""
+    """What is found out of an object before one of its sync entries runs."""
 
     leaves: dict[int, Any] = field(default_factory=dict)
     """The user's own models and stores that are called, by id."""
@@ -123,6 +123,7 @@ class Plan:
     gains: bool = False
     """Whether anything may start sooner."""
     is_async: bool = False
+    """While parts are looked at that the plain object runs in a loop."""
 
     def leaf(self, obj: Any) -> Any:
         """Notes an object whose calls are looked up. Raises `NotUnderstood` where they cannot be."""
@@ -143,10 +144,6 @@ class Plan:
         """A list of calls that the plain object makes one after the other, unless it is told to use a loop."""
         if not (self.is_async or use_async):
             self.gains = True
-
-    def lists_on_thread(self) -> None:
-        """The same, of code that is sync in async entries, too."""
-        self.gains = True
 
 
 __all__ = ["Ahead", "Plan", "Question", "Run", "Unreadable"]

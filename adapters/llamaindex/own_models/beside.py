@@ -38,10 +38,10 @@ Step = Callable[[Ahead], Awaitable[Any]]
 class Beside:
     """The plain object's copy, whose calls are looked up in a table, and the steps ahead of it. Close it."""
 
-    def __init__(self, node: Any, step: Step, table: CallTable, *, is_async: bool) -> None:
+    def __init__(self, node: Any, step: Step, table: CallTable) -> None:
         self.node = node
         self._table = table
-        self._way = Ahead(table, is_async=is_async, may_lead=not is_async)
+        self._way = Ahead(table)
         self._step = step
         self._lock = threading.Lock()
         self._closed = False
@@ -90,14 +90,15 @@ class Beside:
                 self._stop()
 
 
-def beside(
-    served: Any, entry: str, given: Given | None, threads: ThreadSafety, part: Accelerate, *, is_async: bool
-) -> Beside | None:
-    """The call's `Beside`; None where nothing can start sooner."""
+def beside(served: Any, entry: str, given: Given | None, threads: ThreadSafety, part: Accelerate) -> Beside | None:
+    """The `Beside` of a call of a sync entry; None where nothing can start sooner.
+
+    Async entries need none: LlamaIndex's own code makes the calls of a list side by side there.
+    """
     if given is None:
         return None
     try:
-        plan, step = planned(served, entry, given, is_async=is_async)
+        plan, step = planned(served, entry, given)
     except NotUnderstood as why:
         logger.debug("%s runs as it always did: %s", type(served).__name__, why)
         return None
@@ -105,7 +106,7 @@ def beside(
     if not plan.gains or not any(permission.early(leaf) for leaf in plan.leaves.values()):
         return None
     table = CallTable(permission, plan.leaves.values())
-    return Beside(_with_leaves(served, plan, part), step, table, is_async=is_async)
+    return Beside(_with_leaves(served, plan, part), step, table)
 
 
 def entries_of(part: Any) -> tuple[str, ...]:
@@ -115,10 +116,10 @@ def entries_of(part: Any) -> tuple[str, ...]:
     return ("retrieve",) if isinstance(part, BaseRetriever) else ("query",)
 
 
-def gains(node: Any, entry: str, threads: ThreadSafety, *, is_async: bool) -> bool:
+def gains(node: Any, entry: str, threads: ThreadSafety) -> bool:
     """Whether calls of an entry may start sooner, whatever it is called with."""
     try:
-        plan, _ = planned(node, entry, {QUERY_TEXT: ""}, is_async=is_async)
+        plan, _ = planned(node, entry, {QUERY_TEXT: ""})
     except NotUnderstood:
         return False
     return plan.gains and any(map(Permission(threads).early, plan.leaves.values()))
@@ -138,9 +139,9 @@ def _with_leaves(served: Any, plan: Plan, part: Accelerate) -> Any:
     return replaced(served, change)
 
 
-def planned(node: Any, entry: str, given: Given, *, is_async: bool) -> tuple[Plan, Step]:
-    """What runs ahead of an entry. Raises `NotUnderstood`."""
-    plan = Plan(is_async=is_async)
+def planned(node: Any, entry: str, given: Given) -> tuple[Plan, Step]:
+    """What runs ahead of a sync entry. Raises `NotUnderstood`."""
+    plan = Plan()
     text = given[QUERY_TEXT]
     question = Question(text, tuple(given.get(TEXTS, ())))
     with as_made():

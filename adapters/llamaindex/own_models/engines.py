@@ -251,7 +251,7 @@ def _changing(plan: Plan, transform: Any, metadata: Any) -> Callable[[Ahead, Que
 
     async def change(ahead: Ahead, asked: Question) -> Question:
         make = hypothetical_document if kind else decomposed_query
-        text = await ahead.on_thread().ask(llm, lambda a: make(transform, a, prompt, asked.text, metadata))  # type: ignore[arg-type]
+        text = await ahead.in_sync_code().ask(llm, lambda a: make(transform, a, prompt, asked.text, metadata))  # type: ignore[arg-type]
         if not kind:
             return Question(text)
         own = asked.texts or (asked.text,)

@@ -156,20 +156,20 @@ def _pure(plan: Plan, step: Any) -> Postprocess:
 
 
 def _llm_rerank(plan: Plan, step: LLMRerank) -> Postprocess:
-    """The LLM chooses in batches, each a call of its own; its async way is its sync way on a thread."""
+    """The LLM chooses in batches, each a call of its own."""
     parts = LLMRerankParts.of(step)
     llm, prompt = plan.llm(parts.llm), own_prompt(parts.choice_select_prompt)
     own = clone(step, **parts.named(choice_select_prompt=prompt))
     if not own_function(parts.format_node_batch_fn) or not own_function(parts.parse_choice_select_answer_fn):
         raise NotUnderstood("a function of the user's formats or parses")
     plan.known[id(step)] = step
-    plan.lists_on_thread()
+    plan.lists()
 
     async def postprocess(ahead: Ahead, query: str, nodes: Nodes) -> Nodes:
         def chooses(batch: Any) -> Callable[[Ahead], Awaitable[str]]:
             return lambda a: a.said(llm, lambda asked: asked.predict(prompt, **batch_arguments(own, batch, query)))
 
-        answers = iter(await ahead.on_thread().all([chooses(batch) for batch in batches(own, own_nodes(nodes))]))
+        answers = iter(await ahead.all([chooses(batch) for batch in batches(own, own_nodes(nodes))]))
         replay = clone(llm, predict=lambda *_, **__: next(answers))
         return postprocessed(clone(own, **parts.named(llm=replay)), own_nodes(nodes, deep=True), query)
 

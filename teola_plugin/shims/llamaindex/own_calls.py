@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -57,7 +58,7 @@ class AsksAnother(Exception):
 def body_of(kind: type, name: str) -> Body:
     """A method without spans and events around it. Raises `Unreadable`."""
     found = inspect.getattr_static(kind, name, None)
-    while found is not None and not inspect.isfunction(found):
+    while found is not None and type(found) is not FunctionType:  # a span says that it is a function
         found = getattr(found, "__wrapped__", None)
     if found is None:
         raise Unreadable(f"it has no method {name!r}")
