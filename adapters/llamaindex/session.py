@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
 
 Given = dict[str, Any]
+NOBODY_TOLD = ThreadSafety()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Settings:
     """Seconds after which a query fails with `QueryTimeout`."""
     weight: float = 1.0
     """Their share among the queries of the pool; 1.0 is ordinary."""
-    threads: ThreadSafety = ThreadSafety()
+    threads: ThreadSafety = NOBODY_TOLD
     """Which of the user's own objects take several sync calls at once."""
 
     @property
@@ -107,7 +108,9 @@ class StartedCall(NamedTuple):
             return self.beside.in_force()
         return nullcontext() if self.run is None else failing(self.run)
 
-    def ending(self) -> AbstractContextManager[None]:
+    def ending(self) -> AbstractContextManager[Any]:
+        if self.beside is not None:
+            return closing(self.beside)
         return nullcontext() if self.run is None else ending(self.run)
 
 
@@ -209,6 +212,25 @@ class Session:
             log_fallback(error)
             own, node = None, self.served
         return StartedCall(None, node, terms, deadline, own)
+
+    def _submit(self, pool: EnginePool, entry: str, given: Given | None, runs: Sequence[Any]) -> Run:
+        whole = joinable(context_of(self.terms.asked, runs, pool).run)
+        query = self.terms.of_query(given, runs, pool.runtime.time())
+        if given is None:  # it cannot be planned; its parts can
+            return Joined(whole) if whole is not None else pool.runtime.watch(query, joins=True)
+        texts = len(given.get(TEXTS, ()))
+        traced = self.entry(entry, texts).traced
+        optimised = self._planned(pool, traced, given)
+        if whole is not None:
+            return whole.part(optimised.graph, traced.calls, given) if pays(optimised) else Joined(whole)
+        if not pays(optimised):
+            return pool.runtime.watch(query, joins=True)
+        return submitted(pool, query, optimised, traced.calls)
+
+    def _running(self, entry: str, given: Given | None) -> Any:
+        """What runs: engines and retrievers in it that the graph does not know are accelerated by themselves."""
+        known = self.entry(entry, len(given.get(TEXTS, ()))).lowered if given is not None else frozenset[int]()
+        return with_parts(self.served, known, self._part)
 
 
 def _has_gaining_parts(node: Any, threads: ThreadSafety) -> bool:

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from llama_index.core.base.embeddings.base import mean_agg
 
 from teola_plugin.adapters.llamaindex.own_models.call_table import CallTable
-from teola_plugin.shims.llamaindex.own_calls import EMBED, SEARCH, answered, asked_by, bodies
-from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.adapters.llamaindex.own_models.calls import Failed
+from teola_plugin.adapters.llamaindex.own_models.permission import Permission
+from teola_plugin.shims.llamaindex.own_calls import EMBED, SEARCH, answered, asked_by, bodies, writes_own_prompts
 from teola_plugin.tracer.llamaindex.classes import as_made
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -72,8 +73,10 @@ class Ahead:
         with as_made():
             name, args, kwargs = asked_by(llm, run, is_async=self.is_async)
         text = await self.table.ahead(llm, name, args, kwargs, lead=self.lead)
-        with as_made():
+        try:
             return answered(llm, run, text)
+        except Exception as error:  # as it will do for the plain object
+            raise Failed(repr(error)) from error
 
     async def said(self, llm: Any, run: Run) -> str:
         """`ask`, where `run` returns what the LLM says."""
@@ -116,6 +119,7 @@ class Question:
 class Plan:
     """What is found out of an object before one of its sync entries runs."""
 
+    permission: Permission
     leaves: dict[int, Any] = field(default_factory=dict)
     """The user's own models and stores that are called, by id."""
     known: dict[int, Any] = field(default_factory=dict)
@@ -127,8 +131,9 @@ class Plan:
 
     def leaf(self, obj: Any) -> Any:
         """Notes an object whose calls are looked up. Raises `NotUnderstood` where they cannot be."""
+        kind: Any = type(obj)
         with as_made():
-            bodies(type(obj))
+            bodies(kind)
         if not hasattr(obj, "__dict__"):
             raise NotUnderstood(f"{type(obj).__name__} has no attributes")
         self.leaves[id(obj)] = obj
@@ -136,14 +141,14 @@ class Plan:
 
     def llm(self, llm: Any) -> Any:
         """Notes an LLM. Raises `NotUnderstood`."""
-        if getattr(llm, "output_parser", None) is not None:
-            raise NotUnderstood("its LLM parses what it writes")
-        return self.leaf(llm)
+        leaf = self.leaf(llm)
+        if not self.permission.anywhere(llm):
+            raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not known to take several calls at once")
+        if writes_own_prompts(llm):
+            raise NotUnderstood("functions of the user's own write its prompts")
+        return leaf
 
     def lists(self, use_async: bool = False) -> None:
         """A list of calls that the plain object makes one after the other, unless it is told to use a loop."""
         if not (self.is_async or use_async):
             self.gains = True
-
-
-__all__ = ["Ahead", "Plan", "Question", "Run", "Unreadable"]

@@ -50,17 +50,17 @@ class Beside:
         threading.Thread(target=copy_context().run, args=work, name="teola-ahead", daemon=True).start()
 
     def _looped(self) -> None:
-        loop = asyncio.new_event_loop()
-        try:
-            task = loop.create_task(self._run())
-            with self._lock:
-                if self._closed:
-                    task.cancel()
-                self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
-            with contextlib.suppress(asyncio.CancelledError):
-                loop.run_until_complete(task)
-        finally:
-            loop.close()
+        with contextlib.suppress(asyncio.CancelledError), asyncio.Runner() as runner:
+            runner.run(self._stoppable(runner.get_loop()))
+
+    async def _stoppable(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            if self._closed:
+                return
+            self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
+        await self._run()
 
     async def _run(self) -> None:
         """What goes wrong here concerns nobody: the plain object goes its way."""
@@ -98,14 +98,13 @@ def beside(served: Any, entry: str, given: Given | None, threads: ThreadSafety, 
     if given is None:
         return None
     try:
-        plan, step = planned(served, entry, given)
+        plan, step = planned(served, entry, given, threads)
     except NotUnderstood as why:
         logger.debug("%s runs as it always did: %s", type(served).__name__, why)
         return None
-    permission = Permission(threads)
-    if not plan.gains or not any(permission.early(leaf) for leaf in plan.leaves.values()):
+    if not _pays(plan):
         return None
-    table = CallTable(permission, plan.leaves.values())
+    table = CallTable(plan.permission, plan.leaves.values())
     return Beside(_with_leaves(served, plan, part), step, table)
 
 
@@ -119,14 +118,19 @@ def entries_of(part: Any) -> tuple[str, ...]:
 def gains(node: Any, entry: str, threads: ThreadSafety) -> bool:
     """Whether calls of an entry may start sooner, whatever it is called with."""
     try:
-        plan, _ = planned(node, entry, {QUERY_TEXT: ""})
+        plan, _ = planned(node, entry, {QUERY_TEXT: ""}, threads)
     except NotUnderstood:
         return False
-    return plan.gains and any(map(Permission(threads).early, plan.leaves.values()))
+    return _pays(plan)
+
+
+def _pays(plan: Plan) -> bool:
+    """Whether calls that may be made ahead are in one of its lists."""
+    return plan.gains and any(map(plan.permission.early, plan.leaves.values()))
 
 
 def _with_leaves(served: Any, plan: Plan, part: Accelerate) -> Any:
-    """A copy of what is known, over objects that look their calls up; engines in it that are not known by themselves."""
+    """A copy of what is known, whose calls are looked up; engines in it that are not known run ahead by themselves."""
     made = {key: leaf_of(leaf, call_here, acall_here) for key, leaf in plan.leaves.items()}
 
     def change(node: Any) -> Any | None:
@@ -139,9 +143,9 @@ def _with_leaves(served: Any, plan: Plan, part: Accelerate) -> Any:
     return replaced(served, change)
 
 
-def planned(node: Any, entry: str, given: Given) -> tuple[Plan, Step]:
+def planned(node: Any, entry: str, given: Given, threads: ThreadSafety) -> tuple[Plan, Step]:
     """What runs ahead of a sync entry. Raises `NotUnderstood`."""
-    plan = Plan()
+    plan = Plan(Permission(threads))
     text = given[QUERY_TEXT]
     question = Question(text, tuple(given.get(TEXTS, ())))
     with as_made():

@@ -27,7 +27,7 @@ from teola_plugin.adapters.llamaindex.own_models.calls import (
 )
 from teola_plugin.adapters.llamaindex.own_models.permission import Permission
 from teola_plugin.adapters.snapshots import NotCopied
-from teola_plugin.shims.llamaindex.own_calls import COMPLETE, EMBED, SEARCH, AsksAnother, below
+from teola_plugin.shims.llamaindex.own_calls import EMBED, SEARCH, AsksAnother, below
 from teola_plugin.tracer.symbols import NotUnderstood
 
 AT_ONCE = 32
@@ -77,9 +77,7 @@ class CallTable:
 
     # ------------------------------------------------------------ what runs ahead
 
-    async def ahead(
-        self, leaf: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, lead: bool
-    ) -> Any:
+    async def ahead(self, leaf: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, lead: bool) -> Any:
         """What the call gives, as a copy. `lead`: it may be made now; else the plain object makes it.
 
         Raises `Failed`, `NotUnderstood`.
@@ -106,9 +104,8 @@ class CallTable:
             elif lead and call.state is State.WAITING:
                 starts = True
             call.for_ahead = True
-            if starts and self._permission.early(leaf):
-                if call not in self._queued:
-                    self._queued.append(call)
+            if starts and self._permission.early(leaf) and call not in self._queued:
+                self._queued.append(call)
         if starts:
             self._start_queued()
         return call
@@ -127,16 +124,20 @@ class CallTable:
             threading.Thread(target=self._context.copy().run, args=work, name="teola-early", daemon=True).start()
 
     def _make(self, call: Call) -> None:
-        args, kwargs = call.asked.given()
-        with _turn(self._permission.turns(call.leaf), early=True):
-            outcome = outcome_of(lambda: below(call.leaf, call.name)(*args, **kwargs))
-        self._ended(call, outcome)
+        def make() -> Any:
+            args, kwargs = call.asked.given()
+            body = below(call.leaf, call.name)
+            with _turn(self._permission.turns(call.leaf), early=True):
+                return outcome_of(lambda: body(*args, **kwargs))
+
+        made = outcome_of(make)
+        self._ended(call, Outcome(error=AsksAnother(repr(made.error))) if made.error is not None else made.value)
 
     def _ended(self, call: Call, outcome: Outcome) -> None:
         with self._lock:
             self._under_way -= 1
         if isinstance(outcome.error, AsksAnother):
-            call.state = State.DROPPED
+            self._permission.never(call.leaf)
         call.end(outcome)
         self._start_queued()
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from teola_plugin.adapters.llamaindex.own_models.calls import Turns
 from teola_plugin.adapters.thread_safety import ThreadSafety
 
-HTTP_CLIENTS = frozenset(
-    {"llama_index.llms.openai.base.OpenAI", "llama_index.llms.openai_like.base.OpenAILike"}
-)
+HTTP_CLIENTS = frozenset({"llama_index.llms.openai.base.OpenAI", "llama_index.llms.openai_like.base.OpenAILike"})
 """Models behind an API, whose client takes calls of several threads."""
 STORES = frozenset({"llama_index.core.vector_stores.simple.SimpleVectorStore"})
 """May be searched by several threads."""
@@ -28,10 +26,20 @@ class Permission:
     threads: ThreadSafety
 
     def early(self, leaf: Any) -> bool:
-        """Whether a call may be made ahead. A rate limiter or a cache of its own is asked in the plain object's place."""
+        """Whether calls may be made ahead. A rate limiter or a cache is asked in the plain object's place."""
         if getattr(leaf, "rate_limiter", None) is not None or getattr(leaf, "embeddings_cache", None) is not None:
             return False
-        return self.threads.allows(leaf, LISTED) or self.turns(leaf) is not None
+        if type(leaf) in _never:
+            return False
+        return self.anywhere(leaf) or self.turns(leaf) is not None
+
+    def anywhere(self, leaf: Any) -> bool:
+        """Whether all of it may be asked on other threads, what says how its prompts are written, too."""
+        return self.threads.allows(leaf, LISTED)
+
+    def never(self, leaf: Any) -> None:
+        """Its calls cannot be told from their events."""
+        _never.add(type(leaf))
 
     def turns(self, leaf: Any) -> Turns | None:
         """Of an object that takes one call at a time, whatever the thread."""
@@ -40,6 +48,7 @@ class Permission:
         return _turns_of(leaf)
 
 
+_never: WeakSet[type] = WeakSet()
 _lock = threading.Lock()
 _turns: dict[int, tuple[ref[Any], Turns]] = {}
 

@@ -38,7 +38,15 @@ _OPENAI = ("llama_index.llms.openai.base.OpenAI", "llama_index.llms.openai_like.
 _OPENAI_BODIES = ("_complete", "_acomplete", "_chat", "_achat")
 """All of its public methods come down to these, which emit nothing."""
 _OTHERS = (*("stream_complete", "astream_complete", "stream_chat", "astream_chat"), *_PUBLIC)
-_FRAMEWORKS = ("predict", "apredict", "_get_prompt", "_get_messages", "_parse_output", "_extend_prompt", "_extend_messages")
+_FRAMEWORKS = (
+    "predict",
+    "apredict",
+    "_get_prompt",
+    "_get_messages",
+    "_parse_output",
+    "_extend_prompt",
+    "_extend_messages",
+)
 
 
 class Captured(Exception):
@@ -48,8 +56,8 @@ class Captured(Exception):
         self.name, self.asked, self.kwargs = name, args, kwargs
 
 
-class AsksAnother(Exception):
-    """A body calls another public method, whose events belong in the plain object's place."""
+class AsksAnother(BaseException):
+    """A body calls another public method, whose events belong in the plain object's place. Not to be caught there."""
 
 
 # ------------------------------------------------------------ bodies
@@ -87,7 +95,8 @@ def leaf_of(obj: Any, call: Callable[..., Any], acall: Callable[..., Any]) -> An
 
     Raises `Unreadable`.
     """
-    return sharing(_leaf_class(type(obj), call, acall), obj)
+    kind: Any = type(obj)
+    return sharing(_leaf_class(kind, call, acall), obj)
 
 
 @lru_cache(maxsize=256)
@@ -175,7 +184,8 @@ def asked_by(llm: Any, run: Callable[[Any], Any], *, is_async: bool) -> tuple[st
 
     `is_async`: the plain object runs the async way of it. Raises `Unreadable`.
     """
-    silent = sharing(_silent(type(llm)), llm)
+    kind: Any = type(llm)
+    silent = sharing(_silent(kind), llm)
 
     def asking(name: str) -> Body:
         if is_async:
@@ -193,6 +203,14 @@ def asked_by(llm: Any, run: Callable[[Any], Any], *, is_async: bool) -> tuple[st
     except Captured as end:
         return end.name, end.asked, end.kwargs
     raise Unreadable("it does not ask its LLM")
+
+
+def writes_own_prompts(llm: Any) -> bool:
+    """Whether functions of the user's own have a part in its prompts, or in what it makes of answers."""
+    own = (llm.messages_to_prompt, llm.completion_to_prompt)
+    return llm.output_parser is not None or any(
+        one is not None and not str(getattr(one, "__module__", "")).startswith("llama_index.") for one in own
+    )
 
 
 def answered(llm: Any, run: Callable[[Any], Any], text: str) -> Any:
