@@ -13,6 +13,7 @@ from teola_plugin.errors import TeolaError
 from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.dead_parts import Once, cause_of
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.tracer.draft import Traced
@@ -94,6 +95,7 @@ def failing(run: Endable) -> Iterator[None]:
     try:
         yield
     except Exception:
+        _plain_failed(run)
         late = Deadline.of(run)
         if late is None or not late.passed:
             run.close()
@@ -101,6 +103,12 @@ def failing(run: Endable) -> Iterator[None]:
     except BaseException:  # cancelled, interrupted, or a generator that was not read to its end
         run.cancel()
         raise
+
+
+def _plain_failed(run: Endable) -> None:
+    whole = getattr(run, "whole", None)
+    if isinstance(whole, QueryRun):
+        whole.plain_failed = True
 
 
 @contextlib.contextmanager
@@ -111,11 +119,25 @@ def ending(run: Endable) -> Iterator[None]:
     run.close()
 
 
-def log_fallback(error: Exception) -> None:
-    """Say that the original runs instead; to be called where `error` is handled."""
+def log_fallback(error: Exception, of: object = None, part: str = "") -> None:
+    """Say that the original runs instead, once a cause; to be called where `error` is handled.
+
+    `of`: the user's object that cannot be planned, each of which is told of; `part`: what of it.
+    """
+    what = "" if of is None else f" of the {type(of).__name__}"
     bug = f" ({type(error).__name__} is a bug of teola-plugin: please report it with this traceback)"
-    logging.getLogger("teola_plugin").warning(
-        "planning failed; the original runs as it always did%s",
-        "" if isinstance(error, TeolaError) else bug,
-        exc_info=error,
-    )
+
+    def say() -> None:
+        logging.getLogger("teola_plugin").warning(
+            "planning failed; the original runs as it always did: %s%s. Its answers are unaffected, only later than "
+            "they could be; this is said once%s",
+            part or "a call",
+            what,
+            "" if isinstance(error, TeolaError) else bug,
+            exc_info=error,
+        )
+
+    _said((part, *cause_of(error)), say, of)
+
+
+_said = Once()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from teola_plugin.graph import INPUT, Component, Ref, Role, WorkflowTemplate, on_loop, read_path, simple
+from teola_plugin.graph import INPUT, ClientCalls, Component, Ref, Role, WorkflowTemplate, on_loop, read_path, simple
 from teola_plugin.tracer.list_outputs import with_splits
 from teola_plugin.tracer.purity.purity import size
 from teola_plugin.tracer.report import TraceNode, TraceReport
@@ -134,6 +134,10 @@ class Draft:
         components = with_splits(tuple(self.components.values()), self.lists)
         return WorkflowTemplate(components, output, tuple(dict.fromkeys(self.order)), name)
 
+    def _objects(self) -> dict[str, str]:
+        """What components are of, in words."""
+        return {name: f"{node.class_name} at {node.path}" for node in self.nodes for name in node.components}
+
     def finished(self, output: Ref, name: str) -> Traced:
         estimates = tuple(e for e in self.estimates if e[1].producer == INPUT)
 
@@ -144,7 +148,7 @@ class Draft:
 
         return Traced(
             self.template(output, name),
-            MappingProxyType(dict(self.calls)),
+            ClientCalls(self.calls, self._objects()),
             sizes,
             MappingProxyType(dict(self.watched)),
             TraceReport(tuple(self.nodes)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
@@ -23,6 +24,7 @@ from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.routed import Routed
 from teola_plugin.adapters.langchain.own_models.wrapped import ensure_engine
+from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import (
     NO_APP,
     Asked,
@@ -39,6 +41,9 @@ from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.langchain.trace import Traced
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.explain import Explanation
 
 
 def _is_accelerated(cls: Any, instance: Any) -> bool:
@@ -74,6 +79,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
     _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
+    _serving: Serving | None = PrivateAttr(default=None)
 
     @classmethod
     def of(
@@ -105,6 +111,10 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """From now on a share of the calls is compared. Raises `RegistrationError` for a chain that writes."""
         check_repeatable(self.bound, self._traced.template)
         self._shadow = Shadow(share)
+
+    def tells_of(self, serving: Serving | None) -> None:
+        """From now on `explain()` says what `serve=` has done."""
+        self._serving = serving
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
         """A copy of the original, accelerated on the same terms; pools are shared."""
@@ -150,17 +160,35 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         try:
             plan = self.plan()
         except Exception as error:
-            log_fallback(error)
+            log_fallback(error, self.bound, "what a call gains")
             return False
         if plan is None or plan.source is None:
             return False
         return runs_ahead(plan.source, plan.graph) or any(p.kind is PrimitiveKind.INGESTION for p in plan.graph)
 
-    def explain(self, input: Any = None) -> str:
-        """What was understood, the p-graph, the e-graph, the passes that fired and what to expect, as text."""
+    def explain(self, input: Any = None, *, details: bool = False) -> str:
+        """What was understood, what begins before its place, what to expect: three lines. Nothing runs.
+
+        `details`: also each part, the p-graph, the e-graph, the passes that fired and advice, in sections.
+        """
+        return self.__teola_explained__(input).text(details=details)
+
+    def __teola_explained__(self, input: Any = None) -> Explanation:
         from teola_plugin.adapters.explain import explain
 
-        return explain(self._understood, self.plan(input), self._engines)
+        ahead = None if self._routed is None else self._routed.early
+        told = explain(self._understood, self.plan(input), self._engines, trace=self._ended(), ahead=ahead)
+        return replace(told, served=served_section(self._serving))
+
+    def _ended(self) -> QueryTrace | None:
+        """The trace of the last call, if that is over."""
+        last = self._last[0].trace if self._last else None
+        return last.result() if last is not None and last.done() and not last.cancelled() else None
+
+    @property
+    def serving(self) -> Serving | None:
+        """What `serve=` has bound, and what it left alone; None without it."""
+        return self._serving
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""
@@ -193,7 +221,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             try:
                 started = self._started(input, merged, _Terms(asked, runs), routed, kind, limit)
             except Exception as error:  # nothing of the original has run yet
-                log_fallback(error)
+                log_fallback(error, self.bound)
             else:
                 if started is not None:
                     return started

@@ -62,7 +62,7 @@ class Parts:
             else:
                 part = self._part(name, *found, place, step, over, pushed=sent(config))
         except Exception as error:
-            log_fallback(error)
+            log_fallback(error, None, f"the node {name!r}")
         return None if part is None else part.held
 
     def _planned(self, node: str, given: Any, config: Mapping[str, Any]) -> tuple[Traced, dict[str, Any]] | None:

@@ -93,7 +93,7 @@ class Plans:
             found = lookahead(self.shape, node, pushed=pushed, decide=decide)
             plan = self._plan(found)
         except Exception as error:
-            log_fallback(error)
+            log_fallback(error, None, f"the node {node!r}")
             return None
         return found if plan.source is None or runs_ahead(plan.source, plan.graph) else None
 

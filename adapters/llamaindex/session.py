@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
@@ -20,6 +20,7 @@ from teola_plugin.adapters.early_work import ending, failing, joinable, log_fall
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.own_models.beside import Beside, beside, entries_of, gains
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
+from teola_plugin.adapters.serving.serving import Serving
 from teola_plugin.adapters.terms import Asked, Deadline, context_of, interrupting, named, outer_terms, unplanned
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import Query, Terms
@@ -29,6 +30,10 @@ from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.explain import Explanation
+    from teola_plugin.observe.spans import QueryTrace
 
 Given = dict[str, Any]
 NOBODY_TOLD = ThreadSafety()
@@ -124,6 +129,8 @@ class Session:
         self.pool = pool
         self.terms = terms
         self._part = part
+        self.serving: Serving | None = None
+        """What `serve=` has done."""
         self.shown: Any = None
         """The class of what users hold, where it is one for all terms."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
@@ -136,7 +143,7 @@ class Session:
     def under(self, terms: Settings) -> Session:
         """Other terms for the same object."""
         made = Session(self.original, self.served, self.pool, terms, self._part)
-        made._traced = self._traced
+        made._traced, made.serving = self._traced, self.serving
         return made
 
     # ------------------------------------------------------------ seeing it
@@ -157,9 +164,21 @@ class Session:
         terms = self.terms
         return pool.plan(traced.template, shape(traced, input), passes=terms.passes, speculate=terms.speculate)
 
+    def explained(self, entry: str, input: Any = None) -> Explanation:
+        """What `explain()` says of an entry."""
+        from teola_plugin.adapters.explain import explain
+
+        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=self.ended)
+
     @property
     def last(self) -> Run | None:
         return self._last[0] if self._last else None
+
+    @property
+    def ended(self) -> QueryTrace | None:
+        """The trace of the last call, if that is over."""
+        last = None if self.last is None else self.last.trace
+        return last.result() if last is not None and last.done() and not last.cancelled() else None
 
     # ------------------------------------------------------------ one call
 
@@ -188,7 +207,7 @@ class Session:
                 node = self._running(entry, given)
                 run = self._submit(self.pool, entry, given, runs)
             except Exception as error:  # nothing of the original has run yet
-                log_fallback(error)
+                log_fallback(error, self.original, f"a call of `{entry}`")
             else:
                 self._last[:] = [run]
                 return StartedCall(run, node, None, Deadline.of(run))

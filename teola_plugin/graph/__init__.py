@@ -2,6 +2,7 @@
 
 from teola_plugin.graph.attributes import Attributes
 from teola_plugin.graph.build import Shape, build_pgraph
+from teola_plugin.graph.client_calls import ClientCalls, LeftToPlain, MissingValue, UnfitValue
 from teola_plugin.graph.containers import holds, items_of, read_path
 from teola_plugin.graph.edit import GraphEdit
 from teola_plugin.graph.fragment import Fragment
@@ -49,6 +50,7 @@ __all__ = [
     "UNKNOWN_EFFECT",
     "Attributes",
     "Batching",
+    "ClientCalls",
     "Component",
     "Curve",
     "Effect",
@@ -58,6 +60,8 @@ __all__ = [
     "GraphEdit",
     "Growth",
     "InstancePath",
+    "LeftToPlain",
+    "MissingValue",
     "Path",
     "Primitive",
     "PrimitiveKind",
@@ -69,6 +73,7 @@ __all__ = [
     "Shape",
     "Slice",
     "Terms",
+    "UnfitValue",
     "WorkflowTemplate",
     "build_pgraph",
     "conflict",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from teola_plugin.observe.spans import Detail, GraphView, PassRun, QueryTrace, Span
+from teola_plugin.observe.spans import GENERATION, Detail, GraphView, PassRun, QueryTrace, Span
 from teola_plugin.observe.steps import StepLog
+from teola_plugin.observe.waits import Wait
 
 
 class TraceSink(Protocol):
@@ -28,7 +29,8 @@ class _OpenSpan:
     """A span under way. Plain slots: this is written several times a primitive."""
 
     __slots__ = (
-        "about", "batch", "cached", "done", "first", "instance", "outcome", "queued", "started", "step", "tokens",
+        "about", "also", "batch", "cached", "cause", "cut", "done", "first", "instance", "kind", "merged", "name",
+        "outcome", "queued", "started", "step", "tokens", "written",
     )  # fmt: skip
 
     def __init__(self, queued: float, about: tuple[str, str, tuple[str, ...], int, int, bool, tuple[str, ...], Detail]):
@@ -40,7 +42,14 @@ class _OpenSpan:
         self.outcome = ""
         self.instance = ""
         self.batch = -1
-        self.tokens = self.cached = self.step = 0
+        self.tokens = self.cached = self.step = self.written = 0
+        self.cause = self.name = ""
+        self.kind = about[0]
+        self.also: tuple[str, ...] = ()
+        self.cut = False
+        """Whether who asked for it has given it up."""
+        self.merged = False
+        """Whether another span stands for it."""
 
 
 class _OpenQuery:
@@ -168,6 +177,7 @@ class TraceRecorder:
         parents: tuple[str, ...] = (),
         detail: Detail = (),
         step: int = 0,
+        cause: str = "",
     ) -> None:
         """A primitive entered a queue. A second time is a retry: it gets a span of its own."""
         query = self._open.get(query_id)
@@ -175,8 +185,54 @@ class TraceRecorder:
             return
         about = (kind, engine, scope, depth, size, tentative, parents, detail if self.details else ())
         span = _OpenSpan(at, about)
-        span.step = step
+        span.step, span.cause = step, cause
         query.add(primitive, span)
+
+    def same(self, query_id: str, primitive: str, of: str, *, kind: str = "") -> bool:
+        """A primitive is the very work of another, whose span stands for both. Whether that is known.
+
+        With a `kind` it knows better what that work is: name and kind are its own from now on.
+        """
+        query, span = self._open.get(query_id), self._find(query_id, of)
+        if query is None or span is None:
+            return False
+        if primitive != of:
+            query.live[primitive] = span
+            span.also = (*span.also, primitive)
+        if kind and not span.name:
+            span.name, span.kind, span.also = primitive, kind, (*span.also, of)
+        return True
+
+    def names(self, query_id: str, primitive: str) -> tuple[str, ...]:
+        """The primitives that the span of this one stands for."""
+        span = self._find(query_id, primitive)
+        return (primitive,) if span is None else tuple(dict.fromkeys((primitive, *span.also)))
+
+    def merge(self, query_id: str, primitive: str, others: Iterable[str], *, kind: str = "", name: str = "") -> None:
+        """One span from now on, where there were several: of that kind, and of that name, if those are given."""
+        query, span = self._open.get(query_id), self._find(query_id, primitive)
+        if query is None or span is None:
+            return
+        if kind:
+            span.kind, span.first = kind, None
+        if name and not span.name:
+            span.name, span.also = name, (*span.also, primitive)
+        for other in others:
+            found = query.live.get(other)
+            if found is None or found is span:
+                continue
+            found.merged, query.live[other] = True, span
+            span.written += found.tokens
+            span.also = (*span.also, other)
+            if found.done is not None:
+                span.done = max(span.done or found.done, found.done)
+
+    def lasted(self, query_id: str, primitive: str, began: float | None, ended: float | None) -> None:
+        """It really ran from then till then, as is known only later; None: it never did."""
+        span = self._find(query_id, primitive)
+        if span is not None:
+            span.queued = span.queued if began is None else min(span.queued, began)
+            span.started, span.done = began, span.done if ended is None else ended
 
     def started(self, query_id: str, primitive: str, at: float, *, instance: str = "", batch: int = -1) -> None:
         """It began to run; further batches of the same primitive keep the first start."""
@@ -195,12 +251,30 @@ class TraceRecorder:
             span.first = at
 
     def done(
-        self, query_id: str, primitive: str, at: float, *, outcome: str = "done", tokens: int = 0, cached: int = 0
+        self,
+        query_id: str,
+        primitive: str,
+        at: float,
+        *,
+        outcome: str = "done",
+        tokens: int = 0,
+        cached: int = 0,
     ) -> None:
-        """It ended, one way or another."""
+        """It ended, one way or another. What is heard after that may tell more of it, but not that it ended later."""
         span = self._find(query_id, primitive)
-        if span is not None:
-            span.done, span.outcome, span.tokens, span.cached = at, outcome, tokens, cached
+        if span is None:
+            return
+        if span.done is None or (span.cut and outcome == "done"):
+            span.done = at
+        span.cut = outcome == "cancelled"  # until it is known that others go on with it
+        span.outcome = outcome
+        span.tokens, span.cached = tokens or span.tokens, cached or span.cached
+
+    def wrote(self, query_id: str, primitive: str, tokens: int) -> None:
+        """How many tokens a generation has written, where no decoding tells, beside those of its prompt."""
+        span = self._find(query_id, primitive)
+        if span is not None and span.kind == GENERATION:
+            span.written = tokens
 
     def settle(self, query_id: str, primitive: str, outcome: str) -> None:
         """What became of the value, known only later: `claimed` by the plain code, or `wasted`."""
@@ -215,7 +289,13 @@ class TraceRecorder:
             span.step = step
 
     def finish(
-        self, query_id: str, at: float, *, outcome: str = "done", steps: StepLog | None = None
+        self,
+        query_id: str,
+        at: float,
+        *,
+        outcome: str = "done",
+        steps: StepLog | None = None,
+        waits: tuple[Wait, ...] | None = None,
     ) -> QueryTrace | None:
         """The query ended: its trace, which is also kept. Spans still open count as cancelled.
 
@@ -229,7 +309,7 @@ class TraceRecorder:
             query.app,
             query.started,
             at,
-            tuple(_closed(query_id, query.app, name, span) for name, span in query.order),
+            tuple(_closed(query_id, query.app, name, span) for name, span in query.order if not span.merged),
             query.graph_text,
             query.pgraph_text,
             query.passes,
@@ -239,6 +319,7 @@ class TraceRecorder:
             query.left_out,
             steps.told() if steps is not None else (),
             steps.left_out if steps is not None else 0,
+            waits,
         )
         self._keep_trace(trace)
         if self.sink is not None:
@@ -271,12 +352,12 @@ def _line(name: str, span: _OpenSpan, began: float) -> str:
 
 
 def _closed(query_id: str, app: str, primitive: str, span: _OpenSpan) -> Span:
-    kind, engine, scope, depth, size, tentative, parents, detail = span.about
+    _, engine, scope, depth, size, tentative, parents, detail = span.about
     return Span(
         query_id=query_id,
         app=app,
-        primitive=primitive,
-        kind=kind,
+        primitive=span.name or primitive,
+        kind=span.kind,
         queued=span.queued,
         started=span.started,
         first=span.first,
@@ -294,4 +375,7 @@ def _closed(query_id: str, app: str, primitive: str, span: _OpenSpan) -> Span:
         parents=parents,
         detail=detail,
         step=span.step,
+        written=span.written,
+        cause=span.cause,
+        also=span.also,
     )

@@ -12,7 +12,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.prompt_values import StringPromptValue
 
-from teola_plugin.graph import PromptPart, Ref
+from teola_plugin.graph import PromptPart, Ref, UnfitValue
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.tracer.functions.reading import is_a
 from teola_plugin.tracer.functions.values import Built, Fields, Known, Series, Spread, Symbol, Text
@@ -117,7 +117,7 @@ class Filling:
         def fill(given: Mapping[str, Any]) -> Made:
             made, whole = ({}, True) if base is None else base(given)
             if whole and type(made) is not dict:
-                raise TypeError("keys are added to what is no dictionary")
+                raise UnfitValue("keys are added to what is no dictionary")
             found = dict(made) if whole else {}
             for key, one in fills.items():
                 found[key], there = one(given)
@@ -132,7 +132,7 @@ class Filling:
         def fill(given: Mapping[str, Any]) -> Made:
             made = {key: one(given) for key, one in fills.items()}
             if not all(plain(value) for value, _ in made.values()):
-                raise TypeError("a message is made of objects whose methods are not known")
+                raise UnfitValue("a message is made of objects whose methods are not known")
             return symbol.kind(**{key: value for key, (value, _) in made.items()}), all(w for _, w in made.values())
 
         return fill
@@ -178,7 +178,7 @@ def _put_together(
             made.append(stand_in(value))
             return kind(made), False
         if spread and type(value) not in (list, tuple):
-            raise TypeError("a list is made of items of something else")
+            raise UnfitValue("a list is made of items of something else")
         made += value if spread else [value]
     return kind(made), True
 
@@ -215,7 +215,7 @@ def _written(value: Any) -> str:
     if type(value) is str:
         return value
     if not plain(value):
-        raise TypeError("a text is made of an object whose methods are not known")
+        raise UnfitValue("a text is made of an object whose methods are not known")
     return format(value)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
-from teola_plugin.graph import Ref
+from teola_plugin.graph import Ref, UnfitValue
 from teola_plugin.tracer.functions.reading import of_framework
 from teola_plugin.tracer.functions.values import Computed, is_constant
 from teola_plugin.tracer.purity.purity import Purity, known_purity, on_plain
@@ -140,4 +140,4 @@ def field_of(value: Any, name: str) -> Any:
             return held.__get__(value, kind)
         if not hasattr(type(held), "__set__") and name in getattr(value, "__dict__", {}):
             return value.__dict__[name]
-    raise TypeError(f"{name} is no field of {kind.__name__}")
+    raise UnfitValue(f"{name} is no field of {kind.__name__}")

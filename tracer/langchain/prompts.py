@@ -26,7 +26,7 @@ from langchain_core.prompts.chat import (
 )
 from langchain_core.prompts.string import StringPromptTemplate
 
-from teola_plugin.graph import PromptPart, Ref
+from teola_plugin.graph import MissingValue, PromptPart, Ref, UnfitValue
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.langchain.few_shot import messages_of, template_of
@@ -263,10 +263,10 @@ def _formatted(template: BasePromptTemplate[Any], value: Any) -> Any:
     given = value if isinstance(value, dict) else {template.input_variables[0]: value}
     missing = [name for name in template.input_variables if name not in given]
     if missing:
-        raise KeyError(missing[0])
+        raise MissingValue(missing[0])
     for name in (*template.input_variables, *template.optional_variables, *template.partial_variables):
         if name in given and not plain(given[name]):
-            raise TypeError(f"the prompt's {name} is an object whose methods are not known")
+            raise UnfitValue(f"the prompt's {name} is an object whose methods are not known")
     return template.format_prompt(**given)
 
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
+from teola_plugin.graph import UnfitValue
 from teola_plugin.tracer.purity.bounded import bound
 
 _FRAMEWORKS = ("langchain_core",)
@@ -63,9 +64,9 @@ def on_plain(func: Callable[[Any], Any], value: Any, degree: int = 1) -> Any:
     """`func(value)`. Raises `TypeError` for a value on which it might not be pure, or might take long."""
     large = size(value, _LARGEST)
     if large > _LARGEST:
-        raise TypeError("the value holds objects whose methods are not known, or very many")
+        raise UnfitValue("the value holds objects whose methods are not known, or very many")
     if degree > 1 and large**degree > _STEPS:
-        raise TypeError("the value is too large for a function that takes more than one look at it")
+        raise UnfitValue("the value is too large for a function that takes more than one look at it")
     return func(value)
 
 

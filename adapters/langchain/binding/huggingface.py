@@ -9,6 +9,7 @@ from typing import Any
 
 from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.serving.loaded import computes_with
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
@@ -58,6 +59,25 @@ class _OneLineEmbeddings(TeolaEmbeddings):
         return super().__teola_leaf__(kwargs)
 
 
+def is_embeddings(obj: Any) -> bool:
+    return _class(_EMBEDDINGS, "HuggingFaceEmbeddings", obj) is not None
+
+
+def prompts_of(obj: Any, client: Any) -> dict[str, str]:
+    """What is put before texts, by the engine's role. `client`: the `SentenceTransformer` of the object."""
+    return {role: _own_prompt(client, given) for role, given in _encodings(obj).items()}
+
+
+def _encodings(obj: Any) -> dict[str, Mapping[str, Any]]:
+    return {"document": obj.encode_kwargs, "query": getattr(obj, "query_encode_kwargs", None) or obj.encode_kwargs}
+
+
+def _own_prompt(client: Any, given: Mapping[str, Any]) -> str:
+    name = given.get("prompt_name") or client.default_prompt_name
+    own = given.get("prompt") if given.get("prompt") is not None else client.prompts.get(name or "", "")
+    return own or ""
+
+
 def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
     """Embeddings that an engine makes in place of `obj`. Raises `RegistrationError` where they would differ."""
     cls = _class(_EMBEDDINGS, "HuggingFaceEmbeddings", obj)
@@ -72,17 +92,17 @@ def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
 
 
 def _check_embedder(obj: Any, server: Any) -> None:
-    _check_model(obj, server, "EmbeddingEngine")
     client = sentence_transformer(obj)
     if client is None:
         raise _differs(obj, "its model cannot be looked at in the installed version", "leave it unbound")
+    _check_model(obj, client, server, "EmbeddingEngine")
     kinds = {type(module).__name__ for module in client}
     if obj.multi_process or "Router" in kinds:
         what = (
             "it embeds in many processes" if obj.multi_process else "its model tells queries from documents by itself"
         )
         raise _differs(obj, what, "leave it unbound")
-    for role, given in (("document", obj.encode_kwargs), ("query", _of_queries(obj))):
+    for role, given in _encodings(obj).items():
         _check_encoding(obj, given)
         _check_prompt(obj, client, server, role, given)
         if bool(given.get("normalize_embeddings")) != server.normalize and "Normalize" not in kinds:
@@ -92,10 +112,6 @@ def _check_embedder(obj: Any, server: Any) -> None:
             )
 
 
-def _of_queries(obj: Any) -> Mapping[str, Any]:
-    return getattr(obj, "query_encode_kwargs", None) or obj.encode_kwargs  # type: ignore[no-any-return]
-
-
 def _check_encoding(obj: Any, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name not in _COMPARED and value not in _HARMLESS.get(name, ()):
@@ -103,8 +119,7 @@ def _check_encoding(obj: Any, given: Mapping[str, Any]) -> None:
 
 
 def _check_prompt(obj: Any, client: Any, server: Any, role: str, given: Mapping[str, Any]) -> None:
-    name = given.get("prompt_name") or client.default_prompt_name
-    own = given.get("prompt") if given.get("prompt") is not None else client.prompts.get(name or "", "")
+    own = _own_prompt(client, given)
     prompts = {**client.prompts, **server.prompts}
     known = next((one for one in _PROMPT_NAMES[role] if one in prompts), client.default_prompt_name)
     theirs = prompts.get(known or "", "")
@@ -153,9 +168,9 @@ def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> PoolCrossEncode
         raise _differs(obj, f"{other} overrides how it scores", "leave it unbound")
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):
-        _check_model(obj, server, "RerankingEngine")
+        _check_model(obj, obj.client, server, "RerankingEngine")
         own = obj.model_kwargs.get("max_length")
-        if own != server.max_length:
+        if own != server.max_length and not computes_with(server, obj.client):
             hint = f"RerankingEngine(max_length={own})"
             raise _differs(obj, f"it cuts pairs at max_length={own}, the engine at {server.max_length}", hint)
         if obj.client.config.num_labels != 1:
@@ -166,7 +181,9 @@ def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> PoolCrossEncode
 # ------------------------------------------------------------ models
 
 
-def _check_model(obj: Any, server: Any, kind: str) -> None:
+def _check_model(obj: Any, client: Any, server: Any, kind: str) -> None:
+    if computes_with(server, client):
+        return
     if not _same_model(obj.model_name, server.model_name):
         raise _differs(
             obj, f"it runs {obj.model_name!r}, the engine {server.model_name!r}", f"{kind}(model={obj.model_name!r})"

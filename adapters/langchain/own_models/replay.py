@@ -24,7 +24,7 @@ from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.context import current_run
 from teola_plugin.shims import langchain as shims
 
-_IGNORED_BY = {
+IGNORED_BY = {
     "on_llm_start": "ignore_llm",
     "on_chat_model_start": "ignore_chat_model",
     "on_llm_new_token": "ignore_llm",
@@ -102,7 +102,7 @@ def _recorder(name: str) -> Callable[..., None]:
     return record
 
 
-for _name in _IGNORED_BY:
+for _name in IGNORED_BY:
     setattr(EventLog, _name, shims.inline_callback(_recorder(_name)))
 
 
@@ -129,7 +129,7 @@ def deliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> None
     real = _inherited(CallbackManager, config)
     for event in events:
         moved = log.moved(event, leaf_tags, real)
-        handle_event(real.handlers, moved.name, _IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
+        handle_event(real.handlers, moved.name, IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
 
 
 async def adeliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> None:
@@ -140,7 +140,7 @@ async def adeliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) 
     real = _inherited(AsyncCallbackManager, config)
     for event in events:
         moved = log.moved(event, leaf_tags, real)
-        await ahandle_event(real.handlers, moved.name, _IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
+        await ahandle_event(real.handlers, moved.name, IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
 
 
 def may_be_kept_back(config: RunnableConfig, *, models: bool) -> bool:

@@ -17,7 +17,13 @@ from pydantic import PrivateAttr
 
 from teola_plugin.adapters.langchain.current_query import runs_in
 from teola_plugin.adapters.langchain.own_models.call_sites import batches_by_calls, sites_of, take_as_long
-from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable, open_tables
+from teola_plugin.adapters.langchain.own_models.call_table import (
+    AsyncCallTable,
+    CallTable,
+    Make,
+    SyncCallTable,
+    open_tables,
+)
 from teola_plugin.adapters.langchain.own_models.composites import Node, rebuilt
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite
@@ -47,6 +53,12 @@ class ClaimingLeaf(RunnableBindingBase[Any, Any]):
     """
 
     _site: CallSite = PrivateAttr()
+    _early: bool = PrivateAttr(default=False)
+
+    @property
+    def called_early(self) -> bool:
+        """Whether the graph may call it ahead of its place."""
+        return self._early
 
     def _table(self, config: RunnableConfig | None, kwargs: Mapping[str, Any], kind: type[CallTable]) -> Any:
         callbacks = None if config is None else config.get("callbacks")
@@ -61,6 +73,11 @@ class ClaimingLeaf(RunnableBindingBase[Any, Any]):
         if table is None:
             return self.bound.invoke(input, config, **kwargs)
         return table.invoke(self._site, input, config)
+
+    def invoke_by(self, make: Make, input: Any, config: RunnableConfig | None) -> Any:
+        """`invoke`, where the plain call is made by `make(input, config)`."""
+        table = self._table(config, {}, SyncCallTable)
+        return make(input, config) if table is None else table.invoke(self._site, input, config, make)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         table = self._table(config, kwargs, AsyncCallTable)
@@ -131,7 +148,7 @@ def routed(
     reads, behind = (Reads.of(traced), asked_before(planned)) if careful else (Reads(), {})
     sites = {key: found[key] for key in _lowered_sites(traced.template)}
     batches = all(batches_by_calls(site.leaf) for site in sites.values())
-    return Routed(_rebuilt(chain, sites), traced, pool, sites, early, batches, reads, behind)
+    return Routed(_rebuilt(chain, sites, early), traced, pool, sites, early, batches, reads, behind)
 
 
 def maps_own(chain: Node) -> bool:
@@ -176,10 +193,10 @@ def _leaf(
     return WrappedLeaf(key, "generation", lambda value: CallLeaf(key, value), effects)
 
 
-def _rebuilt(chain: Node, sites: Mapping[str, CallSite]) -> Node:
+def _rebuilt(chain: Node, sites: Mapping[str, CallSite], early: frozenset[str]) -> Node:
     def claiming(where: str) -> Node:
         made = ClaimingLeaf(bound=sites[where].leaf)
-        made._site = sites[where]
+        made._site, made._early = sites[where], where in early
         return made
 
     return rebuilt(chain, "chain", {where: claiming for where in sites})

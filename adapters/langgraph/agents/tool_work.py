@@ -69,7 +69,7 @@ def work_of(tool: BaseTool, planner: Planner) -> ToolWork | None:
         work = _of_retriever(tool, planner) or _of_function(tool, planner)
         return work if work is not None and planner.useful(work.traced) else None
     except Exception as error:
-        log_fallback(error)
+        log_fallback(error, tool, f"the tool {tool.name!r}")
         return None
 
 

@@ -97,7 +97,7 @@ class _ServedAhead(_Served):
         text = own.completion_to_prompt(prompt) if like else prompt
         return self.payload_of_messages(prompt_to_messages(text), **kwargs)
 
-    def payload_of_template(self, template: BasePromptTemplate, **prompt_args: Any) -> Generate:
+    def payload_of_template(self, template: BasePromptTemplate, /, **prompt_args: Any) -> Generate:
         """What `predict` asks the engine for."""
         own: Any = self
         return self.payload_of_messages(messages_of(own, template, prompt_args))

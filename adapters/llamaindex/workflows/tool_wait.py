@@ -8,7 +8,6 @@ they come.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +19,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import ToolOutput
 from llama_index.core.workflow import Context
 
+from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.llamaindex.binding.engine_proxy import EngineProxy
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
 from teola_plugin.adapters.next_prompt import KnownBeginning, prefills
@@ -35,7 +35,6 @@ PAUSE_S = 0.005
 """Seconds after which it is looked at what is known: tools that are faster leave no time to prefill anything."""
 _MEMORY = {FunctionAgent: "scratchpad_key", ReActAgent: "reasoning_key"}
 """Agents that are understood; where the name is under which each keeps what it has said and heard in this run."""
-_log = logging.getLogger("teola_plugin")
 
 
 async def waits_for(
@@ -184,6 +183,6 @@ class ToolWait:
             prompt = self._turn.prompt(self._results)
             asked = replace(prompt, messages=prompt.messages[: -2 - len(self._results)])  # before the answer to it
             self._next.grown(prompt, have=asked.flat())
-        except Exception:  # the agent itself will tell, if it is wrong with it
-            _log.debug("the next prompt of an agent is not known", exc_info=True)
+        except Exception as error:  # the agent itself will tell, if it is wrong with it
+            log_fallback(error, None, "the next prompt of an agent")
             self._calls = 0

@@ -10,11 +10,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from teola_plugin.errors import QueryCancelled, QueryError
+from teola_plugin.errors import QueryCancelled, QueryError, pool_closed
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
+from teola_plugin.runtime import dead_parts
 from teola_plugin.runtime import primitive_requests as requests
 from teola_plugin.runtime.client_values import client_value, computed, runs_user_code
 from teola_plugin.runtime.driver.client_code import ClientCode
@@ -67,8 +69,11 @@ class GraphDriver:
         self.trace = RunTrace(recorder, self.now)
         self.code = ClientCode(here=not threads)
         self.engines = EngineWork(self)
+        self._once = dead_parts.Once()
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
+        self._cause = ""
+        """The primitive of the event that is being handled."""
         self._deadlines = Deadlines(lambda: self.post(Tick(self.now())))
         self._incremental = IncrementalPrefilling(self._live, computed, self._start_early, self._stop_early, self.code)
         self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
@@ -156,6 +161,7 @@ class GraphDriver:
 
     def _handle(self, event: GraphEvent) -> None:
         """What one instruction raises is its own query's misfortune: the others are carried out."""
+        self._cause = getattr(event, "primitive", "")
         try:
             instructions = self.scheduler.handle(event)
         except Exception as error:
@@ -175,6 +181,8 @@ class GraphDriver:
             return
         run = self.runs.get(getattr(instruction, "query", ""))
         if run is not None:
+            named = getattr(instruction, "primitive", "")
+            run.causes[getattr(named, "id", named)] = self._cause
             self._perform[type(instruction)](run, instruction)
 
     def broken(self, query: str, primitive: str, error: Exception) -> None:
@@ -187,15 +195,20 @@ class GraphDriver:
         if live is not None and not live.status.ended:
             self.fail(run, primitive, error)
             return
-        run.errors.setdefault(primitive, error)
-        self.scheduler.queries.pop(query, None)
-        self._end(run, End(query, "failed", None, primitive))
+        self._drop(run, error, primitive)
 
     def fail(self, run: QueryRun, name: str, error: BaseException) -> None:
         run.errors.setdefault(name, error)
         log.debug("query=%s primitive=%s failed: %r", run.id, name, error)
         self.trace.done(run, name, "failed")
         self.post(PrimitiveFailed(self.now(), run.id, name))
+
+    def died(self, run: QueryRun, p: Primitive, error: BaseException) -> None:
+        """A function of the client's raised for it."""
+        dead = dead_parts.died(p, run.calls_of(p.id), error)
+        if dead is not None:
+            run.dead.append(dead)
+        self.fail(run, p.id, error)
 
     def made(self, run: QueryRun, name: str) -> None:
         """A primitive has its value, in the query's store."""
@@ -234,7 +247,7 @@ class GraphDriver:
             if error is None:
                 self._store(run, p.id, value)
             else:
-                self.fail(run, p.id, error)
+                self.died(run, p, error)
         except Exception as bug:
             self.broken(run.id, p.id, bug)
 
@@ -293,6 +306,18 @@ class GraphDriver:
         for port in self.ports.values():
             port.depths(event)
 
+    def close(self) -> None:
+        """The pool is closed: whoever waits for a query, or for its trace, learns of it."""
+        self.code.close()
+        for run in list(self.runs.values()):
+            self._drop(run, pool_closed())
+
+    def _drop(self, run: QueryRun, error: BaseException, primitive: str = "") -> None:
+        """It ends here and now, failed."""
+        run.errors.setdefault(primitive, error)
+        self.scheduler.queries.pop(run.id, None)
+        self._end(run, End(run.id, "failed", None, primitive))
+
     def withdraw_all(self) -> None:
         """Followers that were sent along may never come: what the graph comes to is sent anew."""
         for run in self.runs.values():
@@ -300,6 +325,9 @@ class GraphDriver:
 
     def _end(self, run: QueryRun, order: End) -> None:
         del self.runs[run.id]
+        if order.outcome == "closed" and not run.plain_failed:
+            for dead in run.dead:
+                self._once(dead.cause, partial(dead_parts.warn, dead))
         if run.query.deadline is not None:
             self._deadlines.drop(run.query.deadline)
         error = outcome_error(run, order)
@@ -308,7 +336,7 @@ class GraphDriver:
         try:
             settle(run, order.outcome, error, self.engines)
         finally:
-            trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome, steps=run.steps)
+            trace = self.trace.finish(run, order.outcome)
             if not run.output.done():
                 if order.outcome == "done" and order.output is not None:
                     run.output.set_result(run.store.read(order.output))

@@ -1,0 +1,66 @@
+"""Classes of langchain_classic by name, and where their parts are: the package need not be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from teola_plugin.tracer.langchain.classes import changed
+from teola_plugin.tracer.langchain.equivalent_parts import is_from
+
+_RETRIEVERS = "langchain_classic.retrievers"
+_COMPRESSORS = f"{_RETRIEVERS}.document_compressors"
+_CHAINS = "langchain_classic.chains"
+
+MULTI_QUERY = f"{_RETRIEVERS}.multi_query.MultiQueryRetriever"
+ENSEMBLE = f"{_RETRIEVERS}.ensemble.EnsembleRetriever"
+MERGER = f"{_RETRIEVERS}.merger_retriever.MergerRetriever"
+EXTRACTOR = f"{_COMPRESSORS}.chain_extract.LLMChainExtractor"
+FILTER = f"{_COMPRESSORS}.chain_filter.LLMChainFilter"
+LLM_CHAIN = f"{_CHAINS}.llm.LLMChain"
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    MULTI_QUERY: ("retriever", "llm_chain"),
+    ENSEMBLE: ("retrievers",),
+    MERGER: ("retrievers",),
+    EXTRACTOR: ("llm_chain",),
+    FILTER: ("llm_chain",),
+    f"{_COMPRESSORS}.base.DocumentCompressorPipeline": ("transformers",),
+    f"{_RETRIEVERS}.contextual_compression.ContextualCompressionRetriever": ("base_retriever", "base_compressor"),
+    LLM_CHAIN: (),
+    f"{_CHAINS}.combine_documents.stuff.StuffDocumentsChain": ("llm_chain",),
+    f"{_CHAINS}.combine_documents.map_reduce.MapReduceDocumentsChain": ("llm_chain", "reduce_documents_chain"),
+    f"{_CHAINS}.combine_documents.map_rerank.MapRerankDocumentsChain": ("llm_chain",),
+    f"{_CHAINS}.combine_documents.reduce.ReduceDocumentsChain": (
+        "combine_documents_chain",
+        "collapse_documents_chain",
+    ),
+    f"{_CHAINS}.retrieval_qa.base.RetrievalQA": ("retriever", "combine_documents_chain"),
+    f"{_CHAINS}.qa_with_sources.base.QAWithSourcesChain": ("combine_documents_chain",),
+    f"{_CHAINS}.qa_with_sources.retrieval.RetrievalQAWithSourcesChain": ("retriever", "combine_documents_chain"),
+    f"{_CHAINS}.conversational_retrieval.base.ConversationalRetrievalChain": ("retriever", "combine_docs_chain"),
+    f"{_CHAINS}.combine_documents.base.AnalyzeDocumentChain": ("combine_docs_chain",),
+    f"{_CHAINS}.sequential.SequentialChain": ("chains",),
+}
+"""Class -> the fields that hold parts: one, or a list of them."""
+
+
+def name_of(node: Any) -> str:
+    """Of a known class that nobody changed; empty for any other object."""
+    kind = type(node)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return name if name in FIELDS and not changed(node, kind) else ""
+
+
+def parts_of(node: Any) -> list[Any]:
+    """What a known composite calls; nothing for any other object, or one that also calls a function of the user's."""
+    name = name_of(node)
+    if name in (EXTRACTOR, FILTER) and not asks_as_usual(node):
+        return []
+    held = [getattr(node, field) for field in FIELDS.get(name, ())]
+    return [part for one in held for part in (one if isinstance(one, list) else [one])]
+
+
+def asks_as_usual(node: Any) -> bool:
+    """Whether an extractor or filter makes its question by the framework's own function."""
+    modules = (EXTRACTOR.rpartition(".")[0], FILTER.rpartition(".")[0])
+    return any(is_from(node.get_input, module, "default_get_input") for module in modules)

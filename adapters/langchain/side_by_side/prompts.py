@@ -1,0 +1,89 @@
+"""The `_generate` calls of one `generate`, begun together when the first of them is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.callbacks.manager import handle_event
+from langchain_core.runnables.config import ensure_config
+
+from teola_plugin.adapters.early_work import log_fallback
+from teola_plugin.adapters.langchain.own_models import replay
+from teola_plugin.adapters.langchain.own_models.leaf_calls import LeafCall, Outcome, outcome_of
+from teola_plugin.adapters.langchain.side_by_side.siblings import Siblings, begin_by
+
+
+class PromptCalls:
+    """Of one model. The first is asked in its place: by then it is known how, and that the model does not stream."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._prompts: Sequence[Any] = ()
+        self._calls: Siblings | None = None
+        self._told: dict[int, replay.EventLog] = {}
+        """What the model told the manager of its run, by the identity of the call."""
+
+    def expect(self, prompts: Sequence[Any]) -> None:
+        """The prompts that are about to be asked. Of content in blocks the framework makes something else first."""
+        plain = all(isinstance(message.content, str) for prompt in prompts for message in prompt)
+        self._prompts = [list(prompt) for prompt in prompts] if plain else ()
+
+    def close(self) -> None:
+        if self._calls is not None:
+            self._calls.close()
+
+    def generate(self, prompt: Any, stop: Any, run_manager: Any, kwargs: Mapping[str, Any]) -> Any:
+        """What the model's own `_generate` gives."""
+        if self._prompts:
+            self._begin(stop, run_manager, kwargs)
+        call = None if self._calls is None else self._calls.claimed(self._model, prompt)
+        if call is None:
+            return self._model._generate(prompt, stop=stop, run_manager=run_manager, **kwargs)
+        outcome: Outcome = call.outcome.result()
+        replay.deliver(call.log, ensure_config(), [])
+        if run_manager is not None and id(call) in self._told:
+            _tell(self._told[id(call)], run_manager)
+        return outcome.get()
+
+    def _begin(self, stop: Any, run_manager: Any, kwargs: Mapping[str, Any]) -> None:
+        prompts, self._prompts = self._prompts, ()
+
+        def ask(call: LeafCall, config: Any) -> Outcome:
+            log = self._told[id(call)] = replay.EventLog()
+            given, manager = call.fresh_input(), _manager(log, run_manager)
+            with replay.untraced():
+                return outcome_of(lambda: self._model._generate(given, stop=stop, run_manager=manager, **kwargs))
+
+        heard: Any = {"callbacks": [] if run_manager is None else run_manager.handlers}
+        try:
+            if replay.may_be_kept_back(heard, models=True):
+                self._calls = begin_by(ask, [(self._model, prompt) for prompt in prompts], {}, models=True)
+        except Exception as error:  # nothing has been asked yet
+            log_fallback(error)
+
+
+def _manager(log: replay.EventLog, like: Any) -> CallbackManagerForLLMRun | None:
+    """As the framework made for this prompt, but that only the log hears of it."""
+    if like is None:
+        return None
+    return CallbackManagerForLLMRun(
+        run_id=log.parent,
+        handlers=[log],
+        inheritable_handlers=[log],
+        parent_run_id=like.parent_run_id,
+        tags=like.tags,
+        inheritable_tags=like.inheritable_tags,
+        metadata=like.metadata,
+        inheritable_metadata=like.inheritable_metadata,
+    )
+
+
+def _tell(log: replay.EventLog, run_manager: Any) -> None:
+    """What the model told its manager goes to the manager of the framework's own call."""
+    for event in log.drain():
+        ids = {key: event.kwargs.get(key) for key in ("run_id", "parent_run_id")}
+        real = {key: run_manager.run_id for key, one in ids.items() if one == log.parent}
+        ignored = replay.IGNORED_BY[event.name]
+        handle_event(run_manager.handlers, event.name, ignored, *event.args, **{**event.kwargs, **real})

@@ -1,0 +1,75 @@
+"""Which parts of a chain may be called on several threads at once: all that they call is known to bear it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable
+from langchain_core.vectorstores import VectorStoreRetriever
+
+from teola_plugin.adapters.langchain.own_models.call_sites import eligible, sites_of
+from teola_plugin.adapters.langchain.own_models.routed import lowered
+from teola_plugin.adapters.langchain.side_by_side import classes
+from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
+from teola_plugin.tracer.langchain.classes import is_pool_backed, pool_backed_inside
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """By what is known of single objects."""
+
+    safety: ThreadSafety
+
+    def allow(self, part: Any) -> bool:
+        """Whether several threads may call the part at once. Runs no user code.
+
+        Not what has handlers of its own, or prints: who hears of a call must not hear of it early. Nor what belongs to
+        a pool: its requests are made ahead by the graph.
+        """
+        if isinstance(part, BaseRetriever):
+            return self._retriever(part)
+        if isinstance(part, BaseLanguageModel):
+            return self.model(part)
+        return isinstance(part, Runnable) and self._chain(part)
+
+    def model(self, node: Any) -> bool:
+        return eligible(node) and self.safety.allows(node, HTTP_CLIENTS)
+
+    def embeddings(self, node: Any) -> bool:
+        return is_pool_backed(node) or self.safety.allows(node, HTTP_CLIENTS)
+
+    def _retriever(self, node: Any) -> bool:
+        if not eligible(node):
+            return False
+        if self.safety.told_of(node):
+            return True
+        if type(node) is VectorStoreRetriever:
+            return self._store(node.vectorstore)
+        parts = classes.parts_of(node)
+        return bool(parts) and all(self._part(one) for one in parts)
+
+    def _store(self, store: Any) -> bool:
+        return self.safety.told_of(store) or (
+            self.safety.allows(store, STORES) and self.embeddings(getattr(store, "embeddings", None))
+        )
+
+    def _part(self, part: Any) -> bool:
+        """Of a retriever: another, a chain, or what is done with documents."""
+        if isinstance(part, Runnable):
+            return self.allow(part)
+        parts = classes.parts_of(part)
+        return self.safety.told_of(part) or (bool(parts) and all(self._part(one) for one in parts))
+
+    def _chain(self, node: Any) -> bool:
+        """LCEL: all of it is understood, so it has no code of the user's that might do anything."""
+        leaves = [site.leaf for site in sites_of(node, mapped=True).values()]
+        if not leaves or any(True for _ in pool_backed_inside(node, "")):
+            return False
+        return all(self.allow(leaf) for leaf in leaves) and lowered(node, mapped=True)
+
+
+Known = Callable[[Any], bool]

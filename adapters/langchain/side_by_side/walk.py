@@ -1,0 +1,68 @@
+"""Composites of a chain that are to begin their calls together: copies of them, and of what is around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.runnables import RunnableBinding
+
+from teola_plugin.adapters.langchain.own_models.composites import parts, with_parts
+from teola_plugin.adapters.langchain.side_by_side import classes
+from teola_plugin.adapters.langchain.side_by_side.composites import BY_NAME, PARTS
+from teola_plugin.adapters.langchain.side_by_side.threads import Threads
+from teola_plugin.adapters.own_class import subclass_of
+from teola_plugin.adapters.thread_safety import ThreadSafety
+from teola_plugin.shims.pydantic import sharing
+
+
+def side_by_side(node: Any, safety: ThreadSafety) -> Any:
+    """The object, or a copy in which composites begin together what they call one after the other; nothing is changed.
+
+    Only where all that is called may run on several threads. A copy is of a class with the same name, and shares the
+    parts.
+    """
+    return _Walk(Threads(safety)).visit(node)
+
+
+class _Walk:
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+
+    def visit(self, node: Any) -> Any:
+        if isinstance(node, RunnableBinding) and "max_concurrency" in node.config:
+            return node  # as many at once as it says
+        if name := classes.name_of(node):
+            return self._composite(name, node)
+        before = dict(parts(node))
+        made = {where: self.visit(part) for where, part in before.items()}
+        return node if all(made[where] is before[where] for where in made) else with_parts(node, made)
+
+    def _composite(self, name: str, node: Any) -> Any:
+        before = {field: getattr(node, field) for field in classes.FIELDS[name]}
+        made = {field: self._field(value) for field, value in before.items()}
+        new = {field: value for field, value in made.items() if value is not before[field]}
+        copied = node.model_copy(update=new) if new else node
+        allowed = self._allowed(name, copied)
+        if not any(allowed) or PARTS in vars(node):
+            return copied
+        one: Any = sharing(subclass_of(type(node), BY_NAME[name]), copied.model_copy())
+        vars(one)[PARTS] = allowed
+        return one
+
+    def _field(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            return self.visit(value)
+        made = [self.visit(one) for one in value]
+        return value if all(a is b for a, b in zip(made, value, strict=True)) else made
+
+    def _allowed(self, name: str, node: Any) -> tuple[bool, ...]:
+        """Of the parts that it calls one after the other: which of them several threads may call."""
+        if name == classes.MULTI_QUERY:
+            return (self._threads.allow(node.retriever),)
+        if name in (classes.ENSEMBLE, classes.MERGER):
+            return tuple(self._threads.allow(one) for one in node.retrievers)
+        if name == classes.EXTRACTOR:
+            return (classes.asks_as_usual(node) and self._threads.allow(node.llm_chain),)
+        if name == classes.LLM_CHAIN:
+            return (self._threads.model(node.llm),)
+        return ()

@@ -1,0 +1,67 @@
+"""Synthesizers whose LLM is bound to a server: the same answers, and every call of the LLM comes from the plan.
+
+A plan that dies costs no answer, only time; so what was planned is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.llms.openai_like import OpenAILike
+from support.openai_stub import MODEL, Stub, openai_stub
+
+from teola_plugin import accelerate
+from teola_plugin.engines.openai import OpenAIServer
+from teola_plugin.pool import EnginePool
+
+MODES = {"compact": 1, "refine": 3, "tree_summarize": 1, "accumulate": 3, "compact_accumulate": 1}
+"""How an answer is made of three passages that fit into one prompt, and in how many calls."""
+NODES = [NodeWithScore(node=TextNode(id_=f"n{i}", text=f"Passage {i}: oats are sown.")) for i in range(3)]
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[Stub]:
+    with openai_stub() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pool(stub: Stub) -> Iterator[EnginePool]:
+    with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True, calibrate=False)) as made:
+        yield made
+
+
+@pytest.fixture
+def llm(stub: Stub) -> OpenAILike:
+    given: Any = {"is_chat_model": True, "max_retries": 0, "temperature": 0.0, "max_tokens": 9}
+    return OpenAILike(model=MODEL, api_base=stub.base_url, api_key="none", context_window=20_000, **given)
+
+
+def answered(synthesizer: Any, way: str) -> Any:
+    if way == "synthesize":
+        return synthesizer.synthesize("What grows?", NODES)
+    return asyncio.run(synthesizer.asynthesize("What grows?", NODES))
+
+
+def planned(trace: Any) -> int:
+    """Calls of the LLM that the graph made, or shares with the plain object."""
+    return sum(span.kind == "DECODING" and span.outcome == "done" for span in trace.spans)
+
+
+@pytest.mark.parametrize("way", ["synthesize", "asynthesize"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_call_is_planned(mode: Any, way: str, llm: OpenAILike, pool: EnginePool, stub: Stub) -> None:
+    synthesizer = get_response_synthesizer(llm=llm, response_mode=mode)
+    before = answered(synthesizer, way)
+    fast = accelerate(synthesizer, pool=pool, bind=[(llm, "llm")])
+    stub.asked.clear()
+    after = answered(fast, way)
+    assert after == before
+    assert planned(fast.last_trace()) == MODES[mode]
+    assert sum(body.get("max_tokens") == 9 for _, body in stub.asked) == MODES[mode], "nothing was asked for twice"
