@@ -228,7 +228,7 @@ class Session:
             if own is None and _has_gaining_parts(node, self.terms.threads):
                 node = with_parts(node, frozenset(), self._part)
         except Exception as error:  # nothing of the original has run yet
-            log_fallback(error)
+            log_fallback(error, self.original, f"a call of `{entry}`")
             own, node = None, self.served
         return StartedCall(None, node, terms, deadline, own)
 

@@ -150,6 +150,7 @@ class CallTable:
             outcome = call.outcome.result()
             if not isinstance(outcome.error, AsksAnother):
                 return outcome.get()
+            call = None  # it was not made after all
         with _turn(self._permission.turns(leaf), early=False):
             outcome = outcome_of(make)
         if call is not None:
@@ -163,6 +164,7 @@ class CallTable:
             outcome = await asyncio.shield(asyncio.wrap_future(call.outcome))
             if not isinstance(outcome.error, AsksAnother):
                 return outcome.get()
+            call = None
         outcome = await aoutcome_of(make())
         if call is not None:
             call.end(outcome)
