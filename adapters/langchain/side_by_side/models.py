@@ -13,7 +13,7 @@ from teola_plugin.adapters.langchain.side_by_side.prompts import PromptCalls
 from teola_plugin.adapters.own_class import subclass_of
 from teola_plugin.shims.pydantic import sharing
 
-_CALLS = "_teola_prompt_calls"
+_CALLS = "__teola_prompt_calls__"
 
 
 def together(model: Any) -> Any:
