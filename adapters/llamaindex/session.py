@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import weakref
@@ -15,6 +16,7 @@ from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.schema import QueryBundle, QueryType
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.substitution import Accelerate, with_parts
@@ -110,6 +112,8 @@ class Session:
         self.pool = pool
         self.terms = terms
         self._part = part
+        self.shadow: Shadow | None = None
+        """Compares a share of the calls with the original's."""
         self.shown: Any = None
         """The class of what users hold, where it is one for all terms."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
@@ -117,12 +121,14 @@ class Session:
 
     def of(self, node: Any) -> Session:
         """The same terms for another object."""
-        return Session(node, node, self.pool, self.terms, self._part)
+        made = Session(node, node, self.pool, self.terms, self._part)
+        made.shadow = copy.copy(self.shadow)  # with counts of its own
+        return made
 
     def under(self, terms: Settings) -> Session:
         """Other terms for the same object."""
         made = Session(self.original, self.served, self.pool, terms, self._part)
-        made._traced = self._traced
+        made._traced, made.shadow = self._traced, self.shadow
         return made
 
     # ------------------------------------------------------------ seeing it

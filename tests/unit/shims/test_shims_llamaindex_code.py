@@ -8,14 +8,16 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 import pytest
 from differential.llamaindex.recording import Recorder, recorded
 from llama_index.core.base.response.schema import Response
-from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks import CallbackManager, CBEventType
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
+from llama_index.core.llms import MockLLM
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.output_parsers import SelectionOutputParser
 from llama_index.core.postprocessor import LLMRerank, SimilarityPostprocessor
@@ -33,11 +35,13 @@ from llama_index.core.response_synthesizers import Accumulate, CompactAndRefine,
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
+from llama_index_instrumentation.dispatcher import Dispatcher
 from support.llamaindex_engines import Library, shown
 from support.llamaindex_records import summary_index
 
 import teola_plugin.shims.llamaindex
-from teola_plugin.shims.llamaindex import copies, engines, hooks, models, postprocessors, queries, retrievers
+from teola_plugin.errors import RegistrationError
+from teola_plugin.shims.llamaindex import copies, engines, hooks, models, postprocessors, queries, retrievers, silence
 from teola_plugin.shims.llamaindex import synthesizers as writers
 
 ASKED = "what is there"
@@ -339,3 +343,30 @@ def test_prompts_and_answers_of_an_llm(stock: Library) -> None:
     [message] = models.messages_of(stock.llm, template, {"what": "it"})
     assert message.content == "Say it" == models.text_of(stock.llm, template, {"what": "it"})
     assert models.parsed(stock.llm, "so") == "so"
+
+
+# ------------------------------------------------------------ silence
+
+
+def test_a_silent_context_is_heard_by_nobody_and_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    manager = CallbackManager([recorder])
+    silence.silenceable()
+    silence.silenceable()  # once is enough
+
+    def called() -> None:
+        with manager.as_trace("query"), manager.event(CBEventType.QUERY):
+            MockLLM(callback_manager=manager).complete("why?")
+
+    def silently() -> None:
+        silence.silence()
+        called()
+
+    with recorded(recorder):
+        copy_context().run(silently)
+        assert not recorder.callbacks and not recorder.events and not recorder.spans
+        called()
+    assert recorder.callbacks and recorder.events and recorder.spans
+    monkeypatch.delattr(Dispatcher, "aevent")
+    with pytest.raises(RegistrationError, match="tells its handlers in another way"):
+        silence.silenceable()
