@@ -179,10 +179,9 @@ class Session:
 
     def _beside_in_words(self, entry: str) -> tuple[str, ...]:
         """What begins early of the user's own models, without a pool."""
-        threads = self.terms.threads
         if self.pool is not None or self.terms.speculate == "off":
             return ()
-        early = gains(self.served, entry, threads, is_async=False)
+        early = gains(self.served, entry, self.terms.threads)
         return (f"calls that {type(self.original).__name__} makes one after the other, side by side",) if early else ()
 
     @property
