@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from langchain_core.globals import get_llm_cache
@@ -28,8 +29,20 @@ def together(model: Any) -> Any:
     return _with_calls(model, _ChatTogether, PromptCalls(model, "_generate"))
 
 
-def _with_calls(model: Any, base: type, calls: PromptCalls | LoopPromptCalls) -> Any:
-    made = sharing(subclass_of(type(model), base, slots=(_CALLS,)), model)
+def prepare(model: Any) -> None:
+    """Makes the class that `together` wants, which takes some milliseconds."""
+    if isinstance(model, BaseChatModel):
+        _class(type(model), _ChatTogether)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def _class(kind: type[Any], base: type[Any]) -> Any:
+    """Kept, since objects of it live for one call only."""
+    return subclass_of(kind, base, slots=(_CALLS,))
+
+
+def _with_calls(model: Any, base: type[Any], calls: PromptCalls | LoopPromptCalls) -> Any:
+    made = sharing(_class(type(model), base), model)  # type: ignore[arg-type]
     object.__setattr__(made, _CALLS, calls)
     return made
 
@@ -66,7 +79,11 @@ def text_model(model: Any, *, threads: bool) -> Any:
     alooped = (threads or _own(kind, "_acall")) and _loops(kind, "_agenerate", "_acall")
     bases = {(True, True): _OnBoth, (True, False): _OnThreads, (False, True): _OnTheLoop}
     base = bases.get((looped, alooped))
-    return model if base is None else sharing(subclass_of(kind, base), model)
+    if base is None:
+        return model
+    made = sharing(subclass_of(kind, base), model)
+    _class(type(made), _TextTogether)  # type: ignore[arg-type]
+    return made
 
 
 def _loops(kind: type, whole: str, one: str) -> bool:

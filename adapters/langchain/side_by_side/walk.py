@@ -10,8 +10,8 @@ from langchain_core.runnables import RunnableBinding
 from teola_plugin.adapters.langchain.own_models.call_sites import eligible
 from teola_plugin.adapters.langchain.own_models.composites import parts, with_parts
 from teola_plugin.adapters.langchain.side_by_side import classes
-from teola_plugin.adapters.langchain.side_by_side.composites import BY_NAME, PARTS, Composite
-from teola_plugin.adapters.langchain.side_by_side.models import text_model
+from teola_plugin.adapters.langchain.side_by_side.composites import BY_NAME, PARTS, Composite, ManyPrompts
+from teola_plugin.adapters.langchain.side_by_side.models import prepare, text_model
 from teola_plugin.adapters.langchain.side_by_side.threads import Threads
 from teola_plugin.adapters.own_class import subclass_of
 from teola_plugin.adapters.thread_safety import ThreadSafety
@@ -52,6 +52,8 @@ class _Walk:
         mixin = BY_NAME[name] if any(allowed) else Composite
         one: Any = sharing(subclass_of(type(node), mixin), node.model_copy(update=new))
         vars(one)[PARTS] = allowed
+        if mixin is ManyPrompts:
+            prepare(node.llm)
         return one
 
     def _field(self, value: Any) -> Any:
