@@ -54,6 +54,10 @@ class ThreadSafety:
         return self.told_of(obj) or _full_name(type(obj)) in listed  # type: ignore[arg-type]
 
 
+NOBODY = ThreadSafety()
+"""The user has named nothing."""
+
+
 @lru_cache(maxsize=1024)
 def _full_name(kind: type[Any]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

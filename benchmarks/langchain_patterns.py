@@ -118,7 +118,8 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "benchmark": "langchain_patterns",
         "speedup": {kind: {c["pattern"]: c["speedup"] for c in cases if c["objects"] == kind} for kind in KITS},
-        "possible": {c["pattern"]: c["possible"] for c in cases if "possible" in c},
+        "possible": {c["pattern"]: c["possible"] for c in cases if "possible" in c and c["objects"] != "own"},
+        "share_of_possible": {c["pattern"]: c["share_of_possible"] for c in cases if "share_of_possible" in c},
         "behind_ms": max((c["behind_ms"] for c in cases if c["nothing_to_gain"]), default=None),
         "cases": cases,
         "profile": "rtx3090",

@@ -103,7 +103,8 @@ class Planner:
             if found[2] is not None:
                 return found
         chain = with_parts(served, self)
-        sooner = routed(chain, given.pool, passes=given.passes, speculate=given.speculate, mapped=self.own_maps)
+        terms: Any = {"passes": given.passes, "speculate": given.speculate, "threads": given.threads}
+        sooner = routed(chain, given.pool, mapped=self.own_maps, **terms)
         return chain, trace(chain), sooner
 
     def __call__(self, node: Node, /) -> Node:

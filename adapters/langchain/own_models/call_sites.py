@@ -20,6 +20,7 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from teola_plugin.adapters.langchain.own_models.composites import Node, parts
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit, limit_of
 from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite
+from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.tracer.langchain.classes import is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import asked_per_query
 
@@ -36,14 +37,17 @@ _ASYNC: tuple[tuple[type, str], ...] = (
 """The method by which a class says that it has async code of its own."""
 
 
-def sites_of(chain: Node, *, mapped: bool) -> dict[str, CallSite]:
-    """The user's own leaves, by path. `mapped`: those, too, that are called once for each item of a list."""
-    return dict(_Walk(mapped).sites(chain, "chain", {}, {}))
+def sites_of(chain: Node, *, mapped: bool, threads: ThreadSafety = NOBODY) -> dict[str, CallSite]:
+    """The user's own leaves, by path. `mapped`: those, too, that are called once for each item of a list.
+
+    `threads`: what the user said to take several calls at once.
+    """
+    return dict(_Walk(mapped, threads).sites(chain, "chain", {}, {}))
 
 
 class _Walk:
-    def __init__(self, mapped: bool) -> None:
-        self._mapped = mapped
+    def __init__(self, mapped: bool, threads: ThreadSafety) -> None:
+        self._mapped, self._threads = mapped, threads
 
     def sites(
         self, node: Node, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, *, each: bool = False
@@ -67,15 +71,15 @@ class _Walk:
         self, node: Any, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, each: bool
     ) -> Iterator[tuple[str, CallSite]]:
         if eligible(node) and not (each and not batches_by_calls(node)):
-            yield path, CallSite(path, node, dict(kwargs), config, _limit(node), mapped=each)
+            yield path, CallSite(path, node, dict(kwargs), config, self._limit(node), mapped=each)
         asked = asked_per_query(node) if self._mapped and not kwargs else None
         if asked is not None and eligible(asked):
             where = f"{path}.retriever"
-            yield where, CallSite(where, asked, {}, config, _limit(asked), mapped=True, within=path)
+            yield where, CallSite(where, asked, {}, config, self._limit(asked), mapped=True, within=path)
 
-
-def _limit(node: Node) -> ConcurrencyLimit | None:
-    return None if concurrent(node) else limit_of(node)
+    def _limit(self, node: Node) -> ConcurrencyLimit | None:
+        said = self._threads.told_of(node) or self._threads.told_of(getattr(node, "vectorstore", None))
+        return None if said or concurrent(node) else limit_of(node)
 
 
 def eligible(node: Any) -> bool:

@@ -38,6 +38,7 @@ from teola_plugin.adapters.langchain.own_models.permission import (
 )
 from teola_plugin.adapters.langchain.own_models.replay import may_be_kept_back
 from teola_plugin.adapters.langchain.own_models.wrapped import WRAPPED, CallLeaf, shared_pool
+from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Effect, WorkflowTemplate
 from teola_plugin.passes import Pass
@@ -128,13 +129,20 @@ class Routed:
 
 
 def routed(
-    chain: Node, pool: EnginePool | None, *, passes: tuple[Pass, ...] | None, speculate: str, mapped: bool = False
+    chain: Node,
+    pool: EnginePool | None,
+    *,
+    passes: tuple[Pass, ...] | None,
+    speculate: str,
+    mapped: bool = False,
+    threads: ThreadSafety = NOBODY,
 ) -> Routed | None:
     """The routed copy, or None where nothing would start sooner by it. Runs no user code.
 
-    `mapped`: leaves that are called once for each item of a list are among those that it is about.
+    `mapped`: leaves that are called once for each item of a list are among those that it is about. `threads`: what the
+    user said to take several calls at once.
     """
-    found = {} if speculate == "off" else sites_of(chain, mapped=mapped)
+    found = {} if speculate == "off" else sites_of(chain, mapped=mapped, threads=threads)
     if not found or (pool is not None and WRAPPED in pool.engine_names):
         return None
     careful = speculate != "all"

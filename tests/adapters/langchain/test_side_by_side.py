@@ -27,11 +27,11 @@ from langchain_core.language_models import LLM
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.rate_limiters import InMemoryRateLimiter
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
 from langgraph.graph import END, START, StateGraph
 from pydantic import Field
-from support.own_leaves import Chat, Ledger, Notes, Text
+from support.own_leaves import Chat, Ledger, Notes, SyncChat, Text
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.side_by_side.siblings import ThreadCount
@@ -193,6 +193,19 @@ def test_batches_and_streams_gain_alike(make: Callable[[Ledger], Chain]) -> None
         assert call(accelerate(make(fast), concurrent=OWN)) == call(make(plain))
         assert fast.most >= 3
         assert fast.calls == plain.calls
+
+
+def test_what_is_named_is_not_held_back_ahead_of_its_place() -> None:
+    """Steps that need nothing of each other, on a model without async code: else one call of it at a time."""
+    for named, most in (((), 1), ((SyncChat,), 3)):
+        ledger = Ledger(meet=3) if named else Ledger(jitter=0.002)
+        shared = SyncChat(ledger=ledger)
+        prompts = [ChatPromptTemplate.from_template(f"{i} of {{x}}") for i in range(3)]
+        chain: Chain = RunnablePassthrough.assign(s0=prompts[0] | shared)
+        for i in (1, 2):
+            chain = chain | RunnablePassthrough.assign(**{f"s{i}": prompts[i] | shared})
+        accelerate(chain, concurrent=named).invoke({"x": 1})
+        assert (ledger.most, ledger.calls.total()) == (most, 3)
 
 
 # ------------------------------------------------------------ which calls
