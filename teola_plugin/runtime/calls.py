@@ -237,8 +237,8 @@ class PlainCalls:
         _said(
             (engine, type(error)),
             lambda: _log.warning(
-                "work that engine %s did ahead failed, and was asked for again in its place: %s Answers are unaffected, "
-                "only later than they could be; this is said once for each kind of error",
+                "work that engine %s did ahead failed, and was asked for again in its place: %s Answers are "
+                "unaffected, only later than they could be; this is said once for each kind of error",
                 engine,
                 error,
             ),

@@ -92,9 +92,9 @@ def _note(func: Any, why: Exception) -> None:
     _said(
         (named, *cause_of(why)),
         lambda: log.warning(
-            "the source of %s could not be read to its end, so what it asks for beyond that begins in its place. Answers "
-            "are unaffected, only later than they could be; this is said once (%s is a bug of teola-plugin: please "
-            "report it with this traceback)",
+            "the source of %s could not be read to its end, so what it asks for beyond that begins in its place. "
+            "Answers are unaffected, only later than they could be; this is said once (%s is a bug of teola-plugin: "
+            "please report it with this traceback)",
             named,
             type(why).__name__,
             exc_info=why,
