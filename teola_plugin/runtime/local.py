@@ -313,7 +313,11 @@ class LocalRuntime:
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         loop, calls = self.loop, self._calls
         loop.post(calls.join, run, call)
-        return CallHandle(future, pieces=log, cancel=lambda: loop.tell(calls.give_up, call), owner=loop.ident)
+        # Of a caller whose loop is closed, the query will never be closed: what is left of it would stay for ever.
+        lost = run.close if run is not None else lambda: None
+        return CallHandle(
+            future, pieces=log, cancel=lambda: loop.tell(calls.give_up, call), owner=loop.ident, lost=lost
+        )
 
     def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
         """The values of a call are there. On the loop."""

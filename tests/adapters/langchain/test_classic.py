@@ -38,8 +38,8 @@ from langchain_text_splitters import CharacterTextSplitter
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain import runnable
-from teola_plugin.adapters.langchain.binding.huggingface import PoolCrossEncoder
 from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.cross_encoder import TeolaCrossEncoder
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
@@ -212,9 +212,7 @@ def pipeline(kit: Kit) -> DocumentCompressorPipeline:
 
 
 RETRIEVERS: dict[str, Callable[[Kit], Chain]] = {
-    "cross encoder": lambda kit: kit.compressed(
-        CrossEncoderReranker.model_construct(model=PoolCrossEncoder("reranker", kit.pool), top_n=2)
-    ),
+    "cross encoder": lambda kit: kit.compressed(CrossEncoderReranker(model=TeolaCrossEncoder(pool=kit.pool), top_n=2)),
     "embeddings filter": lambda kit: kit.compressed(EmbeddingsFilter(embeddings=kit.embeddings, k=2)),
     "extractor": lambda kit: kit.compressed(LLMChainExtractor.from_llm(kit.chat)),
     "filter": lambda kit: kit.compressed(LLMChainFilter.from_llm(kit.chat)),
