@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import weakref
@@ -16,6 +17,7 @@ from llama_index.core.schema import QueryBundle, QueryType
 from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.own_models.beside import Beside, beside, entries_of, gains
@@ -130,6 +132,8 @@ class Session:
         self._part = part
         self.serving: Serving | None = None
         """What `serve=` has done."""
+        self.shadow: Shadow | None = None
+        """Compares a share of the calls with the original's."""
         self.shown: Any = None
         """The class of what users hold, where it is one for all terms."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
@@ -137,12 +141,14 @@ class Session:
 
     def of(self, node: Any) -> Session:
         """The same terms for another object."""
-        return Session(node, node, self.pool, self.terms, self._part)
+        made = Session(node, node, self.pool, self.terms, self._part)
+        made.shadow = copy.copy(self.shadow)  # with counts of its own
+        return made
 
     def under(self, terms: Settings) -> Session:
         """Other terms for the same object."""
         made = Session(self.original, self.served, self.pool, terms, self._part)
-        made._traced, made.serving = self._traced, self.serving
+        made._traced, made.serving, made.shadow = self._traced, self.serving, self.shadow
         return made
 
     # ------------------------------------------------------------ seeing it
@@ -173,10 +179,9 @@ class Session:
 
     def _beside_in_words(self, entry: str) -> tuple[str, ...]:
         """What begins early of the user's own models, without a pool."""
-        threads = self.terms.threads
         if self.pool is not None or self.terms.speculate == "off":
             return ()
-        early = gains(self.served, entry, threads, is_async=False)
+        early = gains(self.served, entry, self.terms.threads)
         return (f"calls that {type(self.original).__name__} makes one after the other, side by side",) if early else ()
 
     @property
