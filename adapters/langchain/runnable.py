@@ -174,16 +174,14 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self.__teola_explained__(input).text(details=details)
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.explain import explain
+        from teola_plugin.adapters.langchain.side_by_side.told import told
 
-        ahead = None if self._routed is None else self._routed.early
-        told = explain(self._understood, self.plan(input), self._engines, trace=self._ended(), ahead=ahead)
-        return replace(told, served=served_section(self._serving))
-
-    def _ended(self) -> QueryTrace | None:
-        """The trace of the last call, if that is over."""
-        last = self._last[0].trace if self._last else None
-        return last.result() if last is not None and last.done() and not last.cancelled() else None
+        own, more = None if self._routed is None else self._routed.own_calls, told(self._chain)
+        trace = ended_trace(self._last)
+        found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more)
+        return replace(found, served=served_section(self._serving))
 
     @property
     def serving(self) -> Serving | None:

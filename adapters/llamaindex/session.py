@@ -32,7 +32,6 @@ from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXT
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
-    from teola_plugin.observe.spans import QueryTrace
 
 Given = dict[str, Any]
 
@@ -162,19 +161,23 @@ class Session:
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         """What `explain()` says of an entry."""
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.explain import explain
 
-        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=self.ended)
+        trace, more = ended_trace(self._last), self._beside_in_words(entry)
+        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=trace, more=more)
+
+    def _beside_in_words(self, entry: str) -> tuple[str, ...]:
+        """What begins early of the user's own models, without a pool."""
+        threads = self.terms.threads
+        if self.pool is not None or self.terms.speculate == "off":
+            return ()
+        early = gains(self.served, entry, threads, is_async=False)
+        return (f"calls that {type(self.original).__name__} makes one after the other, side by side",) if early else ()
 
     @property
     def last(self) -> Run | None:
         return self._last[0] if self._last else None
-
-    @property
-    def ended(self) -> QueryTrace | None:
-        """The trace of the last call, if that is over."""
-        last = None if self.last is None else self.last.trace
-        return last.result() if last is not None and last.done() and not last.cancelled() else None
 
     # ------------------------------------------------------------ one call
 
