@@ -24,7 +24,7 @@ from teola_plugin.engines.fake import fake_engines
 from teola_plugin.graph import PromptPart
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore, read_only
 
-LEGEND = "(lowered: optimized; joined: shared, its calls of engines belong to the query; original: unchanged)"
+LEGEND = "(optimized: may run ahead; shared: your code, its calls of engines belong to the query; unchanged: as always)"
 LONG = PromptPart(text="x", tokens=412)
 RULES = PromptPart(text="x", tokens=40)
 
@@ -350,4 +350,4 @@ def test_nothing_runs(pool: EnginePool) -> None:
     made = StateGraph(State)
     made.add_node("loud", loud)
     made.add_edge(START, "loud")
-    assert "original" in accelerate(made.compile(), pool=pool).explain(details=True)
+    assert "unchanged" in accelerate(made.compile(), pool=pool).explain(details=True)
