@@ -17,7 +17,9 @@ from teola_plugin.tracer.report import WORDS, TraceReport
 _K = PrimitiveKind
 Section = tuple[str, str]
 """A title, and what stands below it."""
-_LEGEND = "(optimized: may run ahead; shared: your code, its calls of engines belong to the query; unchanged: as always)"
+_LEGEND = (
+    "(optimized: may run ahead; shared: your code, its calls of engines belong to the query; unchanged: as always)"
+)
 
 
 @dataclass(frozen=True, slots=True)

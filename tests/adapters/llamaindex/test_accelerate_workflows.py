@@ -173,7 +173,7 @@ def test_switched_off(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shadow_is_refused(here: Stage) -> None:
-    with pytest.raises(RegistrationError, match="LangChain"):
+    with pytest.raises(RegistrationError, match="a workflow's steps"):
         accelerate(agents.function(here), shadow=0.1)
 
 

@@ -22,7 +22,7 @@ from benchmarks.llamaindex.engines import advanced_rag, compact, fusion
 from benchmarks.llamaindex.kits import Kit, Sizes, bound_kit, own_kit, pool_kit
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
-from teola_plugin.errors import RegistrationError, TraceError
+from teola_plugin.errors import TraceError
 
 JOINED = {
     "structured",
@@ -204,9 +204,3 @@ def test_query_pipelines_are_gone() -> None:
     old = type("QueryPipeline", (), {"__module__": "llama_index.core.query_pipeline.query"})()
     with pytest.raises(TraceError, match=r"removed query pipelines(?s:.*)RetrieverQueryEngine"):
         accelerate(old)
-
-
-def test_shadow_runs_are_of_langchain() -> None:
-    kit = own_kit(profiles.noop(), SMALL)
-    with kit.in_force(), pytest.raises(RegistrationError, match="shadow"):
-        accelerate(compact(kit), shadow=0.5)
