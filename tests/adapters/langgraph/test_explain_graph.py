@@ -24,7 +24,7 @@ from teola_plugin.engines.fake import fake_engines
 from teola_plugin.graph import PromptPart
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore, read_only
 
-LEGEND = "(optimized: may run ahead; shared: your code, its engine calls belong to the query; unchanged: as always)"
+LEGEND = "(optimized: may run ahead; shared: your code, its calls of engines belong to the query; unchanged: as always)"
 LONG = PromptPart(text="x", tokens=412)
 RULES = PromptPart(text="x", tokens=40)
 
