@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import weakref
@@ -16,6 +17,7 @@ from llama_index.core.schema import QueryBundle, QueryType
 from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.own_models.beside import Beside, beside, entries_of, gains
@@ -33,7 +35,6 @@ from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXT
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
-    from teola_plugin.observe.spans import QueryTrace
 
 Given = dict[str, Any]
 NOBODY_TOLD = ThreadSafety()
@@ -131,6 +132,8 @@ class Session:
         self._part = part
         self.serving: Serving | None = None
         """What `serve=` has done."""
+        self.shadow: Shadow | None = None
+        """Compares a share of the calls with the original's."""
         self.shown: Any = None
         """The class of what users hold, where it is one for all terms."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
@@ -138,12 +141,14 @@ class Session:
 
     def of(self, node: Any) -> Session:
         """The same terms for another object."""
-        return Session(node, node, self.pool, self.terms, self._part)
+        made = Session(node, node, self.pool, self.terms, self._part)
+        made.shadow = copy.copy(self.shadow)  # with counts of its own
+        return made
 
     def under(self, terms: Settings) -> Session:
         """Other terms for the same object."""
         made = Session(self.original, self.served, self.pool, terms, self._part)
-        made._traced, made.serving = self._traced, self.serving
+        made._traced, made.serving, made.shadow = self._traced, self.serving, self.shadow
         return made
 
     # ------------------------------------------------------------ seeing it
@@ -166,19 +171,22 @@ class Session:
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         """What `explain()` says of an entry."""
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.explain import explain
 
-        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=self.ended)
+        trace, more = ended_trace(self._last), self._beside_in_words(entry)
+        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=trace, more=more)
+
+    def _beside_in_words(self, entry: str) -> tuple[str, ...]:
+        """What begins early of the user's own models, without a pool."""
+        if self.pool is not None or self.terms.speculate == "off":
+            return ()
+        early = gains(self.served, entry, self.terms.threads)
+        return (f"calls that {type(self.original).__name__} makes one after the other, side by side",) if early else ()
 
     @property
     def last(self) -> Run | None:
         return self._last[0] if self._last else None
-
-    @property
-    def ended(self) -> QueryTrace | None:
-        """The trace of the last call, if that is over."""
-        last = None if self.last is None else self.last.trace
-        return last.result() if last is not None and last.done() and not last.cancelled() else None
 
     # ------------------------------------------------------------ one call
 
