@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from teola_plugin.errors import unknown_name
 from teola_plugin.graph import Terms, on_loop
+from teola_plugin.pool import need_pool
 from teola_plugin.requests.payloads import Vector
 from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.runtime.handles import CallHandle
@@ -17,8 +18,8 @@ _END = object()
 
 
 def check_engine(pool: Any, engine: str) -> None:
-    """Fails early, where an object is made: `RegistrationError` for an engine that the pool does not have."""
-    if engine not in pool.engine_names:
+    """Fails early, where an object is made: `RegistrationError` for no pool, or an engine that it does not have."""
+    if engine not in need_pool(pool).engine_names:
         raise unknown_name("engine", engine, list(pool.engine_names))
 
 

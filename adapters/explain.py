@@ -1,37 +1,98 @@
-"""`fast.explain()`: what was understood, what it became, and what to expect. Before anything runs."""
+"""`fast.explain()`: three lines, for every framework; all that is known with `details=True`. Nothing runs for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+from teola_plugin.adapters.early_words import OwnCalls, begins_early, component_of, listed
+from teola_plugin.adapters.expectations import expected, unplanned
 from teola_plugin.graph import Graph, PrimitiveKind
+from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, PassContext, ready_times
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.report import TraceReport
 
 _K = PrimitiveKind
+Section = tuple[str, str]
+"""A title, and what stands below it."""
+WORDS = {"lowered": "optimized", "joined": "shared", "original": "unchanged"}
+"""Levels of the report, as the first line calls them."""
+_LEGEND = "(lowered: optimized; joined: shared, its calls of engines belong to the query; original: unchanged)"
 
 
-def explain(traced: Traced, optimised: Optimised | None, pool: EnginePool | None) -> str:
-    """Plain text in sections; golden-testable for a given pool."""
-    sections = [("What was understood", str(traced.report))]
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `explain()` says."""
+
+    report: TraceReport
+    """Of the object's parts."""
+    early: tuple[str, ...]
+    """What begins before its place, a phrase each; empty where nothing is known to."""
+    expect: str
+    """What that is worth, and why it is not more. No figure that was not measured."""
+    advice: tuple[str, ...] = ()
+    """What the author could change for more, most important first."""
+    sections: tuple[Section, ...] = ()
+    """Everything else: titles, and what stands below them."""
+    served: str = ""
+    """What `serve=` has bound, and what it left alone."""
+
+    def text(self, *, details: bool = False) -> str:
+        """Three lines; with `details`, sections below them, each with a title."""
+        change = f"; change first: {self.advice[0]}" if self.advice else ""
+        lines = "\n".join(
+            (
+                f"Understood:    {_understood(self.report)}",
+                f"Starts early:  {'; '.join(self.early) or 'nothing'}",
+                f"Expect:        {self.expect}{change}",
+            )
+        )
+        understood = ("What was understood", f"{self.report}\n{_LEGEND}")
+        advice = ("Advice", "\n".join(self.advice))
+        told = f"{lines}\n\n{in_sections((understood, *self.sections, advice))}" if details else lines
+        return told + self.served
+
+
+def explain(
+    traced: Traced,
+    optimised: Optimised | None,
+    pool: EnginePool | None,
+    *,
+    trace: QueryTrace | None = None,
+    own: OwnCalls | None = None,
+    more: Sequence[str] = (),
+) -> Explanation:
+    """Of an object that is planned as a whole. `trace`: of its last call, where there was one; `own`: how it asks
+    objects of the user's own; `more`: phrases for what begins early by no plan.
+    """
     if optimised is None or pool is None:
-        note = "No pool-backed object was found and none was bound: the original runs as it always did."
-        return in_sections([*sections, ("Plan", note)])
+        return Explanation(traced.report, tuple(more), unplanned(more))
     context = PassContext(pool.profiles)
-    sections.append(("p-graph (the workflow as written)", str(optimised.source)))
-    sections.append(("e-graph (what runs)", str(optimised.graph)))
-    sections.append(("Passes", _passes(optimised)))
-    sections.append(("Expected, engines idle", _gain(optimised, context)))
-    advice = list(_advice(optimised.graph, context))
-    if advice:
-        sections.append(("Advice", "\n".join(advice)))
-    return in_sections(sections)
+    early = (*begins_early(optimised, own), *more)
+    advice = tuple(dict.fromkeys(_advice(optimised.graph, context)))
+    sections = (
+        ("p-graph (the workflow as written)", str(optimised.source)),
+        ("e-graph (what runs)", str(optimised.graph)),
+        ("Passes", _passes(optimised)),
+    )
+    return Explanation(traced.report, early, expected(optimised, early, context, trace, own), advice, sections)
 
 
-def in_sections(sections: list[tuple[str, str]]) -> str:
-    """Titles, and what stands below them."""
-    return "\n\n".join(f"{title}\n{'-' * len(title)}\n{body}" for title, body in sections)
+def _understood(report: TraceReport) -> str:
+    """E.g. `5 parts: 4 optimized, 1 unchanged (RunnableLambda)`."""
+    told = []
+    for level, word in WORDS.items():
+        rows = [row for row in report if row.level == level]
+        names = "" if level == "lowered" else f" ({listed(list(dict.fromkeys(row.class_name for row in rows)))})"
+        told += [f"{len(rows)} {word}{names}"] if rows else []
+    return f"{len(report)} part{'' if len(report) == 1 else 's'}: {', '.join(told)}" if told else "no parts"
+
+
+def in_sections(sections: Iterable[Section]) -> str:
+    """Titles, and what stands below them; without those that have nothing below them."""
+    return "\n\n".join(f"{title}\n{'-' * len(title)}\n{body}" for title, body in sections if body)
 
 
 def _passes(optimised: Optimised) -> str:
@@ -39,17 +100,6 @@ def _passes(optimised: Optimised) -> str:
         return "none"
     names = dict.fromkeys(r.pass_name for r in optimised.reports)
     return "\n".join(f"{name:24} {'fired' if name in optimised.fired else 'nothing to do'}" for name in names)
-
-
-def _gain(optimised: Optimised, context: PassContext) -> str:
-    before, after = (_span(g, context) for g in (optimised.source, optimised.graph))
-    if not before or not after:
-        return "no estimate: the engines have no latency profile"
-    return f"as written {before:.3f} s, now {after:.3f} s, ratio {before / after:.2f} (by the engines' profiles)"
-
-
-def _span(graph: Graph | None, context: PassContext) -> float:
-    return max(ready_times(graph, context).values(), default=0.0) if graph is not None else 0.0
 
 
 def _advice(graph: Graph, context: PassContext) -> Iterator[str]:
@@ -66,12 +116,12 @@ def _advice(graph: Graph, context: PassContext) -> Iterator[str]:
         if behind and profile.prefix_caching:
             early = sum(part.tokens for part in p.prompt[:late])
             yield (
-                f"{p.id}: {', '.join(behind)} stand behind {p.prompt[late or 0].variable!r}, which is known last; "
-                f"only about {early} tokens of this prompt can be prefilled early."
+                f"in the prompt of {component_of(p.id)}, {listed(behind)} stand{'' if len(behind) > 1 else 's'} behind "
+                f"{p.prompt[late or 0].variable}, which is known last: only about {early} tokens can be prefilled early"
             )
     for p in graph:
         if p.kind is _K.OPAQUE:
-            yield f"{p.id}: user code; what depends on it starts when it has run."
+            yield f"{p.id} is user code: what depends on it starts when it has run"
 
 
 def _part_time(ref: object, ready: dict[str, float]) -> float:

@@ -10,10 +10,11 @@ from teola_plugin.adapters.thread_safety import ThreadSafety, told
 from teola_plugin.errors import unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
-from teola_plugin.pool import EnginePool
+from teola_plugin.pool import EnginePool, need_pool
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 """Objects and the engine that serves each; pairs where an object cannot be hashed. Objects count by identity."""
+SERVE = ("auto", "own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class Options:
     app: str | None = None
     shadow: float = 0.0
     concurrent: tuple[Any, ...] = ()
+    strict: bool = True
+    """Whether it is an error that something in `bind` does not occur in the object."""
+    serve: str | None = None
+    """Which of the user's own models get engines by themselves: see `adapters.serving`."""
 
     @classmethod
     def of(
@@ -39,12 +44,18 @@ class Options:
         app: str | None,
         shadow: float,
         concurrent: Iterable[Any] | None = None,
+        strict: bool = True,
+        serve: str | None = None,
     ) -> Options:
-        """Of what the user wrote. Raises `RegistrationError` for unknown passes and values."""
+        """Of what the user wrote. Raises `RegistrationError` for unknown passes and values, and no pool."""
         if speculate not in SPECULATE:
             raise unknown_name("value of speculate", speculate, list(SPECULATE))
+        if serve not in (None, *SERVE):
+            raise unknown_name("value of serve", str(serve), list(SERVE))
+        if pool is not None:
+            need_pool(pool)
         chosen = None if passes is None else resolve_passes(passes)
-        return cls(pool, pairs(bind), chosen, speculate, app, shadow, told(concurrent))
+        return cls(pool, pairs(bind), chosen, speculate, app, shadow, told(concurrent), strict, serve)
 
     @property
     def threads(self) -> ThreadSafety:
@@ -53,7 +64,7 @@ class Options:
 
     def inside(self) -> Options:
         """For a part of the object: what is bound is bound by then, and only whole calls are compared."""
-        return replace(self, bind=(), shadow=0.0)
+        return replace(self, bind=(), shadow=0.0, serve=None)
 
 
 def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:

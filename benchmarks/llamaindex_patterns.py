@@ -25,7 +25,6 @@ from typing import Any
 
 from benchmarks.common import arguments, environment, pattern_options, print_table, report, summary
 from benchmarks.langchain.bounds import Costs
-from benchmarks.langchain.kits import scaled
 from benchmarks.langchain_patterns import WAYS, figures, possible, rows
 from benchmarks.llamaindex.answers import answer
 from benchmarks.llamaindex.bounds import STEPWISE, stepwise
@@ -125,7 +124,7 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     logging.getLogger("llama_index").setLevel(logging.ERROR)
     started, cases, crowds = time.perf_counter(), [], []
-    machine = None if options.real else scaled(profiles.rtx3090(), options.scale)
+    machine = None if options.real else profiles.scaled(profiles.rtx3090(), options.scale)
     with asyncio.Runner() as runner:
         for kit in kits(options, machine):
             with kit.in_force():

@@ -127,3 +127,38 @@ def unknown_name(what: str, name: str, known: tuple[str, ...] | list[str]) -> Re
     near = difflib.get_close_matches(name, known, n=1)
     guess = f"did you mean {near[0]!r}?" if near else "use one of the known names"
     return RegistrationError(f"unknown {what} {name!r}; known: {', '.join(sorted(known)) or 'none'}.", hint=guess)
+
+
+def extra(name: str, *others: str) -> str:
+    """The next thing to do where what an extra brings is not installed; any of the `others` would do, too.
+
+    The package is at no registry yet, so its name alone installs nothing.
+    """
+    commands = " or ".join(f"pip install '.[{one}]'" for one in (name, *others))
+    return f"in a checkout of teola-plugin, {commands}"
+
+
+def pool_closed(engine: str = "") -> EngineUnavailable:
+    """What is raised once a pool has ended, and what befalls calls that were under way then."""
+    about = f": engine {engine!r} is not there any more" if engine else ""
+    return EngineUnavailable(
+        f"the engine pool is closed{about}.",
+        engine=engine,
+        hint="call its start() again, or use it inside its `with` block",
+    )
+
+
+def pool_not_started() -> EngineUnavailable:
+    """What is raised before a pool's first `start()`."""
+    return EngineUnavailable(
+        "the engine pool is not running.", hint="call its start(), or use it inside `with EnginePool...:`"
+    )
+
+
+def pool_forked() -> EngineUnavailable:
+    """What is raised in a process that was forked while a pool was running."""
+    return EngineUnavailable(
+        "the engine pool was started before this process was forked, and runs in the parent process alone.",
+        hint="make and start the pool in the child (e.g. gunicorn's post_fork hook, or without preloading), start "
+        "processes by spawn instead of fork, or share engines: `teola up`, and EnginePool.connect() in each process",
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import reprlib
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -13,22 +15,18 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, Shape, Terms, WorkflowTemplate
 from teola_plugin.lazy_names import later
-from teola_plugin.observe.otel_sink import tracing_sink
-from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
+from teola_plugin.pool_engines import Engines, by_name, default_engine, prepared, sink_of
 from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.forks import tell_of_forks
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.scheduling import POLICIES
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
-
-Engines = Mapping[str, Engine | Sequence[Engine]] | Iterable[Engine]
-"""Engines (or instances of one) by name, or just engines, which have names of their own."""
 
 PIPELINES = 16
 """Different `passes=` whose plans a pool keeps."""
@@ -48,6 +46,12 @@ class EnginePool:
         self.passes = resolve_passes(passes)
         self._caches: dict[tuple[Pass, ...], GraphCache] = {}
         self._started = False
+        self._changing = threading.RLock()
+        tell_of_forks(self)
+
+    def forked(self) -> None:
+        """In a child process: whoever was starting or closing it is not there."""
+        self._changing = threading.RLock()
 
     @classmethod
     def local(
@@ -72,18 +76,18 @@ class EnginePool:
         (extra `otel`). Models compute on GPUs where there are any, and share their memory by the rule of
         `engines.devices.budget`. Raises `RegistrationError`.
         """
-        found = _by_name(engines or {})
+        found = by_name({} if engines is None else engines)
         for name, given in (("llm", llm), ("embedder", embedder), ("reranker", reranker), ("store", store)):
             if given is not None:
-                found[name] = _make(name, given) if isinstance(given, str) else given
-        return cls(*_prepared(found, policy, details, None, tracing), passes)
+                found[name] = default_engine(name, given) if isinstance(given, str) else given
+        return cls(*prepared(found, policy, details, None, tracing), passes)
 
     @classmethod
     def on_this_loop(
         cls, engines: Engines, *, passes: Iterable[Pass | str] = DEFAULT_PASSES, policy: str = "topology-aware"
     ) -> EnginePool:
         """A pool on the running event loop, for virtual time. Use `async with`; only async calls work."""
-        return cls(*_prepared(_by_name(engines), policy, False, SameLoop()), passes)
+        return cls(*prepared(by_name(engines), policy, False, SameLoop()), passes)
 
     @classmethod
     def connect(
@@ -107,24 +111,31 @@ class EnginePool:
 
         engines = find_engines(address_of(pool, address), pool)
         found = {name: (engine,) for name, engine in engines.items()}
-        sink = _sink(tracing, found)
+        sink = sink_of(tracing, found)
         return cls(ClusterRuntime(pool, engines, details=details, sink=sink), found, passes)
 
     # ------------------------------------------------------------ life
 
     def start(self) -> EnginePool:
-        """Start all engines. Idempotent. Raises `EngineUnavailable` and what engines raise; before anything starts
-        `ConfigError`, where a device is not there or its memory does not suffice."""
-        if not self._started:
-            self.runtime.start()
-            self._started = True
+        """Start all engines; again after `close()`, with the same settings and profiles. Idempotent.
+
+        Raises `EngineUnavailable`, also in a process that was forked while they ran, and what engines raise; before
+        anything starts `ConfigError`, where a device is not there or its memory does not suffice.
+        """
+        with self._changing:
+            if not self._started or self.runtime.loop.was_forked:
+                self.runtime.start()
+                self._started = True
         return self
 
     def close(self) -> None:
-        """Stop all engines. Idempotent."""
-        if self._started:
-            self._started = False
-            self.runtime.stop()
+        """Stop all engines. Idempotent. Calls under way fail as `EngineUnavailable`, and so does a `start()` of another
+        thread. In a process that was forked while they ran, it does nothing: they are the parent's."""
+        self.runtime.break_off()
+        with self._changing:
+            if self._started:
+                self._started = False
+                self.runtime.stop()
 
     def __enter__(self) -> EnginePool:
         return self.start()
@@ -139,7 +150,21 @@ class EnginePool:
             await self.runtime.astart()
             self._started = True
             return self
-        return await asyncio.get_running_loop().run_in_executor(None, self.start)
+        given_up: list[bool] = []
+
+        def start() -> EnginePool:
+            with self._changing:
+                return self if given_up else self.start()
+
+        def end() -> None:
+            given_up.append(True)
+            self.close()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, start)
+        except asyncio.CancelledError:  # the body is never reached, nor is `__aexit__`
+            threading.Thread(target=end, name="teola-closing").start()
+            raise
 
     async def __aexit__(self, *_: object) -> None:
         if isinstance(self.runtime.loop, SameLoop):
@@ -149,6 +174,27 @@ class EnginePool:
             await asyncio.get_running_loop().run_in_executor(None, self.close)
 
     # ------------------------------------------------------------ engines
+
+    @property
+    def running(self) -> bool:
+        """Whether its engines are started."""
+        return self._started
+
+    def add(self, engine: Engine) -> None:
+        """One more engine, under its own name; where the others run, it starts now. Not for shared pools.
+
+        Raises `RegistrationError` for a name that is taken, and what `start` raises; the pool is as before then.
+        """
+        if self.shared or engine.name in self._engines:
+            what = "engines of a shared pool are said in its file" if self.shared else f"it has a {engine.name!r}"
+            raise RegistrationError(
+                f"the engine {engine.name!r} cannot be added: {what}.",
+                hint="see `teola up`"
+                if self.shared
+                else f"give it another name: {type(engine).__name__}('other', ...)",
+            )
+        self.runtime.add(engine, running=self._started)
+        self._engines = {**self._engines, engine.name: (engine,)}  # others may be reading it
 
     def engine(self, name: str) -> Engine:
         """The (first) instance of an engine. Raises `RegistrationError`."""
@@ -234,7 +280,8 @@ class EnginePool:
             for other in list(self._caches)[:-PIPELINES]:
                 self._caches.pop(other, None)
         context, ahead = PassContext(self.profiles, speculate), bool(chosen)
-        return cache.optimised(template, shape, context, certain=ahead, chosen=ahead and speculate != "off")
+        guessing = ahead and speculate != "off" and context.may_ask(*template.chosen_on())
+        return cache.optimised(template, shape, context, certain=ahead, chosen=guessing)
 
     @contextmanager
     def watching(self, app: str = "plain") -> Iterator[QueryRun]:
@@ -264,47 +311,11 @@ class EnginePool:
         )
 
 
-def _by_name(engines: Engines) -> dict[str, Engine | Sequence[Engine]]:
-    return dict(engines) if isinstance(engines, Mapping) else {engine.name: engine for engine in engines}
-
-
-def _prepared(
-    found: dict[str, Engine | Sequence[Engine]],
-    policy: str,
-    details: bool,
-    loop: SameLoop | None,
-    tracing: str | TracerProvider | None = None,
-) -> tuple[LocalRuntime, dict[str, Sequence[Engine]]]:
-    if not found:
-        raise RegistrationError("a pool needs at least one engine.", hint="e.g. EnginePool.local(llm='path/to/model')")
-    if policy not in POLICIES:
-        raise unknown_name("batch policy", policy, list(POLICIES))
-    engines = {name: given if isinstance(given, Sequence) else (given,) for name, given in found.items()}
-    sink = _sink(tracing, engines)
-    return LocalRuntime(engines, policy=POLICIES[policy](), loop=loop, details=details, sink=sink), engines
-
-
-def _sink(tracing: str | TracerProvider | None, engines: Mapping[str, Sequence[Engine]]) -> TraceSink | None:
-    """Where traces go besides `pool.traces`; it asks for the model of an engine when that has started."""
-    if tracing is None:
-        return None
-    return tracing_sink(tracing, lambda name: engines[name][0].versions().get("model", "") if name in engines else "")
-
-
-def _make(name: str, given: str) -> Engine:
-    """The default engine for a keyword of `EnginePool.local`; imports are as late as possible."""
-    if name == "llm":
-        from teola_plugin.engines.vllm import VllmEngine
-
-        return VllmEngine(name, given)
-    if name == "embedder":
-        from teola_plugin.engines.sentence_transformers import EmbeddingEngine
-
-        return EmbeddingEngine(name, given)
-    if name == "reranker":
-        from teola_plugin.engines.sentence_transformers import RerankingEngine
-
-        return RerankingEngine(name, given)
-    from teola_plugin.engines.pgvector import PgVectorEngine
-
-    return PgVectorEngine(name, dsn=None if given == "embedded" else given)
+def need_pool(given: object) -> EnginePool:
+    """What was given for a pool, if it is one. Raises `RegistrationError`."""
+    if not isinstance(given, EnginePool):
+        raise RegistrationError(
+            f"pool is {reprlib.repr(given)}, which is no engine pool.",
+            hint="pass pool=EnginePool.local(...) or pool=EnginePool.connect()",
+        )
+    return given

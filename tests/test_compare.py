@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import warnings
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,9 @@ import pytest
 
 from teola_plugin.adapters.langchain.checking.comparison import failure
 from teola_plugin.cli.compare import measure, plot, show
+from teola_plugin.cli.compare.entries import entries_of
 from teola_plugin.cli.compare.figures import distribution, equality, quantile, shares, wasted
-from teola_plugin.cli.compare.given import Given, load, read
+from teola_plugin.cli.compare.given import Given, Target, load, read
 from teola_plugin.cli.compare.measure import ASYNC, CONTROL, FAST_ASYNC, FAST_SYNC, SYNC, Run, order, ways
 from teola_plugin.cli.compare.verdict import verdict
 from teola_plugin.cli.main import main
@@ -44,6 +48,8 @@ class Box:
 
 def nothing():
     return 7
+
+triple = (fake, {}, 7)
 
 def broken():
     raise LookupError("no key")
@@ -79,6 +85,11 @@ def graphed():
 
     return StateGraph(State).add_sequence([ask, answer]).add_edge(START, "ask").compile()
 
+def with_pool():
+    from teola_plugin import EnginePool
+    from teola_plugin.engines.fake import fake_engines
+    return fake, {"pool": EnginePool.local(fake_engines()), "bind": []}
+
 def accelerated():
     from teola_plugin import accelerate
     return accelerate(fake)
@@ -92,14 +103,17 @@ one_way = RunnableLambda(only_async)
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module in the current folder, of which no test before has heard."""
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module in the current folder, of which no test before has heard; its pools are dropped quietly."""
     name = f"app_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(APP)
     (tmp_path / "in.jsonl").write_text('{"question": "what?"}\n\n{"question": "why?"}\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    return name
+    yield name
+    sys.modules.pop(name, None)
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()
 
 
 def compared(capfd: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> dict[str, Any]:
@@ -122,11 +136,14 @@ def test_a_chain_on_a_pool(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     }
     assert list(found["latency_s"]) == [SYNC, ASYNC, CONTROL, FAST_SYNC, FAST_ASYNC]
     assert all(figures["n"] == 2 and 0 < figures["min"] <= figures["p99"] for figures in found["latency_s"].values())
-    assert set(found["time_to_first_token_s"]) == {"plain, astream", "accelerated, astream"}
-    assert found["time_to_first_token_s"]["accelerated, astream"]["n"] == 2
+    assert set(found["time_to_first_token_s"]) == {"plain, stream", "accelerated, stream"}
+    assert found["time_to_first_token_s"]["accelerated, stream"]["n"] == 2
     assert list(found["where_the_time_went"]) == ["llm", "your code, and waiting"]
     assert found["wasted"]["calls"] == 4
-    assert found["speedup"] > 0 and found["control_ratio"] > 0 and found["errors"] == []
+    assert found["speedup"]["ratio"] > 0 and found["control"]["pairs"] == 2 and found["errors"] == []
+    assert found["speedup"]["verdict"] == "cannot tell", "two pairs of runs say nothing"
+    assert list(found["over_each_plain"]) == [FAST_SYNC, FAST_ASYNC]
+    assert all(list(over) == [SYNC, ASYNC] for over in found["over_each_plain"].values())
 
 
 def test_a_graph_with_messages_in_its_state(app: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +166,7 @@ def test_the_frameworks_fake_model_as_a_report(app: str, capsys: pytest.CaptureF
 def test_a_plain_object_that_changes_its_mind_proves_nothing(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     found = compared(capfd, f"{app}:in_turn")
     assert found["equality"]["state"] == "undecided"
-    assert "'that' here, 'this' there" in found["equality"]["inputs"][0]["detail"]
+    assert found["equality"]["inputs"][0]["detail"].startswith("plain, ")
 
 
 def test_an_accelerated_object_that_differs_is_status_1(
@@ -193,8 +210,9 @@ def test_from_a_shell_stdout_holds_the_json_alone(app: str, tmp_path: Path) -> N
     [
         ("{app}", "not of the form module:object"),
         ("{app}:lost", "has no 'lost'"),
-        ("{app}:number", "is a int, not a LangChain Runnable"),
-        ("{app}:nothing", "is a int, not a LangChain Runnable"),
+        ("{app}:number", "is a int, which cannot be compared"),
+        ("{app}:nothing", "is a int, which cannot be compared"),
+        ("{app}:triple", "is a tuple that is no pair of an object and the arguments of accelerate()"),
         ("{app}:broken", "LookupError: no key"),
         ("no_such_module:x", "No module named 'no_such_module'"),
     ],
@@ -246,9 +264,11 @@ def test_other_bad_options(app: str, capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_what_can_be_named(app: str) -> None:
-    fake = load(f"{app}:fake")
-    assert load(f"{app}:Box.inside") is fake
-    assert load(f"{app}:accelerated") is fake, "an accelerated object gives its original"
+    fake = load(f"{app}:fake").plain
+    assert load(f"{app}:Box.inside") == Target(fake)
+    found = load(f"{app}:accelerated")
+    assert found.plain is fake and found.fast.bound is fake, "an accelerated object is compared to its original"
+    assert load(f"{app}:with_pool").arguments.keys() == {"pool", "bind"}
     with pytest.raises(RegistrationError, match="python -c"):
         load("json.nowhere:x")
 
@@ -299,16 +319,58 @@ def test_failed_runs_have_no_latency() -> None:
     assert (found["median"], found["n"], found["failed"]) == (2.0, 1, 1)
 
 
-def test_everybody_comes_first_and_last_equally_often() -> None:
+@pytest.mark.parametrize("inputs", [1, 2, 3])
+def test_everybody_comes_first_and_last_equally_often(inputs: int) -> None:
     chosen = ways(streams=True)
-    rounds = 2 * len(chosen)
-    found = list(order([Given(1, "x")], rounds, chosen))
-    firsts = [found[i * len(chosen)][0] for i in range(rounds)]
-    lasts = [found[(i + 1) * len(chosen) - 1][0] for i in range(rounds)]
-    assert (
-        {way: firsts.count(way) for way in chosen}
-        == {way: lasts.count(way) for way in chosen}
-        == {way: 2 for way in chosen}
+    repeats = 2 * len(chosen)
+    found = list(order(inputs, repeats, chosen))
+    rounds = [found[i : i + len(chosen)] for i in range(0, len(found), len(chosen))]
+    assert all(sorted(way for way, _, _ in one) == sorted(chosen) for one in rounds)
+    for index in range(inputs):
+        mine = [[way for way, at, _ in one] for one in rounds if one[0][1] == index]
+        for edge in (0, -1):
+            assert {way: [one[edge] for one in mine].count(way) for way in chosen} == dict.fromkeys(chosen, 2)
+        assert all(mine[i] == mine[i + 1][::-1] for i in range(0, repeats, 2)), "a round, and the same backwards"
+
+
+def paired(way: str, *seconds: float) -> list[Run]:
+    return [Run(way, 0, one, "a", round=i) for i, one in enumerate(seconds)]
+
+
+def test_a_ratio_and_its_interval() -> None:
+    """Of pairs: what drifts from round to round hits both, and does not count."""
+    drift = [1.0, 2.0, 4.0, 8.0, 3.0, 5.0, 7.0, 6.0]
+    runs = [*paired(SYNC, *drift), *paired(FAST_SYNC, *(one / 2 for one in drift))]
+    found = ratio_of(runs, SYNC, FAST_SYNC)
+    assert found is not None and (found.ratio, found.low, found.high, found.pairs) == (2.0, 2.0, 2.0, 8)
+    assert found.said() == "faster"
+    back = ratio_of(runs, FAST_SYNC, SYNC)
+    assert back is not None and back.said() == "slower"
+    assert ratio_of(runs, SYNC, FAST_ASYNC) is None
+
+
+def test_what_cannot_be_told() -> None:
+    """It printed 2.17 of an object without any gain: one cold run, or two."""
+    even, cold = [1.0] * 8, [5.0, 4.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0]
+    for plain, fast in ((cold, even), (even, cold), (even, even), (cold[:5], even[:5]), ([3.0] * 5, [1.0] * 5)):
+        runs = [*paired(SYNC, *plain), *paired(FAST_SYNC, *fast)]
+        found = ratio_of(runs, SYNC, FAST_SYNC)
+        assert found is not None and found.said() == "cannot tell", (plain, fast, found)
+
+
+def test_the_better_plain_way_counts_and_its_noise() -> None:
+    slow, quick = [2.0] * 8, [1.0, 1.01] * 4
+    runs = [*paired(SYNC, *slow), *paired(ASYNC, *quick), *paired(FAST_SYNC, *quick), *paired(FAST_ASYNC, *quick)]
+    latency = {
+        way: distribution([run for run in runs if run.way == way]) for way in (SYNC, ASYNC, FAST_SYNC, FAST_ASYNC)
+    }
+    found = speedup(runs, latency)
+    assert found is not None and found["plain"] == ASYNC and found["verdict"] == "cannot tell"
+    noisy = [*paired(ASYNC, *[1.2] * 8), *paired(CONTROL, *[1.0] * 8), *paired(FAST_ASYNC, *[1.1] * 8)]
+    latency = {way: distribution([run for run in noisy if run.way == way]) for way in (ASYNC, CONTROL, FAST_ASYNC)}
+    found = speedup(noisy, latency)
+    assert found is not None and found["low"] > 1.0 and found["verdict"] == "cannot tell", (
+        "it differs as much from itself"
     )
 
 
@@ -368,6 +430,6 @@ def test_a_stream_is_timed_to_its_first_chunk_that_says_something() -> None:
 
     for made, heard in ((chunks, True), (silence, False)):
         plain: Any = RunnableGenerator(made)
-        with measure.Session(plain, accelerate(plain), None) as session:
+        with measure.Session(plain, accelerate(plain), None, entries_of(plain, "x")) as session:
             found = session.run(measure.STREAM, 0, "x")
         assert not found.raised and (found.first is not None) is heard

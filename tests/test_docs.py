@@ -55,7 +55,7 @@ def fakes(name: str, given: str) -> FakeEngine:
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What the code blocks take for granted."""
-    monkeypatch.setattr(pools, "_make", fakes)
+    monkeypatch.setattr(pools, "default_engine", fakes)
     prompt = ChatPromptTemplate.from_template("{question}")
     with EnginePool.local(fake_engines(rtx3090())) as pool:
         mine = FakeListChatModel(responses=["oats"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from langchain_core.runnables.base import RunnableEach
 
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.binding.bind import bound, bound_object
+from teola_plugin.adapters.langchain.binding.serve import with_serving
 from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.live.parts import with_parts
 from teola_plugin.adapters.langchain.model import AcceleratedModel, ModelCalls, as_model
@@ -23,7 +24,6 @@ from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
 from teola_plugin.adapters.options import Options
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
-from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.report import TraceNode, TraceReport
@@ -50,17 +50,19 @@ def accelerate_runnable(runnable: Any, options: Options, graphs: Graphs | None =
     if isinstance(runnable, AcceleratedModel):
         runnable = runnable.chain
     again = partial(accelerate_runnable, options=options, graphs=graphs)
-    options = replace(options, pool=options.pool or the_pool_of(runnable))
-    fast = Planner(options.inside(), graphs).planned(runnable, _served(runnable, options.bind, options.pool))
+    options, serving = with_serving(runnable, replace(options, pool=options.pool or the_pool_of(runnable)))
+    fast = Planner(options.inside(), graphs).planned(runnable, _served(runnable, options))
     fast.copied_by(again)
+    fast.tells_of(serving)
     if options.shadow:
         fast.shadowed(options.shadow)
     return as_model(fast) if isinstance(runnable, BaseLanguageModel) else fast
 
 
-def _served(runnable: Node, bind: Sequence[tuple[Any, str]], pool: EnginePool | None) -> Any:
+def _served(runnable: Node, options: Options) -> Any:
     """The runnable, with what is bound to engines in its place; a model that is bound itself keeps its class."""
-    made = bound(runnable, bind, pool)
+    bind, pool = options.bind, options.pool
+    made = bound(runnable, bind, pool, strict=options.strict)
     if made is runnable or not isinstance(runnable, BaseLanguageModel):
         return made
     engine = next(engine for obj, engine in bind if obj is runnable)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
@@ -30,6 +31,7 @@ from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.routed import Routed
 from teola_plugin.adapters.langchain.own_models.wrapped import ensure_engine
+from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import (
     NO_APP,
     Asked,
@@ -46,6 +48,9 @@ from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.langchain.trace import Traced
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.explain import Explanation
 
 
 def _is_accelerated(cls: Any, instance: Any) -> bool:
@@ -81,6 +86,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
     _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
+    _serving: Serving | None = PrivateAttr(default=None)
 
     @classmethod
     def of(
@@ -112,6 +118,10 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """From now on a share of the calls is compared. Raises `RegistrationError` for a chain that writes."""
         check_repeatable(self.bound, self._traced.template)
         self._shadow = shadow_of(share)
+
+    def tells_of(self, serving: Serving | None) -> None:
+        """From now on `explain()` says what `serve=` has done."""
+        self._serving = serving
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
         """A copy of the original, accelerated on the same terms; pools are shared."""
@@ -163,11 +173,27 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             return False
         return runs_ahead(plan.source, plan.graph) or any(p.kind is PrimitiveKind.INGESTION for p in plan.graph)
 
-    def explain(self, input: Any = None) -> str:
-        """What was understood, the p-graph, the e-graph, the passes that fired and what to expect, as text."""
-        from teola_plugin.adapters.explain import explain
+    def explain(self, input: Any = None, *, details: bool = False) -> str:
+        """What was understood, what begins before its place, what to expect: three lines. Nothing runs.
 
-        return explain(self._understood, self.plan(input), self._engines)
+        `details`: also each part, the p-graph, the e-graph, the passes that fired and advice, in sections.
+        """
+        return self.__teola_explained__(input).text(details=details)
+
+    def __teola_explained__(self, input: Any = None) -> Explanation:
+        from teola_plugin.adapters.expectations import ended_trace
+        from teola_plugin.adapters.explain import explain
+        from teola_plugin.adapters.langchain.side_by_side.told import told
+
+        own, more = None if self._routed is None else self._routed.own_calls, told(self._chain)
+        trace = ended_trace(self._last)
+        found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more)
+        return replace(found, served=served_section(self._serving))
+
+    @property
+    def serving(self) -> Serving | None:
+        """What `serve=` has bound, and what it left alone; None without it."""
+        return self._serving
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.langchain.binding.bind import bound
+from teola_plugin.adapters.langchain.binding.serve import with_serving
+from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
 from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
 from teola_plugin.adapters.langgraph.agents.tool_places import around, in_loop
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner
@@ -40,12 +42,14 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
             hint="compare plain and accelerated graphs by `teola compare`",
         )
     again = partial(accelerate_graph, options=options)
-    found, chosen, speculate = options.pool or the_pool_of_graph(graph), options.passes, options.speculate
-    acceleration = Acceleration(graph, found, again, options.app or NO_APP)
+    options = replace(options, pool=options.pool or the_pool_of_graph(graph))
+    options, serving = with_serving(_runnables(graph), options, _edges(graph))
+    found, chosen, speculate = options.pool, options.passes, options.speculate
+    acceleration = Acceleration(graph, found, again, options.app or NO_APP, serving=serving)
     like = like if like is not None and like.pool is found else None
     if found is not None:
         acceleration.tools = eager_tools_of(graph, Planner(found, chosen, speculate))
-    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, options.bind, like))
+    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, options, like))
     if found is not None:
         known = None if like is None else like.plans
         fits = known is not None and known.fit(graph)  # with what is bound to engines in its place
@@ -53,12 +57,13 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
     return made
 
 
-def _nodes(
-    graph: Any, acceleration: Acceleration, bind: Sequence[tuple[Any, str]], like: Acceleration | None
-) -> dict[str, Any]:
+def _nodes(graph: Any, acceleration: Acceleration, options: Options, like: Acceleration | None) -> dict[str, Any]:
     """Copies of the nodes, which tell when they begin; graphs that are nodes are accelerated on the same terms, but for
     those that have terms of their own."""
-    served = bound([node.bound for node in graph.nodes.values()], bind, acceleration.pool)
+    given: dict[str, Any] = {"strict": options.strict, "beside": _edges(graph)}
+    served = bound(_runnables(graph), options.bind, acceleration.pool, **given)
+    if options.speculate != "off":
+        served = [side_by_side(one, options.threads) for one in served]
     made: dict[str, Any] = {}
     for (name, node), runs in zip(graph.nodes.items(), served, strict=True):
         changes: dict[str, Any] = {} if runs is node.bound else {"bound": runs}
@@ -69,6 +74,14 @@ def _nodes(
         instead = None if eager is None else with_eager_tools(runs, eager, around, in_loop)
         made[name] = watched_node(node, partial(WatchedNode, acceleration, name), instead, **changes)
     return made
+
+
+def _runnables(graph: Any) -> list[Any]:
+    return [node.bound for node in graph.nodes.values()]
+
+
+def _edges(graph: Any) -> list[Any]:
+    return [node.writers for node in graph.nodes.values()]
 
 
 def _inner(graph: Any, acceleration: Acceleration, like: Acceleration | None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
-from teola_plugin.adapters.langgraph.explain import CallFacts, ToolFacts
+from teola_plugin.adapters.langgraph.explain import PREFILLED, CallFacts, ToolFacts
 from teola_plugin.graph import PromptPart
 from teola_plugin.shims.langchain_agents import AgentModel, tool_node_parts
 from teola_plugin.tracer.langchain.classes import leaf_of
@@ -25,7 +25,7 @@ def asked_by(agent: AgentModel, prefills: bool) -> CallFacts:
     constant = [PromptPart.literal(text) for text in told if text]
     why = "nothing stands before its first call"
     if prefills:
-        why += "; its next prompts are prefilled while tools run"
+        why += f"; {PREFILLED}"
     return CallFacts(agent.node, engine_of(agent.model), (*constant, PromptPart.var("messages")), why=why)
 
 

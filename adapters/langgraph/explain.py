@@ -6,11 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from teola_plugin.adapters.explain import in_sections
+from teola_plugin.adapters.early_words import listed
+from teola_plugin.adapters.expectations import COMPARE
+from teola_plugin.adapters.explain import Explanation
 from teola_plugin.graph import PromptPart
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.observe.text import duration
 from teola_plugin.tracer.report import Level, TraceNode, TraceReport
 
-NOTHING_AHEAD = "No pool-backed object was found and none was bound: the graph runs as it always did."
+NOTHING_AHEAD = "no pool-backed object was found and none was bound: the graph runs as it always did"
+FIRST = "nothing stands before it"
+PREFILLED = "its next prompts are prefilled while tools run"
 BLOCK = 16
 """Tokens that an engine's cache keeps together, as most do: fewer are not kept."""
 WORTH = 2 * BLOCK
@@ -72,22 +78,47 @@ class NodeFacts:
 
 
 def explain_graph(
-    nodes: Sequence[NodeFacts], starts: Sequence[str], chosen: Sequence[Choice] = (), note: str = ""
-) -> str:
-    """Plain text in sections. `starts`: the nodes that begin first; `chosen`: those of which some do; `note`: why
-    nothing runs ahead, if so."""
+    nodes: Sequence[NodeFacts],
+    starts: Sequence[str],
+    chosen: Sequence[Choice] = (),
+    note: str = "",
+    trace: QueryTrace | None = None,
+) -> Explanation:
+    """`starts`: the nodes that begin first; `chosen`: those of which some do; `note`: why nothing runs ahead, if so;
+    `trace`: of the last call, where there was one."""
     calls = [call for node in nodes for call in node.calls]
     prompts = "\n".join(line for call in calls if call.prompt for line in _prompt(call))
     ahead = [_when(one) for node in nodes for one in node.calls] + [_when(one) for node in nodes for one in node.tools]
     advice = dict.fromkeys(line for node in nodes for line in _advice(node))
-    sections = [
-        ("What was understood", str(_report(nodes))),
+    sections = (
         ("Edges", "\n".join(_edges(nodes, starts, chosen))),
         ("Prompts", prompts),
         ("Before their place", note or _columns(ahead)),
-        ("Advice", "\n".join(advice)),
-    ]
-    return in_sections([(title, body) for title, body in sections if body])
+    )
+    early = () if note else tuple(_early(nodes))
+    return Explanation(_report(nodes), early, _expected(nodes, early, note, trace), tuple(advice), sections)
+
+
+def _early(nodes: Sequence[NodeFacts]) -> Iterator[str]:
+    """What begins before its node, by when it does."""
+    when: dict[str, list[str]] = {}
+    for node in nodes:
+        begins = [(one.name, one.early) for one in node.calls] + [(one.name, one.early) for one in node.tools]
+        for name, early in begins:
+            if early:
+                when.setdefault(early, []).append(name)
+    yield from (f"{listed(names)}: {early}" for early, names in when.items())
+
+
+def _expected(nodes: Sequence[NodeFacts], early: Sequence[str], note: str, trace: QueryTrace | None) -> str:
+    """What it is worth; no figure before a call, since a graph decides as it runs."""
+    waiting = sorted((call for node in nodes for call in node.calls if call.why), key=lambda one: one.why == FIRST)
+    why = f"{waiting[0].name} starts in its place: {waiting[0].why}" if waiting else "no node is seen to call an engine"
+    why = note or why
+    if not early and not any(call.why and PREFILLED in call.why for node in nodes for call in node.calls):
+        return f"no gain: {why}"
+    took = f"the last call took {duration(trace.seconds)}" if trace is not None else ""
+    return f"sooner; {took or 'not estimated, as a graph decides while it runs'}: {COMPARE}"
 
 
 def _report(nodes: Sequence[NodeFacts]) -> TraceReport:
@@ -161,7 +192,7 @@ def _order(call: CallFacts) -> Iterator[str]:
     names = list(dict.fromkeys(part.variable for part in call.prompt[first:last] if part.variable))
     if names:
         stand, them = ("stand", "them") if len(names) > 1 else ("stands", "it")
-        yield f"{call.name}: {_listed(names)} {stand} before {behind} constant tokens: put {them} last."
+        yield f"{call.name}: {_listed(names)} {stand} before {behind} constant tokens: put {them} last"
 
 
 def _listed(names: Sequence[str], word: str = "and") -> str:

@@ -6,8 +6,8 @@ import copy
 import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
@@ -22,11 +22,15 @@ from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
 from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, astepped, stepped
 from teola_plugin.adapters.langgraph.plans import Plans
+from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
 from teola_plugin.graph import Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.explain import Explanation
 
 _OURS = "_teola"
 
@@ -45,6 +49,8 @@ class Acceleration:
     inner: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """Graphs that are nodes of the original, and what became of them; by identity, which an original keeps."""
     last: list[QueryRun] = field(default_factory=list)
+    serving: Serving | None = None
+    """What `serve=` has done."""
 
 
 class AcceleratedGraph:
@@ -113,16 +119,24 @@ class AcceleratedGraph:
 
     # ------------------------------------------------------------ seeing it
 
-    def explain(self) -> str:
-        """Its nodes and edges, what of each prompt is constant and what breaks that, and what begins before its place,
-        as text. Nothing of the graph runs."""
+    def explain(self, input: Any = None, *, details: bool = False) -> str:
+        """What was understood, what begins before its node, what to expect: three lines. Nothing of the graph runs.
+
+        `details`: also its nodes and edges, what of each prompt is constant and what breaks that, and when each call
+        begins, in sections. `input` changes nothing; it is there for other accelerated objects' sake.
+        """
+        return self.__teola_explained__(input).text(details=details)
+
+    def __teola_explained__(self, input: Any = None) -> Explanation:
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.langgraph.explain import NOTHING_AHEAD, explain_graph
         from teola_plugin.adapters.langgraph.facts import GraphFacts
 
         ours = self._teola
         facts = GraphFacts(self, ours.plans, ours.tools)
         note = NOTHING_AHEAD if ours.pool is None else ""
-        return explain_graph(facts.nodes, facts.starts, facts.chosen, note)
+        told = explain_graph(facts.nodes, facts.starts, facts.chosen, note, ended_trace(ours.last))
+        return replace(told, served=served_section(ours.serving))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

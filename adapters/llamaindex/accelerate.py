@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.workflow import Workflow
@@ -15,6 +17,7 @@ from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accele
 from teola_plugin.adapters.llamaindex.session import Session, Settings
 from teola_plugin.adapters.llamaindex.substitution import replaced
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.whole import in_part, kept_by
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.workflows import used_by_steps
@@ -26,15 +29,22 @@ def accelerate_llamaindex(obj: Any, options: Options) -> Any:
     if isinstance(obj, Accelerated):
         obj = obj.__teola_session__.served
     shadow = shadow_of(options.shadow, obj) if options.shadow else None
-    terms = Settings(options.passes, options.speculate, options.app or "default")
-    found = options.pool or the_pool_of(obj)
-    served = bound_in(obj, options.bind, found)
+    terms = Settings(options.passes, options.speculate, options.app or "default", threads=options.threads)
+    options = replace(options, pool=options.pool or the_pool_of(obj))
+    serving = None
+    if options.serve is not None:
+        from teola_plugin.adapters.llamaindex.binding.serve import with_serving
+
+        options, serving = with_serving(obj, options, lambda one, engine, pool: bound_in(obj, [(one, engine)], pool))
+    found = options.pool
+    served = bound_in(obj, options.bind, found, strict=options.strict)
     if isinstance(served, IngestionPipeline):
         return accelerated_ingestion(served)
     if isinstance(served, VectorStoreIndex):
         return accelerated_index(served)
     session = _session(obj, served, found, terms)
     session.shadow = shadow
+    session.serving = serving
     return accelerated(session)
 
 
@@ -70,7 +80,7 @@ class _Parts:
         return known[1]
 
 
-def bound_in(obj: Any, pairs: Sequence[tuple[Any, str]], pool: EnginePool | None) -> Any:
+def bound_in(obj: Any, pairs: Sequence[tuple[Any, str]], pool: EnginePool | None, *, strict: bool = True) -> Any:
     """`obj`, or a copy in which the bound objects are served by the pool. Raises `RegistrationError`."""
     if not pairs:
         return obj
@@ -87,11 +97,14 @@ def bound_in(obj: Any, pairs: Sequence[tuple[Any, str]], pool: EnginePool | None
 
     made = replaced(obj, change)
     missing = [one for one, _ in pairs if id(one) not in seen]
-    if missing:
+    if missing and strict:
         raise RegistrationError(
             f"bind= names a {type(missing[0]).__name__} that is not a part of the {type(obj).__name__}.",
             hint="bind the very object that the engine was made with",
         )
+    for one in (one for one, _ in pairs if id(one) in seen):
+        if keeper := kept_by(made, one, (CallbackManager,), functions=True):
+            raise in_part(one, keeper)
     return made
 
 

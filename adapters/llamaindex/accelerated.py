@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -25,6 +25,7 @@ from pydantic import BaseModel
 from teola_plugin.adapters.checking.shadow import ShadowReport
 from teola_plugin.adapters.llamaindex.checking import shadowed
 from teola_plugin.adapters.llamaindex.session import Session, chunks_input, nodes_input, query_input
+from teola_plugin.adapters.serving.serving import served_section
 from teola_plugin.adapters.terms import Asked
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
@@ -33,6 +34,9 @@ from teola_plugin.shims.llamaindex.copies import sharing
 from teola_plugin.shims.llamaindex.hooks import QueryHooks
 from teola_plugin.shims.llamaindex.workflows import with_steps_of
 from teola_plugin.tracer.report import TraceReport
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.explain import Explanation
 
 
 class Accelerated:
@@ -85,12 +89,17 @@ class Accelerated:
         """The e-graph of a query, and the passes that made it; None where the original just runs."""
         return self.__teola_session__.plan(self.__teola_entry__, None if input is None else query_input(input))
 
-    def explain(self, input: Any = None) -> str:
-        """What was understood, the p-graph, the e-graph, the passes that fired and what to expect, as text."""
-        from teola_plugin.adapters.explain import explain
+    def explain(self, input: Any = None, *, details: bool = False) -> str:
+        """What was understood, what begins before its place, what to expect: three lines. Nothing runs.
 
-        session = self.__teola_session__
-        return explain(session.entry(self.__teola_entry__).traced, self.plan(input), session.pool)
+        `details`: also each part, the p-graph, the e-graph, the passes that fired and advice, in sections.
+        """
+        return self.__teola_explained__(input).text(details=details)
+
+    def __teola_explained__(self, input: Any = None) -> Explanation:
+        given = None if input is None else query_input(input)
+        told = self.__teola_session__.explained(self.__teola_entry__, given)
+        return replace(told, served=served_section(self.__teola_session__.serving))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one."""

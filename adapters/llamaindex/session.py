@@ -9,7 +9,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
@@ -19,8 +19,11 @@ from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
-from teola_plugin.adapters.llamaindex.substitution import Accelerate, with_parts
+from teola_plugin.adapters.llamaindex.own_models.beside import Beside, beside, entries_of, gains
+from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
+from teola_plugin.adapters.serving.serving import Serving
 from teola_plugin.adapters.terms import Asked, Deadline, context_of, interrupting, named, outer_terms, unplanned
+from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import Query, Terms
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
@@ -28,6 +31,9 @@ from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.explain import Explanation
 
 Given = dict[str, Any]
 
@@ -46,6 +52,8 @@ class Settings:
     """Seconds after which a query fails with `QueryTimeout`."""
     weight: float = 1.0
     """Their share among the queries of the pool; 1.0 is ordinary."""
+    threads: ThreadSafety = ThreadSafety()
+    """Which of the user's own objects take several sync calls at once."""
 
     @property
     def asked(self) -> Asked:
@@ -81,6 +89,8 @@ class StartedCall(NamedTuple):
     terms: Terms | None
     """Of what the original calls where there is no query; None for those around it."""
     deadline: Deadline | None
+    beside: Beside | None = None
+    """What runs ahead of models of the user's own, without a pool."""
 
     @property
     def whole(self) -> QueryRun | None:
@@ -94,8 +104,12 @@ class StartedCall(NamedTuple):
     def close(self) -> None:
         if self.run is not None:
             self.run.close()
+        if self.beside is not None:
+            self.beside.close()
 
     def failing(self) -> AbstractContextManager[None]:
+        if self.beside is not None:
+            return self.beside.in_force()
         return nullcontext() if self.run is None else failing(self.run)
 
     def ending(self) -> AbstractContextManager[None]:
@@ -114,6 +128,8 @@ class Session:
         self._part = part
         self.shadow: Shadow | None = None
         """Compares a share of the calls with the original's."""
+        self.serving: Serving | None = None
+        """What `serve=` has done."""
         self.shown: Any = None
         """The class of what users hold, where it is one for all terms."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
@@ -128,7 +144,7 @@ class Session:
     def under(self, terms: Settings) -> Session:
         """Other terms for the same object."""
         made = Session(self.original, self.served, self.pool, terms, self._part)
-        made._traced, made.shadow = self._traced, self.shadow
+        made._traced, made.shadow, made.serving = self._traced, self.shadow, self.serving
         return made
 
     # ------------------------------------------------------------ seeing it
@@ -149,6 +165,22 @@ class Session:
         terms = self.terms
         return pool.plan(traced.template, shape(traced, input), passes=terms.passes, speculate=terms.speculate)
 
+    def explained(self, entry: str, input: Any = None) -> Explanation:
+        """What `explain()` says of an entry."""
+        from teola_plugin.adapters.expectations import ended_trace
+        from teola_plugin.adapters.explain import explain
+
+        trace, more = ended_trace(self._last), self._beside_in_words(entry)
+        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=trace, more=more)
+
+    def _beside_in_words(self, entry: str) -> tuple[str, ...]:
+        """What begins early of the user's own models, without a pool."""
+        threads = self.terms.threads
+        if self.pool is not None or self.terms.speculate == "off":
+            return ()
+        early = gains(self.served, entry, threads, is_async=False)
+        return (f"calls that {type(self.original).__name__} makes one after the other, side by side",) if early else ()
+
     @property
     def last(self) -> Run | None:
         return self._last[0] if self._last else None
@@ -157,7 +189,7 @@ class Session:
 
     def call(self, entry: str, given: Given | None, plain: Callable[[Any], Any]) -> Any:
         """`plain` of the object that runs, beside its live query."""
-        call = self._begin(entry, given)
+        call = self._begin(entry, given, is_async=False)
         with call.failing(), joined(call.whole, call.terms):
             made = plain(call.node)
             call.check()
@@ -165,13 +197,13 @@ class Session:
 
     async def acall(self, entry: str, given: Given | None, plain: Callable[[Any], Awaitable[Any]]) -> Any:
         """`call` in a loop."""
-        call = self._begin(entry, given)
+        call = self._begin(entry, given, is_async=True)
         with call.failing(), joined(call.whole, call.terms):
             async with interrupting(call.deadline):
                 made = await plain(call.node if call.run is None else nonblocking(call.node))
         return _kept_open(call, made)
 
-    def _begin(self, entry: str, given: Given | None) -> StartedCall:
+    def _begin(self, entry: str, given: Given | None, *, is_async: bool) -> StartedCall:
         """The live query, and what runs beside it; without one the original just runs."""
         current = current_run.get()
         runs = [] if current is None else [current]
@@ -185,7 +217,25 @@ class Session:
                 self._last[:] = [run]
                 return StartedCall(run, node, None, Deadline.of(run))
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
-        return StartedCall(None, self.served, *unplanned(self.terms.asked, runs, self.terms.app, clock))
+        terms, deadline = unplanned(self.terms.asked, runs, self.terms.app, clock)
+        if self.pool is not None or self.terms.speculate == "off":
+            return StartedCall(None, self.served, terms, deadline)
+        return self._begin_alone(entry, given, terms, deadline, is_async=is_async)
+
+    def _begin_alone(
+        self, entry: str, given: Given | None, terms: Terms | None, deadline: Deadline | None, *, is_async: bool
+    ) -> StartedCall:
+        """Without a pool: with what runs ahead of the user's own models, or of parts of it that are called."""
+        threads = self.terms.threads
+        try:
+            own = beside(self.served, entry, given, threads, self._part, is_async=is_async)
+            node = self.served if own is None else own.node
+            if own is None and _has_gaining_parts(node, threads, is_async=is_async):
+                node = with_parts(node, frozenset(), self._part)
+        except Exception as error:  # nothing of the original has run yet
+            log_fallback(error)
+            own, node = None, self.served
+        return StartedCall(None, node, terms, deadline, own)
 
     def _submit(self, pool: EnginePool, entry: str, given: Given | None, runs: Sequence[Any]) -> Run:
         whole = joinable(context_of(self.terms.asked, runs, pool).run)
@@ -205,6 +255,13 @@ class Session:
         """What runs: engines and retrievers in it that the graph does not know are accelerated by themselves."""
         known = self.entry(entry, len(given.get(TEXTS, ()))).lowered if given is not None else frozenset[int]()
         return with_parts(self.served, known, self._part)
+
+
+def _has_gaining_parts(node: Any, threads: ThreadSafety, *, is_async: bool) -> bool:
+    """Whether accelerating what it holds is of any use."""
+    held = [one for value in vars(node).values() for one in (value if isinstance(value, (list, tuple)) else [value])]
+    parts = [one for one in held if isinstance(one, PARTS)]
+    return any(gains(one, entry, threads, is_async=is_async) for one in parts for entry in entries_of(one))
 
 
 def query_input(query: QueryType) -> Given | None:

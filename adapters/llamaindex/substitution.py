@@ -17,7 +17,8 @@ from teola_plugin.tracer.llamaindex.classes import is_composite
 
 Accelerate = Callable[[Any], Any]
 """A part -> the same part, accelerated if that is of any use."""
-_PARTS = (BaseQueryEngine, BaseRetriever, BaseSynthesizer)
+PARTS = (BaseQueryEngine, BaseRetriever, BaseSynthesizer)
+"""What can be accelerated by itself."""
 
 
 def with_parts(node: Any, known: frozenset[int], accelerate: Accelerate) -> Any:
@@ -29,7 +30,7 @@ def with_parts(node: Any, known: frozenset[int], accelerate: Accelerate) -> Any:
         return node  # a class of the user's own may do anything with its parts
 
     def one(value: Any) -> Any:
-        if not isinstance(value, _PARTS):
+        if not isinstance(value, PARTS):
             return value
         return with_parts(value, known, accelerate) if id(value) in known else accelerate(value)
 

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from teola_plugin.errors import TeolaError
+from teola_plugin.errors import TeolaError, extra
 
 Status = Literal["ok", "warning", "problem"]
 US = "teola-plugin"
@@ -44,7 +44,7 @@ class Package:
 
     @property
     def how(self) -> str:
-        return f"pip install '{US}[{self.extra}]'"
+        return extra(self.extra)
 
 
 PACKAGES = (
@@ -66,7 +66,7 @@ def python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     wanted = _metadata(US, "Requires-Python")
     if not wanted:
-        return Check("Python", "warning", f"{version}; {US} is not installed", f"pip install {US}, or make setup")
+        return Check("Python", "warning", f"{version}; {US} is not installed", "make setup, in a checkout")
     if not _satisfies(version, wanted):
         return Check("Python", "problem", f"{version}, but {US} needs {wanted}", "make an environment with another one")
     return Check("Python", "ok", version)

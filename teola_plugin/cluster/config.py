@@ -16,13 +16,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from teola_plugin.engines.cores import parse_cores
 from teola_plugin.errors import ConfigError
 from teola_plugin.scheduling import POLICIES
 
@@ -53,7 +54,7 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Kind | None = None
-    factory: str = ""
+    factory: str = Field("", pattern=r"^$|^[\w.]+:[\w.]+$")
     """Instead of `kind`: `package.module:callable`, called with the engine's name and `options`."""
     model: str = ""
     """A folder or hub name (vllm, openai; embedding and reranking, which have small ones of their own)."""
@@ -69,7 +70,7 @@ class EngineConfig(BaseModel):
     the same share of a card's memory."""
     cores: tuple[str, ...] = ()
     """Cores of each instance in turn, e.g. `["0-3", "4-7"]` (CPU builds only)."""
-    resources: Mapping[str, float] = Field(default_factory=dict)
+    resources: Mapping[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Custom Ray resources of each instance, e.g. to tie it to a kind of node."""
     engine_args: Mapping[str, Any] = Field(default_factory=dict)
     """Passed on to vLLM as they are: tensor_parallel_size, quantization, enable_lora, max_model_len, ..."""
@@ -87,10 +88,19 @@ class EngineConfig(BaseModel):
             raise ValueError(f"there is no policy {value!r}; use one of {', '.join(POLICIES)}")
         return value
 
+    @field_validator("instances", "cpus", "gpus", "max_queued", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("it must be a number")
+        return value
+
     @field_validator("cores", mode="before")
     @classmethod
-    def _texts(cls, value: Any) -> Any:
-        return tuple(map(str, value)) if isinstance(value, list) else value
+    def _sets(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError('it must be a list with one text for each instance, e.g. ["0-3", "4-7"]')
+        return tuple(map(_cores, value))
 
     @model_validator(mode="after")
     def _whole(self) -> EngineConfig:
@@ -122,6 +132,18 @@ class EngineConfig(BaseModel):
         return max(self.instances, self.autoscale.most if self.autoscale else 0)
 
 
+def _cores(value: Any) -> str:
+    """Of one instance. Raises `ValueError`."""
+    text = str(value)
+    try:
+        known = not isinstance(value, bool | float) and parse_cores(text)
+    except ValueError:
+        known = ()
+    if not known:
+        raise ValueError(f'{value!r} names no cores; write e.g. "0-3" or "0,2"')
+    return text
+
+
 class PoolConfig(BaseModel):
     """Everything about one pool."""
 
@@ -138,6 +160,8 @@ class PoolConfig(BaseModel):
             raise ConfigError(
                 f"{path}: {error.strerror or error}.", hint="give the path of a pool's YAML file"
             ) from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not UTF-8: {error.reason}.", hint="save it as UTF-8") from None
         return cls.parse(text, str(path))
 
     @classmethod
@@ -147,6 +171,8 @@ class PoolConfig(BaseModel):
             root, data = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ConfigError(_syntax(source, error), hint="mend the YAML there") from None
+        if twice := list(_twice(root, source)):
+            raise ConfigError("\n".join(twice), hint="leave one of them out: only the last would count")
         if not isinstance(data, dict):
             raise ConfigError(f"{source}, line 1: it holds no settings.", hint="begin with `engines:` (see the docs)")
         try:
@@ -155,23 +181,67 @@ class PoolConfig(BaseModel):
             raise ConfigError("\n".join(_faults(source, root, error)), hint=_REMEDY) from None
 
 
+_SECRET = (("dsn",), ("base_url",))
+"""They may hold a password."""
 _REMEDY = "correct these lines; docs/cluster.md lists every setting"
 
 
 def _syntax(source: str, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     return f"{source}, line {mark.line + 1 if mark else 1}: {problem}."
+
+
+def _twice(node: Any, source: str, known: tuple[Any, ...] = ()) -> Iterator[str]:
+    """What YAML would take without a word: keys that stand twice in one mapping. `known`: nodes around it, by aliases
+    perhaps itself."""
+    if any(node is one for one in known):
+        return
+    if isinstance(node, yaml.SequenceNode):
+        for one in node.value:
+            yield from _twice(one, source, (*known, node))
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else ""
+            if name and name in seen:
+                yield f"{source}, line {key.start_mark.line + 1}: {name} stands there twice."
+            seen.add(name)
+            yield from _twice(value, source, (*known, node))
+
+
+_WANTED = {
+    "string_type": "it must be text",
+    "int_type": "it must be a whole number",
+    "int_parsing": "it must be a whole number",
+    "int_from_float": "it must be a whole number",
+    "float_type": "it must be a number",
+    "float_parsing": "it must be a number",
+    "dict_type": "it must hold settings, `name: value`",
+    "mapping_type": "it must hold settings, `name: value`",
+    "model_type": "it must hold settings, `name: value`",
+    "extra_forbidden": "there is no such setting",
+    "missing": "it is missing",
+    "too_short": "it is empty",
+}
+"""Of pydantic's kinds of faults, those that a stranger to it would not understand."""
+
+
+def _told(fault: Any) -> str:
+    if fault["type"] == "string_pattern_mismatch" and fault["loc"][-1] == "factory":
+        return "it must be of the form package.module:callable"
+    said = str(fault["msg"]).removeprefix("Value error, ")
+    return _WANTED.get(fault["type"], said.replace("Input should be", "it must be"))
 
 
 def _faults(source: str, root: Any, error: ValidationError) -> list[str]:
     found = []
     for fault in error.errors():
         path = tuple(key for key in fault["loc"] if not (isinstance(key, str) and key.startswith("function-")))
-        message = fault["msg"].removeprefix("Value error, ")
-        given = f" (got {fault['input']!r})" if isinstance(fault["input"], str | int | float | bool) else ""
-        where = ".".join(map(str, path)) or "the file"
-        found.append(f"{source}, line {_line(root, path)}: {where}: {message}{given}.")
+        shown = isinstance(fault["input"], str | int | float | bool | None) and fault["type"] != "missing"
+        given = f" (got {fault['input']!r})" if shown and path[-1:] not in _SECRET else ""
+        where = ".".join(str(key) for key in path if key != "[key]") or "the file"
+        found.append(f"{source}, line {_line(root, path)}: {where}: {_told(fault)}{given}.")
     return found
 
 

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 from typing import Any
 
 from teola_plugin.cluster.deployment import token as tokens
 from teola_plugin.cluster.deployment.records import ADDRESS, LOOPBACK, plain, token_of
 from teola_plugin.cluster.names import NAMESPACE
-from teola_plugin.errors import ConfigError, EngineUnavailable
+from teola_plugin.errors import ConfigError, EngineUnavailable, extra
+from teola_plugin.runtime.forks import in_child
 from teola_plugin.shims import ray as shim
+
+_inherited: list[bool] = []
+"""Not empty in a process that was forked from one that was connected."""
+
+
+def _note_fork() -> None:
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        _inherited.append(True)
+        atexit.unregister(ray.shutdown)  # it would wait for the parent's threads at the child's end, for ever
+
+
+in_child(_note_fork)
 
 
 def ensure_ray() -> Any:
@@ -18,9 +34,7 @@ def ensure_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise EngineUnavailable(
-            "the shared pool needs Ray, which is not installed.", hint="pip install 'teola-plugin[ray]'"
-        ) from None
+        raise EngineUnavailable("the shared pool needs Ray, which is not installed.", hint=extra("ray")) from None
     return ray
 
 
@@ -32,6 +46,7 @@ def checked(address: str) -> str:
             hint="give the cluster's own address, e.g. '10.0.0.1:6379' (what `ray start --head` prints), or 'auto' on "
             "one of its nodes",
         )
+    host_and_port(address)
     return address
 
 
@@ -43,6 +58,8 @@ def connect(address: str | None = None, *, token: str = "") -> None:
     ray = ensure_ray()
     wanted = checked(address or os.environ.get(ADDRESS, "") or "auto")
     if ray.is_initialized():
+        if _inherited:
+            raise _forked()
         _same_cluster(ray, wanted)
         return
     there = shim.current_address() if wanted == "auto" else wanted
@@ -95,6 +112,14 @@ def _same_cluster(ray: Any, wanted: str) -> None:
             f"this process is connected to the Ray cluster at {here} already, not to {wanted}.",
             hint="use one cluster in a process, or call ray.shutdown() before",
         )
+
+
+def _forked() -> EngineUnavailable:
+    return EngineUnavailable(
+        "this process was forked from one that was connected to Ray: Ray does not work here.",
+        hint="connect in the child alone (e.g. gunicorn's post_fork hook, or without preloading), or start processes "
+        "by spawn instead of fork",
+    )
 
 
 def _refused(address: str, error: Exception) -> EngineUnavailable:

@@ -145,6 +145,14 @@ class WorkflowTemplate:
             if c.attributes.lookahead not in unwanted
         )
 
+    def chosen_on(self) -> frozenset[str]:
+        """Engines that work for parts which are yet to be chosen, if that is begun ahead."""
+        if False not in self._ahead:
+            return frozenset()
+        own = (c for c in self.components if c.attributes.lookahead is False)
+        engines = {name for c in own for name in (c.engine, c.embedder, *_engines_in(c)) if name}
+        return frozenset(engines).union(*(body.chosen_on() for body in self._bodies()))
+
     def _bodies(self) -> Iterator[WorkflowTemplate]:
         for c in self.components:
             yield from (body for body in (c.body, c.otherwise) if body is not None)
@@ -154,3 +162,10 @@ class WorkflowTemplate:
 
     def with_components(self, components: Iterable[Component]) -> WorkflowTemplate:
         return replace(self, components=tuple(components))
+
+
+def _engines_in(component: Component) -> Iterator[str]:
+    """Engines of what a component holds, however deep."""
+    for body in (component.body, component.otherwise):
+        for c in () if body is None else body.components:
+            yield from (c.engine, c.embedder, *_engines_in(c))

@@ -7,7 +7,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
-from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.errors import RegistrationError, extra, unknown_name
 from teola_plugin.observe.otel import ModelOf, emit
 from teola_plugin.observe.spans import QueryTrace
 
@@ -32,9 +32,7 @@ def tracing_sink(tracing: str | TracerProvider, model_of: ModelOf) -> OpenTeleme
     try:
         import opentelemetry.trace  # noqa: F401
     except ImportError as error:
-        raise RegistrationError(
-            "tracing needs OpenTelemetry, which is not installed.", hint="pip install 'teola-plugin[otel]'"
-        ) from error
+        raise RegistrationError("tracing needs OpenTelemetry, which is not installed.", hint=extra("otel")) from error
     return OpenTelemetrySink(None if isinstance(tracing, str) else tracing, model_of)
 
 
@@ -77,6 +75,7 @@ class OpenTelemetrySink:
         except queue.Full:
             return
         self._thread.join(_CLOSING)
+        self._thread = None  # a pool that is started again begins another
 
     def _main(self) -> None:
         while (told := self._waiting.get()) is not None:

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from teola_plugin.observe.critical_path import PathStep, critical_path
 from teola_plugin.observe.steps import Step
+from teola_plugin.observe.waits import Wait
 
 GraphNode = tuple[str, str, str, int, bool]
 """(id, kind, engine, depth, tentative)"""
@@ -21,6 +23,8 @@ PassRun = tuple[str, bool, float]
 Detail = tuple[tuple[str, str], ...]
 """(key, value) pairs; empty unless prompts and documents were asked for."""
 
+GENERATION = "GENERATION"
+"""The kind of a span that is a prefilling and its decoding."""
 UNUSED = frozenset({"wasted", "cancelled"})
 """Outcomes of work whose value nobody used."""
 
@@ -33,7 +37,8 @@ class Span:
     app: str
     primitive: str
     kind: str
-    """Name of the `PrimitiveKind`, e.g. `EMBEDDING`."""
+    """Name of the `PrimitiveKind`, e.g. `EMBEDDING`; `GENERATION` for a prefilling and its decoding of which nobody can
+    tell when the one ended and the other began."""
     queued: float
     started: float | None = None
     first: float | None = None
@@ -51,6 +56,7 @@ class Span:
     size: int = 1
     """Requests."""
     tokens: int = 0
+    """Of the prompt; of a decoding those that it wrote."""
     cached: int = 0
     """Of the tokens, those found in a prefix cache."""
     tentative: bool = False
@@ -59,6 +65,13 @@ class Span:
     detail: Detail = ()
     step: int = 0
     """Id of the step of the plain object that it belongs to, by a call or as planned; 0 where that is not known."""
+    written: int = 0
+    """Tokens that a `GENERATION` wrote."""
+    cause: str = ""
+    """Id of the primitive whose news let it begin, as the scheduler knows; empty where that is not known."""
+    also: tuple[str, ...] = ()
+    """Ids of other primitives that are this very work: the decoding of a `GENERATION`, those of later parts that have
+    adopted it."""
 
     @property
     def begin(self) -> float:
@@ -73,23 +86,6 @@ class Span:
     @property
     def unused(self) -> bool:
         return self.outcome in UNUSED
-
-
-@dataclass(frozen=True, slots=True)
-class PathStep:
-    """One span of the critical path, and how long it held up the query. All in seconds, none overlaps another."""
-
-    span: Span
-    idle: float
-    """Before it was queued: nothing on the path was running."""
-    waited: float
-    """In the engine's queue."""
-    seconds: float
-    """Running, after the step before it was done."""
-
-    @property
-    def total(self) -> float:
-        return self.idle + self.waited + self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +131,8 @@ class QueryTrace:
     """Of the plain object, where it told of any, in the order in which they began."""
     steps_left_out: int = 0
     """Those between the first and the latest that were not kept."""
+    waits: tuple[Wait, ...] | None = None
+    """What the plain object waited for; None where there was none that could tell."""
 
     @property
     def seconds(self) -> float:
@@ -149,35 +147,26 @@ class QueryTrace:
         """The e-graph for drawing; worked out from the spans where none was recorded."""
         return self.graph or GraphView.of_spans(self.spans)
 
+    def finished(self) -> dict[str, Span]:
+        """By id, also by those of other primitives that are the same work. Of one that was retried the last."""
+        found = {name: s for s in self.spans if s.done is not None for name in s.also}
+        return found | {s.primitive: s for s in self.spans if s.done is not None}
+
     def critical_path(self) -> tuple[PathStep, ...]:
-        """The chain of spans that made the query take as long as it did, in order.
-
-        Walks back from the span that finished last (unused work aside), always to the parent that finished last.
-        A parent that outlasted its child (it streamed to it) did not hold it up at its end, so it is not followed.
-        The steps' totals add up to the time from the query's start to the end of the last step.
+        """What the answer waited for, moment by moment, from the begin of the query to its end, whose seconds it adds
+        up to: primitives, their time in queues, and code of the plain object. See `observe.critical_path`.
         """
-        chain = self._latest_chain()
-        steps, at = [], self.started
-        for span in chain:
-            assert span.done is not None
-            started = max(at, min(span.begin, span.done))
-            idle = max(0.0, min(span.queued, started) - at)
-            steps.append(PathStep(span, idle, started - at - idle, max(0.0, span.done - started)))
-            at = max(at, span.done)
-        return tuple(steps)
+        return critical_path(self)
 
-    def _latest_chain(self) -> list[Span]:
-        finished = {s.primitive: s for s in self.spans if s.done is not None}
-        used = [s for s in finished.values() if not s.unused]
-        span = max(used or finished.values(), key=lambda s: (s.done, -s.depth), default=None)
-        chain: list[Span] = []
-        while span is not None:
-            chain.append(span)
-            del finished[span.primitive]  # a span is visited once, whatever the parents say
-            parents = [finished[p] for p in span.parents if p in finished]
-            in_time = [p for p in parents if p.done <= span.done]  # type: ignore[operator]
-            span = max(in_time, key=lambda s: s.done or 0.0, default=None)
-        return chain[::-1]
+    def waited_for(self) -> dict[str, float]:
+        """Seconds of the critical path by engine ("" is what the client computed for the plan), in the order of the
+        engines; `queued`, in their queues; `code`, of the plain object. They add up to those of the query."""
+        path, found = self.critical_path(), dict.fromkeys(self.engines, 0.0)
+        for step in path:
+            if not step.is_code:
+                found[step.span.engine] = found.get(step.span.engine, 0.0) + step.seconds + step.idle
+        queued = sum(step.waited for step in path if not step.is_code)
+        return {**found, "queued": queued, "code": sum(step.total for step in path if step.is_code)}
 
     def busy(self, engine: str) -> float:
         """Seconds during which at least one of this query's spans ran on `engine` ("" is the client)."""
@@ -191,11 +180,11 @@ class QueryTrace:
     def wasted(self) -> tuple[int, int]:
         """(spans, tokens) of work of engines that was begun and that nobody used."""
         lost = [s for s in self.spans if s.unused and s.started is not None and s.engine]
-        return len(lost), sum(s.tokens for s in lost)
+        return len(lost), sum(s.tokens + s.written for s in lost)
 
     def summary(self) -> dict[str, Any]:
         """The figures of the query as JSON-ready data; all times in seconds."""
-        path = self.critical_path()
+        path, waited_for = self.critical_path(), self.waited_for()
         lost, lost_tokens = self.wasted()
         return {
             "query_id": self.query_id,
@@ -204,12 +193,14 @@ class QueryTrace:
             "seconds": self.seconds,
             "primitives": len({s.primitive for s in self.spans}),
             "requests": sum(s.size for s in self.spans),
-            "tokens": sum(s.tokens for s in self.spans),
+            "tokens": sum(s.tokens + s.written for s in self.spans),
             "cached_tokens": sum(s.cached for s in self.spans),
             "work_seconds": sum(s.seconds for s in self.spans),
-            "critical_primitives": len(path),
-            "critical_seconds": sum(step.seconds for step in path),
-            "critical_waited": sum(step.waited + step.idle for step in path),
+            "critical_primitives": len({step.span.primitive for step in path if not step.is_code}),
+            "critical_seconds": sum(step.seconds for step in path if not step.is_code),
+            "critical_waited": sum(step.waited + step.idle for step in path if not step.is_code),
+            "critical_code": waited_for["code"],
+            "waited_for": waited_for,
             "wasted_primitives": lost,
             "wasted_tokens": lost_tokens,
             "left_out": self.left_out,

@@ -20,7 +20,7 @@ class PassContext:
     """What passes know beyond the graph: the engines' profiles, and how far work may run on predictions.
 
     An engine without a profile is not the pool's own: nothing is known of it, so passes leave its primitives alone
-    unless `speculate` is `"all"`.
+    unless `speculate` is `"all"`. One that is not declared `own` gets no work on predictions either.
     """
 
     profiles: Mapping[str, EngineProfile] = field(default_factory=dict)
@@ -42,11 +42,20 @@ class PassContext:
         one, other = self.profiles.get(first), self.profiles.get(second)
         return one is None or other is None or not share_hardware(one.device, other.device)
 
+    def may_read(self, engine: str) -> bool:
+        """Whether what the engine writes may be read as it comes, as a guess at the whole."""
+        return self.speculate == "all" or (self.speculate == "auto" and engine in self.profiles)
+
     def may_predict(self, *engines: str) -> bool:
         """Whether work on predicted values may be sent to all of `engines`."""
         if self.speculate != "auto":
             return self.speculate == "all"
-        return all(engine in self.profiles for engine in engines if engine)
+        return all(engine in self.profiles for engine in engines if engine) and self.may_ask(*engines)
+
+    def may_ask(self, *engines: str) -> bool:
+        """Whether each of these is declared own, or nobody minds."""
+        found = (self.profiles.get(engine) for engine in engines)
+        return self.speculate == "all" or all(profile.own for profile in found if profile is not None)
 
     def fingerprint(self) -> Hashable:
         """Equal for contexts that lead the passes to equal graphs."""

@@ -70,7 +70,7 @@ def _streams(d: Primitive, graph: Graph) -> bool:
 
 def _consumers(d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
     """Readers of the list that `d`'s text becomes, as far as they may work on predictions."""
-    if not context.may_predict(d.engine):
+    if not context.may_read(d.engine):
         return []
     makers, found = [d.id], dict[str, Primitive]()
     for name in makers:

@@ -47,6 +47,8 @@ def find_pass(name: str) -> Pass:
 
 def resolve_passes(passes: Iterable[Pass | str]) -> tuple[Pass, ...]:
     """Pass objects as they are, names looked up. Raises `RegistrationError`."""
+    if isinstance(passes, str):
+        raise RegistrationError(f"passes is the text {passes!r}.", hint=f"give a list: passes=[{passes!r}]")
     return tuple(find_pass(one) if isinstance(one, str) else one for one in passes)
 
 

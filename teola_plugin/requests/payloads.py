@@ -151,6 +151,8 @@ class Warmup:
 @dataclass(frozen=True, slots=True)
 class Warmed:
     tokens: int
+    cached_tokens: int = 0
+    """Those of them that were in the prefix cache before, as far as the engine tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,4 +169,5 @@ class Generation:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values were found in the prefix cache."""
+    """Prompt tokens whose keys and values were found in the prefix cache. An engine that always tells says so with an
+    attribute, `tells_cached = True`; of another one, 0 may mean that it does not know."""

@@ -11,8 +11,9 @@ from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout
+from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, pool_closed
 from teola_plugin.graph import PrimitiveKind, Query, Terms
+from teola_plugin.observe.waits import OpenWait
 from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
@@ -48,6 +49,8 @@ class Call:
     """Of the plain object: the one that calls; 0 where that is not known."""
     held: HeldPart | None = None
     """That of its place."""
+    wait: OpenWait | None = None
+    """What the trace of its query says of it."""
     works: list[Work] = field(default_factory=list)
     """One for each payload, once they are made or claimed."""
     given_up: bool = False
@@ -123,6 +126,9 @@ class PlainCalls:
 
     def _make(self, run: QueryRun, call: Call, *, live: bool) -> None:
         run.calls_made += 1
+        wait = call.wait
+        if live and wait is not None:
+            call.future.add_done_callback(lambda _: self._driver.trace.answered(run, wait, call.works))
         name = f"{call.port.name}.call#{run.calls_made}"
         for collection in {one.collection for one in call.payloads if isinstance(one, IngestRow)}:
             self._driver.engines.works.overwritten(call.port.name, collection)
@@ -242,9 +248,11 @@ class PlainCalls:
                 return
             self._send(run, call, name, live=run.id in self._driver.runs)
             self._wait(run, call, name)
-        except Exception as error:
+        except BaseException as error:
             if not call.future.done():
-                self._refuse(call, error)
+                self._refuse(call, error if isinstance(error, Exception) else pool_closed())
+            if not isinstance(error, Exception):  # the loop ends, and nobody else does
+                raise
         finally:
             for work in claimed:
                 work.checked()

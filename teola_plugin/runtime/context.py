@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 
 from teola_plugin.graph import Terms
 from teola_plugin.observe.steps import OpenStep
+from teola_plugin.observe.waits import OwnCall
+from teola_plugin.runtime.forks import in_child
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.part import HeldPart
     from teola_plugin.runtime.query_run import QueryRun
 
 current_run: ContextVar[QueryRun | None] = ContextVar("teola_current_run", default=None)
+
+in_child(lambda: current_run.set(None))  # it goes on in the parent, and nobody else can join it
 
 current_terms: ContextVar[Terms | None] = ContextVar("teola_current_terms", default=None)
 """Of calls that belong to no live query: what their caller asked for, also where planning fell back."""
@@ -38,6 +42,9 @@ class CallPlace:
 NOWHERE = CallPlace()
 
 current_place: ContextVar[CallPlace] = ContextVar("teola_current_place", default=NOWHERE)
+
+current_call: ContextVar[OwnCall | None] = ContextVar("teola_current_call", default=None)
+"""The call of one of the user's own objects that runs, for traces: an engine may do its work."""
 
 
 @contextmanager

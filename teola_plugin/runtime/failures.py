@@ -24,8 +24,8 @@ def outcome_error(run: QueryRun, order: End) -> QueryError | BaseException | Non
     if order.outcome != "failed":
         return None
     cause = run.errors.get(order.primitive)
-    if cause is not None and not isinstance(cause, EngineError):
-        return cause  # the user's own exception passes through unchanged
+    if cause is not None and not (order.primitive and isinstance(cause, EngineError)):
+        return cause  # the user's own exception passes through unchanged, and what befell the pool as a whole
     error = QueryError(
         f"query {run.id} failed at primitive {order.primitive!r}: {cause}",
         query_id=run.id,

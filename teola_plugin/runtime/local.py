@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Any
 
@@ -14,23 +14,23 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.engines.devices.place import on_cards, place
 from teola_plugin.engines.prefix_events import request_prefix_events
-from teola_plugin.errors import EngineUnavailable, unknown_name
+from teola_plugin.errors import pool_closed, pool_not_started, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
 from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import Version
 from teola_plugin.runtime.calls import Call, PlainCalls
-from teola_plugin.runtime.context import current_place, current_terms
+from teola_plugin.runtime.context import current_call, current_place, current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
-from teola_plugin.runtime.loop_thread import LoopThread, SameLoop, closed
+from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
 from teola_plugin.runtime.part import HeldPart, Part
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
-from teola_plugin.runtime.timeouts import at_most
+from teola_plugin.runtime.timeouts import at_most, ended
 from teola_plugin.runtime.works.work import placed
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.graph_events import CancelQuery, Close
@@ -64,26 +64,58 @@ class LocalRuntime:
         self._engines = {name: list(instances) for name, instances in engines.items()}
         self._policy = policy
         self.loop = loop or LoopThread()
-        threads = isinstance(self.loop, LoopThread)
-        self.recorder = TraceRecorder(keep_traces, details=details, wall=time.time if threads else None, sink=sink)
-        self._driver = GraphDriver(self.recorder, threads=threads)
+        self._threads = isinstance(self.loop, LoopThread)
+        wall = time.time if self._threads else None
+        self.recorder = TraceRecorder(keep_traces, details=details, wall=wall, sink=sink)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """With nothing of an earlier life: no queries, no works, no ports."""
+        self._driver = GraphDriver(self.recorder, threads=self._threads)
         self._calls = PlainCalls(self._driver, self._version, self._deliver)
         engine_work = self._driver.engines
         self._listener = PortListener(engine_work.request_started, engine_work.request_piece, engine_work.request_ended)
         self._ports: dict[str, Port] = {}
+        self._start: Future[Any] | None = None
+        self._starting: asyncio.Task[Any] | None = None
         self._running = False
 
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Start the loop and the engines, side by side. Raises what an engine raises."""
+        """Start the loop and the engines, side by side; again after `stop`. Raises what an engine raises, and
+        `EngineUnavailable` in a process that was forked while they ran."""
+        if self.loop.was_forked:
+            raise self.loop.unavailable()
+        if self.loop.used:
+            self.renew()
         self.loop.start()
+        starting = self._start = self.loop.run(self._start_engines())
         try:
-            self.loop.run(self.astart()).result()
+            starting.result()
+        except CancelledError:  # see `break_off`
+            self.stop()
+            raise pool_closed() from None
         except BaseException:
-            self.loop.run(self.astop()).result()
-            self.loop.stop()
+            starting.cancel()
+            self.stop()
             raise
+        finally:
+            self._start = None
+
+    def break_off(self) -> None:
+        """End a `start` that another thread is at: it fails as closed. What has started is stopped again."""
+        if (start := self._start) is not None:
+            start.cancel()
+
+    def renew(self) -> None:
+        """Not started, with a new loop: the one before has ended, or is the parent process's."""
+        self.loop = LoopThread()
+        self._begin_anew()
+
+    async def _start_engines(self) -> None:
+        self._starting = asyncio.current_task()
+        await self.astart()
 
     async def astart(self) -> None:
         """`start` for a runtime on the caller's loop."""
@@ -108,20 +140,45 @@ class LocalRuntime:
         self._running = True
 
     def stop(self) -> None:
-        """Stop the engines and the loop. Idempotent; calls under way fail as unavailable."""
-        if self._running:
-            self.loop.run(self.astop()).result(60)
-        self.loop.stop()
-        if self.recorder.sink is not None:
-            self.recorder.sink.close()
+        """Stop the engines and the loop. Idempotent; calls under way fail as unavailable. A forked child leaves its
+        parent's alone."""
+        if self.loop.was_forked:
+            return
+        try:
+            if self.loop.runs:
+                self.loop.run(self.astop()).result(60)
+        finally:
+            self.loop.stop()
+            if self.recorder.sink is not None:
+                self.recorder.sink.close()
 
     async def astop(self) -> None:
         self._running = False
-        self._driver.code.close()
-        for port in self._ports.values():
-            await port.close()
+        starting, self._starting = self._starting, None
+        if starting is not None:  # whoever started them has given up
+            await ended(_STOPPING, [starting])
+        self._driver.close()
+        await asyncio.gather(*(port.close() for port in self._ports.values()))
+        await self._close_engines()
+
+    async def _close_engines(self) -> None:
         stops = (at_most(_STOPPING, e.stop()) for instances in self._engines.values() for e in instances)
         await asyncio.gather(*stops, return_exceptions=True)
+
+    def add(self, engine: Engine, *, running: bool) -> None:
+        """One more engine; started if the others are. Raises what it raises, and then it is not there."""
+        if running:
+            self.loop.run(self._start_beside(engine)).result()
+        self._engines = {**self._engines, engine.name: [engine]}
+
+    async def _start_beside(self, engine: Engine) -> None:
+        try:
+            await engine.start()
+            await calibrate(engine)
+        except BaseException:
+            await at_most(_STOPPING, engine.stop())
+            raise
+        self._open({engine.name: self._port_of(engine.name, [engine])})
 
     def attach(self, engine: Engine) -> None:
         """Add an engine that needs no start and no stop (the client's own objects); once per name."""
@@ -135,7 +192,7 @@ class LocalRuntime:
 
     def _need_running(self) -> None:
         if not self._running:
-            raise EngineUnavailable("the engine pool is not running.", hint="use it inside `with EnginePool...:`")
+            raise pool_closed() if self.loop.used else pool_not_started()
 
     def port(self, engine: str) -> Port:
         self._need_running()
@@ -170,7 +227,7 @@ class LocalRuntime:
         run = QueryRun(self, query, _NO_GRAPH, {}, True, QueryStore(query.inputs), claims=False, joins=joins)
         tell = self.loop.leave if query.deadline is None else self.loop.tell  # nothing happens to it before it calls
         if not tell(self._admit, run, _NO_GRAPH, None, (), self.time()):
-            raise closed()
+            raise self.loop.unavailable()
         return run
 
     def _admit(
@@ -218,7 +275,7 @@ class LocalRuntime:
 
     def time(self) -> float:
         """The runtime's clock, in seconds; deadlines are on it."""
-        return self.loop.loop.time()
+        return self.loop.time()
 
     # ------------------------------------------------------------ single calls
 
@@ -250,11 +307,16 @@ class LocalRuntime:
         if run is not None:
             place = current_place.get()
             call.step, call.held = run.steps.id_of(place.step), place.held
+            call.wait = run.waits.asked(self.time(), call.step)
+            call.wait.within = current_call.get()
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
-        self.loop.post(self._calls.join, run, call)
+        loop, calls = self.loop, self._calls
+        loop.post(calls.join, run, call)
+        # Of a caller whose loop is closed, the query will never be closed: what is left of it would stay for ever.
+        lost = run.close if run is not None else lambda: None
         return CallHandle(
-            future, pieces=log, cancel=lambda: self.loop.tell(self._calls.give_up, call), owner=self.loop.ident
+            future, pieces=log, cancel=lambda: loop.tell(calls.give_up, call), owner=loop.ident, lost=lost
         )
 
     def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from typing import Any
 
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.errors import EngineUnavailable, pool_closed, pool_forked, pool_not_started
+from teola_plugin.runtime.forks import tell_of_forks
 from teola_plugin.runtime.timeouts import ended
 
 log = logging.getLogger("teola_plugin")
@@ -18,42 +20,94 @@ _ENDING = 5.0
 """Seconds that what still runs has to end when the loop is stopped."""
 
 
-class LoopThread:
-    """Starts with `start`, ends with `stop`; independent of the loops that callers come and go with.
+_of_parents: list[asyncio.AbstractEventLoop] = []
+"""Loops that a forked child has from its parent, for ever: closing one would take it from what wakes the parent's."""
 
-    Nothing that runs on it ends it but `stop`. What was posted before `stop` is run; afterwards nothing is taken.
+
+class LoopThread:
+    """Starts with `start`, ends with `stop`, once; independent of the loops that callers come and go with.
+
+    Nothing that runs on it ends it but `stop`. What was posted before `stop` is run; before `start` and afterwards
+    nothing is taken, nor in a child that was forked meanwhile.
     """
 
-    def __init__(self, name: str = "teola-pool", loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """`loop`: one that somebody else runs; it is not to be started here."""
-        self.loop = loop or asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+    def __init__(self, name: str = "teola-pool") -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._name = name
+        self._thread: threading.Thread | None = None
         self._taking = threading.Lock()
         self._told: list[tuple[Context, Callable[..., Any], tuple[Any, ...]]] = []
         self._woken = False
         """Whether the loop is about to look at what it was told."""
-        self._stopped = False
+        self._takes = False
+        self._why: Callable[[], EngineUnavailable] = pool_not_started
+        """It takes nothing."""
         self._ends = False
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Raises `EngineUnavailable` before `start`."""
+        if self._loop is None:
+            raise pool_not_started()
+        return self._loop
+
+    @property
     def ident(self) -> int:
-        return self._thread.ident or 0
+        return (self._thread and self._thread.ident) or 0
+
+    @property
+    def used(self) -> bool:
+        """Whether it was started, ever."""
+        return self._thread is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it takes what is posted."""
+        return self._takes
+
+    @property
+    def was_forked(self) -> bool:
+        """Whether it runs in a parent process and not here."""
+        return self._why is pool_forked
+
+    def unavailable(self) -> EngineUnavailable:
+        """Why it takes nothing."""
+        return self._why()
+
+    def time(self) -> float:
+        """The loop's clock, in seconds."""
+        return time.monotonic() if self._loop is None else self._loop.time()
 
     def start(self) -> None:
+        """Not twice: a loop that has ended is not begun again."""
+        self._loop = asyncio.new_event_loop()
+        self._why, self._takes = pool_closed, True
+        tell_of_forks(self)
+        # Made here: in a forked child, one that was not started yet counts as ended.
+        self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
         self._thread.start()
 
+    def forked(self) -> None:
+        """In a child: the thread is not there, and the loop's selector is the parent's, too."""
+        self._taking = threading.Lock()
+        if self._loop is not None:
+            _of_parents.append(self._loop)
+        if self._takes:
+            self._why, self._takes = pool_forked, False
+
     def _main(self) -> None:
-        asyncio.set_event_loop(self.loop)
+        loop = self.loop
+        asyncio.set_event_loop(loop)
         while not self._ends:
             try:
-                self.loop.run_forever()
+                loop.run_forever()
             except BaseException as error:  # SystemExit and KeyboardInterrupt leave a loop; here they end one callback
                 log.error("a callback on the pool's loop raised %r; the loop goes on", error, exc_info=error)
 
     def post(self, function: Callable[..., Any], *args: Any) -> None:
         """Run `function` on the loop soon; from any thread. Raises `EngineUnavailable` once the pool is closed."""
         if not self.tell(function, *args):
-            raise closed()
+            raise self._why()
 
     def tell(self, function: Callable[..., Any], *args: Any) -> bool:
         """`post` for what nobody needs to know on a loop that has ended; whether it will be run."""
@@ -71,9 +125,9 @@ class LoopThread:
             return self._take(function, args)
 
     def _take(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-        if not self._stopped:
+        if self._takes:
             self._told.append((copy_context(), function, args))
-        return not self._stopped
+        return self._takes
 
     def _hear(self) -> None:
         with self._taking:
@@ -98,7 +152,7 @@ class LoopThread:
         future: Future[Any] = Future()
         if not self.tell(self._begin, coroutine, future):
             coroutine.close()
-            future.set_exception(closed())
+            future.set_exception(self._why())
         return future
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
@@ -108,8 +162,8 @@ class LoopThread:
 
     def _copy_to(self, future: Future[Any]) -> Callable[[asyncio.Task[Any]], None]:
         def copy(task: asyncio.Task[Any]) -> None:
-            if task.cancelled() and self._stopped and not future.done():
-                future.set_exception(closed())
+            if task.cancelled() and not self._takes and not future.done():
+                future.set_exception(pool_closed())
             else:
                 _copy(task, future)
 
@@ -118,14 +172,16 @@ class LoopThread:
     def stop(self) -> None:
         """Ends the loop and its thread; within a bounded time, whatever hangs there. Idempotent."""
         with self._taking:
-            if self._stopped:
+            if not self._takes:
                 return
-            self._stopped = True
-        if self._thread.is_alive():
+            self._takes = False
+        thread = self._thread
+        assert thread is not None, "it takes nothing before it is started"
+        if thread.is_alive():
             self.loop.call_soon_threadsafe(self._hear)
             asyncio.run_coroutine_threadsafe(self._finish(), self.loop)
-            self._thread.join(4 * _ENDING)
-        if self._thread.is_alive():
+            thread.join(4 * _ENDING)
+        if thread.is_alive():
             log.warning("the pool's loop hangs in a callback; its thread is left behind")
         else:
             self.loop.close()
@@ -142,11 +198,6 @@ class LoopThread:
             self.loop.stop()
 
 
-def closed() -> EngineUnavailable:
-    """What is raised once the pool has ended."""
-    return EngineUnavailable("the engine pool is closed.", hint="use it inside its `with` block, or start another one")
-
-
 class SameLoop:
     """The caller's own running loop in the role of a `LoopThread`: virtual time, and tests on one loop."""
 
@@ -157,8 +208,17 @@ class SameLoop:
     def ident(self) -> int:
         return 0
 
+    used = was_forked = False
+    runs = True
+
     def start(self) -> None:
         pass
+
+    def time(self) -> float:
+        return self.loop.time()
+
+    def unavailable(self) -> EngineUnavailable:
+        return pool_closed()
 
     def post(self, function: Callable[..., Any], *args: Any) -> None:
         function(*args)

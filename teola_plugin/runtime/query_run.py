@@ -12,6 +12,7 @@ from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import OpenStep, StepLog
+from teola_plugin.observe.waits import WaitLog
 from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.dead_parts import DeadPart
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
@@ -19,6 +20,7 @@ from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.part import AskingPart, HeldPart, Part
 from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.runtime.warmups import WarmedPrefix
 from teola_plugin.runtime.works.identities import OWN_GRAPH, EarlyGraph
 from teola_plugin.runtime.works.work import Work
 
@@ -127,6 +129,14 @@ class QueryRun:
     """Those that began later, by the name that leads the ids of their primitives."""
     steps: StepLog = field(default_factory=StepLog)
     """What the plain object told of its own steps, for the trace."""
+    waits: WaitLog = field(default_factory=WaitLog)
+    """Its calls, for the trace."""
+    causes: dict[str, str] = field(default_factory=dict)
+    """Primitive -> the one whose news let it begin, for the trace."""
+    requests: dict[str, str] = field(default_factory=dict)
+    """Request id -> the primitive that it is traced as, where the plain object's calls are told of by requests."""
+    warmups: list[WarmedPrefix] = field(default_factory=list)
+    """What was prefilled ahead, for the trace."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -226,8 +236,9 @@ class QueryRun:
     def over(self) -> None:
         """The query has ended: what it held is let go."""
         self.store.clear()
-        for held in (self.primitives, self.waiters, self.preparing, self.last_calls, self.parts):
-            held.clear()
+        held = (self.primitives, self.waiters, self.preparing, self.last_calls, self.parts, self.causes, self.requests)
+        for one in (*held, self.warmups):
+            one.clear()
 
     def observe(self, primitive: str, value: Any) -> None:
         """The plain object has computed the value of an opaque primitive."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -43,15 +42,14 @@ def any_traces(draw: st.DrawFn) -> QueryTrace:
 
 
 @given(any_traces())
-def test_critical_path_is_ordered_and_never_longer_than_the_query(found: QueryTrace) -> None:
+def test_the_critical_path_adds_up_to_the_query(found: QueryTrace) -> None:
     path = found.critical_path()
-    assert all(a.span.done <= b.span.done for a, b in pairwise(path))
-    assert all(a.span.primitive in b.span.parents for a, b in pairwise(path))
-    assert len({step.span.primitive for step in path}) == len(path)
     assert all(min(step.idle, step.waited, step.seconds) >= 0 for step in path)
-    assert sum(step.total for step in path) <= found.seconds + 1e-9
-    if path:  # nothing between the start and the end of the last step is left out or counted twice
-        assert sum(step.total for step in path) == pytest.approx(path[-1].span.done)
+    engines = [step.span.primitive for step in path if not step.is_code]
+    assert len(set(engines)) == len(engines), "no primitive is on it twice"
+    if any(span.done is not None for span in found.spans):
+        assert sum(step.total for step in path) == pytest.approx(found.seconds)
+        assert sum(found.waited_for().values()) == pytest.approx(found.seconds)
 
 
 @given(any_traces())
@@ -63,7 +61,8 @@ def test_busy_counts_no_moment_twice(found: QueryTrace) -> None:
 
 def test_critical_path_of_a_chain_is_the_chain() -> None:
     path = trace("plain", PLAIN).critical_path()
-    assert [step.span.primitive for step in path] == [row[0] for row in PLAIN]
+    assert [step.span.primitive for step in path] == [*(row[0] for row in PLAIN), "your code"]
+    assert path[-1].is_code and path[-1].total == pytest.approx(0.02)
     assert sum(step.waited for step in path) == pytest.approx(0.05)
     assert sum(step.idle for step in path) == pytest.approx(0.0)
 
@@ -80,6 +79,7 @@ def test_critical_path_follows_the_parent_that_finished_last() -> None:
         "rerank",
         "answer.full_prefilling",
         "answer.decoding",
+        "your code",
     ]
 
 
@@ -95,14 +95,14 @@ def test_a_streaming_parent_that_outlasts_its_child_did_not_hold_it_up() -> None
         ("early", "EMBEDDING", "minilm", 0.5, 0.5, 1.0, ("decode",)),
         ("last", "CALL", "", 2.0, 2.0, 2.5, ("early", "decode")),
     )
-    assert [step.span.primitive for step in trace("stream", rows).critical_path()] == ["decode", "last"]
+    assert [step.span.primitive for step in trace("stream", rows, tail=0.0).critical_path()] == ["decode", "last"]
 
 
 def test_unused_work_that_ends_last_is_not_on_the_critical_path() -> None:
     base = trace("plain", PLAIN)
     late = dataclasses.replace(base.spans[-1], primitive="guess", outcome="wasted", done=base.ended + 1, parents=())
     found = dataclasses.replace(base, spans=(*base.spans, late))
-    assert found.critical_path()[-1].span.primitive == "answer.decoding"
+    assert found.critical_path()[-2].span.primitive == "answer.decoding"
     assert found.wasted() == (1, late.tokens)
 
 
@@ -117,7 +117,7 @@ def test_the_last_try_of_a_retried_primitive_counts() -> None:
     failed = dataclasses.replace(base.spans[0], outcome="failed")
     again = dataclasses.replace(base.spans[0], queued=0.05, started=0.05, done=0.2)
     found = dataclasses.replace(base, spans=(failed, again), ended=0.2)
-    assert found.critical_path()[0].span is again
+    assert [step.span for step in found.critical_path() if not step.is_code] == [again]
     assert found.summary()["primitives"] == 1
 
 
@@ -126,6 +126,8 @@ def test_summary_is_json_and_adds_up() -> None:
     assert found["primitives"] == len(FAST)
     assert found["seconds"] == pytest.approx(2.16)
     assert found["critical_seconds"] + found["critical_waited"] == pytest.approx(2.14)
+    assert found["critical_code"] == pytest.approx(0.02)
+    assert sum(found["waited_for"].values()) == pytest.approx(2.16)
     assert found["wasted_primitives"] == 2
     assert found["passes"] == ["prune_dependencies"]
     assert found["busy"]["cross"] == pytest.approx(0.42)

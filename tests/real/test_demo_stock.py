@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +75,24 @@ def test_a_whole_demo() -> None:
     assert said["cached_prefix_tokens"] > 0 and said["bound_s"] > 0
     assert set(said["passes_fired"]) == FIRED and set(said["cases"]) == {"uploaded", "indexed", "nothing_to_gain"}
     assert Path(said["trace_html"]).is_file()
+
+
+@pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts engines of its own (make test-all)")
+@pytest.mark.vllm
+@pytest.mark.postgres
+@pytest.mark.models
+def test_a_whole_demo_prints_a_short_report_and_the_first_answer_soon() -> None:
+    command = [sys.executable, "-u", "-m", "teola_plugin.cli.main", "demo", "--repeats", "2"]
+    begun, lines, answered = time.monotonic(), [], 0.0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("Answer"):
+                answered = time.monotonic() - begun
+    text = "".join(lines)
+    assert process.returncode == 0 and len(lines) <= 30
+    assert 0 < answered < 60
+    assert text.count("same answer") == 3 and text.count("\u2588 ") == 6 and "saved" in text
+    pages = re.findall(r"\S+\.html", text)
+    assert len(pages) == 2 and all(Path(page).is_file() for page in pages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel, BaseLLM
@@ -24,20 +25,24 @@ from teola_plugin.adapters.langchain.binding.same_class import in_class_of
 from teola_plugin.adapters.langchain.binding.stores import retriever_on, store_on
 from teola_plugin.adapters.langchain.binding.walk import Make, replaced
 from teola_plugin.adapters.own_class import ServedBy
+from teola_plugin.adapters.whole import in_part, kept_by
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
 Node = Runnable[Any, Any]
 
 
-def bound(chain: Any, bind: Sequence[tuple[Any, str]], pool: EnginePool | None) -> Any:
+def bound(
+    chain: Any, bind: Sequence[tuple[Any, str]], pool: EnginePool | None, *, strict: bool = True, beside: Any = ()
+) -> Any:
     """The chain (or a list of them) with the named objects replaced by ones on the pool; the very object if none is.
 
     A `ChatOpenAI` on an `OpenAIServer` engine keeps its own code and is carried by the engine. Another chat model
     becomes a `ChatTeola`, a text model a `TeolaLLM`, with the same name, tags and sampling parameters (those the model
     leaves to its provider are the engine's defaults: greedy, 256 tokens); messages then carry the engine's
     `response_metadata`. Embeddings and cross encoders are replaced wherever they sit in retrievers and compressors;
-    see `bind_stores` for the stores. Raises `RegistrationError` for what cannot be served faithfully.
+    see `stores` for the stores. Raises `RegistrationError` for what cannot be served faithfully, for what functions in
+    the chain, or in `beside`, hold as well, and, if `strict`, for what does not occur.
     """
     if bind and pool is None:
         raise RegistrationError(
@@ -47,10 +52,16 @@ def bound(chain: Any, bind: Sequence[tuple[Any, str]], pool: EnginePool | None) 
         assert pool is not None
         check_engine(pool, engine)
         made = replaced(chain, _stand_in(obj, engine, pool))
-        if made is chain:
+        if made is chain and strict:
             raise _absent(obj)
+        if made is not chain and (keeper := kept_by((made, beside), obj, CLOSED)):
+            raise in_part(obj, keeper)
         chain = made
     return chain
+
+
+CLOSED = (VectorStore, BaseCallbackHandler)
+"""Stores embed their documents as they always did; handlers hear, and are no part of the chain."""
 
 
 def bound_object(obj: Any, engine: str, pool: EnginePool) -> Any:

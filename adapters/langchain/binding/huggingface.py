@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.adapters.langchain.current_query import call_context
+from teola_plugin.adapters.langchain.cross_encoder import TeolaCrossEncoder
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.serving.loaded import computes_with
 from teola_plugin.errors import RegistrationError
-from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import ScorePair
 from teola_plugin.shims.langchain import sentence_transformer
 from teola_plugin.tracer.langchain.classes import changed
-from teola_plugin.tracer.leaf import EmbeddingLeaf, RerankingLeaf
+from teola_plugin.tracer.leaf import EmbeddingLeaf
 
 _EMBEDDINGS = ("langchain_huggingface.embeddings.huggingface", "langchain_community.embeddings.huggingface")
 _CROSS_ENCODERS = ("langchain_community.cross_encoders.huggingface",)
@@ -58,6 +57,25 @@ class _OneLineEmbeddings(TeolaEmbeddings):
         return super().__teola_leaf__(kwargs)
 
 
+def is_embeddings(obj: Any) -> bool:
+    return _class(_EMBEDDINGS, "HuggingFaceEmbeddings", obj) is not None
+
+
+def prompts_of(obj: Any, client: Any) -> dict[str, str]:
+    """What is put before texts, by the engine's role. `client`: the `SentenceTransformer` of the object."""
+    return {role: _own_prompt(client, given) for role, given in _encodings(obj).items()}
+
+
+def _encodings(obj: Any) -> dict[str, Mapping[str, Any]]:
+    return {"document": obj.encode_kwargs, "query": getattr(obj, "query_encode_kwargs", None) or obj.encode_kwargs}
+
+
+def _own_prompt(client: Any, given: Mapping[str, Any]) -> str:
+    name = given.get("prompt_name") or client.default_prompt_name
+    own = given.get("prompt") if given.get("prompt") is not None else client.prompts.get(name or "", "")
+    return own or ""
+
+
 def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
     """Embeddings that an engine makes in place of `obj`. Raises `RegistrationError` where they would differ."""
     cls = _class(_EMBEDDINGS, "HuggingFaceEmbeddings", obj)
@@ -72,17 +90,17 @@ def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
 
 
 def _check_embedder(obj: Any, server: Any) -> None:
-    _check_model(obj, server, "EmbeddingEngine")
     client = sentence_transformer(obj)
     if client is None:
         raise _differs(obj, "its model cannot be looked at in the installed version", "leave it unbound")
+    _check_model(obj, client, server, "EmbeddingEngine")
     kinds = {type(module).__name__ for module in client}
     if obj.multi_process or "Router" in kinds:
         what = (
             "it embeds in many processes" if obj.multi_process else "its model tells queries from documents by itself"
         )
         raise _differs(obj, what, "leave it unbound")
-    for role, given in (("document", obj.encode_kwargs), ("query", _of_queries(obj))):
+    for role, given in _encodings(obj).items():
         _check_encoding(obj, given)
         _check_prompt(obj, client, server, role, given)
         if bool(given.get("normalize_embeddings")) != server.normalize and "Normalize" not in kinds:
@@ -92,10 +110,6 @@ def _check_embedder(obj: Any, server: Any) -> None:
             )
 
 
-def _of_queries(obj: Any) -> Mapping[str, Any]:
-    return getattr(obj, "query_encode_kwargs", None) or obj.encode_kwargs  # type: ignore[no-any-return]
-
-
 def _check_encoding(obj: Any, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name not in _COMPARED and value not in _HARMLESS.get(name, ()):
@@ -103,8 +117,7 @@ def _check_encoding(obj: Any, given: Mapping[str, Any]) -> None:
 
 
 def _check_prompt(obj: Any, client: Any, server: Any, role: str, given: Mapping[str, Any]) -> None:
-    name = given.get("prompt_name") or client.default_prompt_name
-    own = given.get("prompt") if given.get("prompt") is not None else client.prompts.get(name or "", "")
+    own = _own_prompt(client, given)
     prompts = {**client.prompts, **server.prompts}
     known = next((one for one in _PROMPT_NAMES[role] if one in prompts), client.default_prompt_name)
     theirs = prompts.get(known or "", "")
@@ -116,36 +129,11 @@ def _check_prompt(obj: Any, client: Any, server: Any, role: str, given: Mapping[
 # ------------------------------------------------------------ rerankers
 
 
-class PoolCrossEncoder:
-    """Scores pairs on an engine, in place of a `HuggingFaceCrossEncoder`."""
-
-    def __init__(self, engine: str, pool: EnginePool) -> None:
-        self._engine, self._pool = engine, pool
-
-    def score(self, text_pairs: Sequence[tuple[str, str]]) -> Any:
-        pairs = [ScorePair(query, text) for query, text in text_pairs]
-        run, terms = call_context(self._pool)
-        handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, pairs, run=run, terms=terms)
-        return _array(handle.result())
-
-    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf:
-        """As if `score` were called with a query and each of the documents."""
-        return RerankingLeaf(
-            self._engine, lambda found: [one.page_content for one in found], lambda _, made: _array(made)
-        )
-
-
-def _array(scores: Sequence[float]) -> Any:
-    import numpy as np
-
-    return np.asarray(scores, dtype=np.float32)
-
-
 def is_cross_encoder(obj: Any) -> bool:
     return _class(_CROSS_ENCODERS, "HuggingFaceCrossEncoder", obj) is not None
 
 
-def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> PoolCrossEncoder:
+def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> TeolaCrossEncoder:
     """Scores that an engine makes in place of `obj`. Raises `RegistrationError` where they would differ."""
     cls = _class(_CROSS_ENCODERS, "HuggingFaceCrossEncoder", obj)
     assert cls is not None
@@ -153,20 +141,22 @@ def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> PoolCrossEncode
         raise _differs(obj, f"{other} overrides how it scores", "leave it unbound")
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):
-        _check_model(obj, server, "RerankingEngine")
+        _check_model(obj, obj.client, server, "RerankingEngine")
         own = obj.model_kwargs.get("max_length")
-        if own != server.max_length:
+        if own != server.max_length and not computes_with(server, obj.client):
             hint = f"RerankingEngine(max_length={own})"
             raise _differs(obj, f"it cuts pairs at max_length={own}, the engine at {server.max_length}", hint)
         if obj.client.config.num_labels != 1:
             raise _differs(obj, f"its model gives {obj.client.config.num_labels} scores a pair", "leave it unbound")
-    return PoolCrossEncoder(engine, pool)
+    return TeolaCrossEncoder(pool=pool, engine=engine)
 
 
 # ------------------------------------------------------------ models
 
 
-def _check_model(obj: Any, server: Any, kind: str) -> None:
+def _check_model(obj: Any, client: Any, server: Any, kind: str) -> None:
+    if computes_with(server, client):
+        return
     if not _same_model(obj.model_name, server.model_name):
         raise _differs(
             obj, f"it runs {obj.model_name!r}, the engine {server.model_name!r}", f"{kind}(model={obj.model_name!r})"

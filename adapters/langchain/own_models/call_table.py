@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -29,11 +30,15 @@ from teola_plugin.adapters.langchain.own_models.leaf_calls import (
     State,
     aoutcome_of,
     outcome_of,
+    told_of,
 )
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
+from teola_plugin.runtime.context import current_call, current_place
+from teola_plugin.runtime.forks import in_child
 
 open_tables: dict[str, CallTable] = {}
 """By query id."""
+in_child(open_tables.clear)  # early calls are under way in the parent process alone
 
 Make = Callable[[Any, RunnableConfig | None], Any]
 """Makes a call in its place: (input, config) -> value."""
@@ -83,6 +88,9 @@ class CallTable:
         """Early calls may start; what they call in turn belongs to `run`."""
         with self._lock:
             self._run = run
+            for calls in self._calls.values():
+                for call in calls:
+                    run.waits.calls(call.told)
         self._start_ready()
 
     def close(self) -> None:
@@ -96,17 +104,18 @@ class CallTable:
 
     # ------------------------------------------------------------ the graph's side
 
-    def call_early(self, key: str, input: Any) -> Future[Outcome]:
-        """What the plain object's call gives, as a copy; it is made now where that may be done ahead of it."""
+    def call_early(self, key: str, input: Any, request: str) -> Future[Outcome]:
+        """What the plain object's call gives, as a copy; it is made now where that may be done ahead of it. `request`:
+        the id of the graph's."""
         site, asked = self.sites[key], _snapshot(input)
         often = site.mapped  # what was predicted of a list may come again with the list itself
         with self._lock:
             call = self._find(key, asked, lambda c: often or not c.for_graph)
             fresh = call is None
             if call is None:
-                call = LeafCall(site, asked, self._first_state(site, asked))
-                self._calls.setdefault(key, []).append(call)
+                call = self._new(site, asked, self._first_state(site, asked))
             call.for_graph = True
+            call.told.requests.append(request)
             self._asked.add(key)
             if fresh and call.state is State.WAITING and key in self._early and not site.changes_input.is_set():
                 self._pending.append(call)
@@ -156,17 +165,48 @@ class CallTable:
         with self._lock:
             call = self._find(site.key, input, lambda c: not c.for_plain)
             if call is None:
-                call = LeafCall(site, _snapshot(input), State.PLAIN)
-                self._calls.setdefault(site.key, []).append(call)
+                call = self._new(site, _snapshot(input), State.PLAIN)
             elif call.state is State.WAITING:
                 call.state = State.PLAIN
-            call.for_plain = True
+            call.for_plain = call.told.used = True
             self._asked.add(site.key)
             missed = [] if site.mapped else [c for c in self._calls[site.key] if not c.for_plain]
         for other in missed:  # the plain object came with something else
             self._drop(other)
         self._start_ready()
         return call
+
+    def _new(self, site: CallSite, asked: Any, state: State) -> LeafCall:
+        call = LeafCall(site, asked, state, told=told_of(site))
+        self._calls.setdefault(site.key, []).append(call)
+        if self._run is not None:
+            self._run.waits.calls(call.told)
+        return call
+
+    def _now(self) -> float:
+        """On the runtime's clock."""
+        return float(self._run.runtime.time())
+
+    @contextlib.contextmanager
+    def _running(self, call: LeafCall) -> Iterator[None]:
+        """The leaf is called in the body, for the trace."""
+        call.told.began, token = self._now(), current_call.set(call.told)
+        try:
+            yield
+        finally:
+            current_call.reset(token)
+            call.told.ended = self._now()
+
+    @contextlib.contextmanager
+    def _waiting(self, call: LeafCall) -> Iterator[None]:
+        """The plain object waits for the call in the body, for the trace."""
+        run = self._run
+        wait = run.waits.asked(self._now(), run.steps.id_of(current_place.get().step))
+        wait.own = call.told
+        try:
+            yield
+        finally:
+            wait.answered = self._now()
 
     def _drop(self, call: LeafCall) -> None:
         call.state = State.DROPPED
@@ -210,7 +250,7 @@ class SyncCallTable(CallTable):
             if not self._take_up(call):
                 return
             given = snapshot(call.asked)
-            with replay.untraced():
+            with replay.untraced(), self._running(call):
                 outcome = outcome_of(lambda: call.site.leaf.invoke(given, config, **call.site.kwargs))
             call.note_changes(given)
             call.end(outcome)
@@ -218,10 +258,14 @@ class SyncCallTable(CallTable):
     def invoke(self, site: CallSite, input: Any, config: RunnableConfig | None, make: Make | None = None) -> Any:
         """`site.leaf.invoke` (or `make`), or the outcome and the events of the same call made ahead."""
         call = self._claim(site, input)
-        plain = make or (lambda value, told: site.leaf.invoke(value, told, **site.kwargs))
+        with self._waiting(call):
+            return self._taken(call, input, config, make or partial(_invoked, site))
+
+    def _taken(self, call: LeafCall, input: Any, config: RunnableConfig | None, make: Make) -> Any:
+        site = call.site
         if call.state is State.PLAIN:
-            with self._permit(call, early=False):
-                outcome = outcome_of(lambda: plain(input, config))
+            with self._permit(call, early=False), self._running(call):
+                outcome = outcome_of(lambda: make(input, config))
             call.end(outcome)
             return outcome.get()
         replay.deliver(call.log, config or {}, site.tags)
@@ -239,6 +283,10 @@ class SyncCallTable(CallTable):
                 return outcome_of(lambda: call.site.leaf.invoke(input, config, **call.site.kwargs))
 
         return context.run(make)
+
+
+def _invoked(site: CallSite, input: Any, config: RunnableConfig | None) -> Any:
+    return site.leaf.invoke(input, config, **site.kwargs)
 
 
 class AsyncCallTable(CallTable):
@@ -275,7 +323,7 @@ class AsyncCallTable(CallTable):
             if not self._take_up(call):
                 return
             given = snapshot(call.asked)
-            with replay.untraced():
+            with replay.untraced(), self._running(call):
                 outcome = await aoutcome_of(call.site.leaf.ainvoke(given, config, **call.site.kwargs))
             call.note_changes(given)
             call.end(outcome)
@@ -283,6 +331,11 @@ class AsyncCallTable(CallTable):
     async def ainvoke(self, site: CallSite, input: Any, config: RunnableConfig | None) -> Any:
         """`site.leaf.ainvoke`, or the outcome and the events of the same call made ahead."""
         call = self._claim(site, input)
+        with self._waiting(call):
+            return await self._taken(call, input, config)
+
+    async def _taken(self, call: LeafCall, input: Any, config: RunnableConfig | None) -> Any:
+        site = call.site
         if call.state is State.PLAIN:
             return await self._plain(call, input, config)
         try:
@@ -311,7 +364,8 @@ class AsyncCallTable(CallTable):
     async def _plain(self, call: LeafCall, input: Any, config: RunnableConfig | None) -> Any:
         try:
             async with self._permit(call, early=False):
-                outcome = await aoutcome_of(call.site.leaf.ainvoke(input, config, **call.site.kwargs))
+                with self._running(call):
+                    outcome = await aoutcome_of(call.site.leaf.ainvoke(input, config, **call.site.kwargs))
         except asyncio.CancelledError as error:  # while it waited for its turn
             outcome = Outcome(error=error)
         call.end(outcome)

@@ -13,7 +13,9 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import ref
 
-_lock = threading.Lock()
+from teola_plugin.runtime.forks import ForkedLock, tell_of_forks
+
+_lock = ForkedLock()
 """One for all limits. Never held while user code runs."""
 
 
@@ -29,15 +31,21 @@ class ConcurrencyLimit:
         self.plain = 0
         self.early = 0
         self.waiting: list[Permit] = []
+        tell_of_forks(self)
+
+    def forked(self) -> None:
+        """In a child process, whose parent's calls do not end here."""
+        self.plain = self.early = 0
+        self.waiting = []
 
     def is_open(self, *, early: bool) -> bool:
         return self.plain + self.early < self.limit or (not early and not self.early)
 
     def count(self, change: int, *, early: bool) -> None:
         if early:
-            self.early += change
+            self.early = max(0, self.early + change)
         else:
-            self.plain += change
+            self.plain = max(0, self.plain + change)
 
 
 class Permit:
@@ -60,7 +68,7 @@ class Permit:
         return True
 
     def _enter(self, wake: Callable[[], Any]) -> bool:
-        with _lock:
+        with _lock.here:
             if self._try():
                 return True
             self._wake = wake
@@ -69,7 +77,7 @@ class Permit:
             return False
 
     def _leave(self) -> None:
-        with _lock:
+        with _lock.here:
             for limit in self._limits:
                 if self._granted:
                     limit.count(-1, early=self._early)
@@ -111,7 +119,7 @@ _of_objects: dict[int, tuple[ref[Any], ConcurrencyLimit]] = {}
 def limit_of(obj: object) -> ConcurrencyLimit:
     """The limit of an object that takes one call at a time, the same for all chains that hold it."""
     key = id(obj)
-    with _lock:
+    with _lock.here:
         known = _of_objects.get(key)
         if known is not None and known[0]() is obj:
             return known[1]

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.replay import EventLog
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
+from teola_plugin.observe.spans import GENERATION
+from teola_plugin.observe.waits import OwnCall
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +91,8 @@ class LeafCall:
     log: EventLog = field(default_factory=EventLog)
     stop: Callable[[], object] = bool
     """Gives an early call up, where that is possible."""
+    told: OwnCall = field(default_factory=lambda: OwnCall("", "", ""))
+    """What the trace says of it."""
 
     def fresh_input(self) -> Any:
         """What the leaf is called with: a copy that it may change."""
@@ -104,6 +109,12 @@ class LeafCall:
         if not exactly(given, self.asked):
             self.spoilt = True
             self.site.changes_input.set()
+
+
+def told_of(site: CallSite) -> OwnCall:
+    """What the trace is to say of a call there."""
+    kind = "SEARCHING" if isinstance(site.leaf, BaseRetriever) else GENERATION
+    return OwnCall(type(site.leaf).__name__, kind, "wrapped")
 
 
 def outcome_of(make: Callable[[], Any]) -> Outcome:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.runtime.forks import ForkedLock
 from teola_plugin.runtime.local import LocalRuntime
 
 WRAPPED = "wrapped"
@@ -44,7 +44,8 @@ class WrappedEngine:
     def __init__(self) -> None:
         self._stopped: dict[str, asyncio.Future[None]] = {}
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        self._stopped.clear()
 
     async def stop(self) -> None: ...
 
@@ -60,7 +61,7 @@ class WrappedEngine:
             return self._failed(request, "its query is over")
         stopped = self._stopped[request.id] = asyncio.get_running_loop().create_future()
         try:
-            outcome = asyncio.wrap_future(table.call_early(request.payload.site, request.payload.input))
+            outcome = asyncio.wrap_future(table.call_early(request.payload.site, request.payload.input, request.id))
             await asyncio.wait([outcome, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
             del self._stopped[request.id]
@@ -96,14 +97,20 @@ class WrappedPool(EnginePool):
         """None: what is not known is left alone."""
         return {}
 
+    def forked(self) -> None:
+        """In a child process it begins anew, with its first query: the objects themselves are there, too."""
+        super().forked()
+        self._started = False
+        self.runtime.renew()
+
 
 _shared: list[WrappedPool] = []
-_lock = threading.Lock()
+_lock = ForkedLock()
 
 
 def shared_pool() -> WrappedPool:
     """The process's pool of wrapped objects; its loop runs from the first query on, until the process ends."""
-    with _lock:
+    with _lock.here:
         if not _shared:
             engine = WrappedEngine()
             _shared.append(WrappedPool(LocalRuntime({WRAPPED: [engine]}), {WRAPPED: [engine]}, ("prune-dependencies",)))
@@ -113,9 +120,10 @@ def shared_pool() -> WrappedPool:
 def ensure_engine(pool: EnginePool) -> None:
     """Make sure that the pool's runtime has the engine of wrapped objects. Raises `EngineUnavailable`."""
     if isinstance(pool, WrappedPool):
-        with _lock:
+        with _lock.here:
             if not pool._started:
                 pool.start()
+                atexit.unregister(pool.close)  # of a parent process
                 atexit.register(pool.close)
     else:
         pool.runtime.attach(WrappedEngine())

@@ -18,6 +18,7 @@ from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
     proxied,
     read,
 )
+from teola_plugin.adapters.serving.loaded import computes_with
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import ScorePair
@@ -73,7 +74,8 @@ def embedding_on(obj: Any, engine: str, pool: EnginePool) -> Any:
 
 def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> None:
     own = parts.model
-    _check_name(obj, obj.model_name, server, "EmbeddingEngine")
+    if not computes_with(server, own):
+        _check_name(obj, obj.model_name, server, "EmbeddingEngine")
     if parts.parallel_process:
         raise differs(obj, "it embeds in many processes", "parallel_process=False")
     kinds = {type(module).__name__ for module in own}
@@ -84,7 +86,8 @@ def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> 
     theirs = server.model
     if theirs is None:  # the engine has not been started
         return
-    _check_same(obj, own, theirs)
+    if not computes_with(server, own):
+        _check_same(obj, own, theirs)
     for name, role in _ROLES.items():
         mine, its = own.prompts.get(name) or "", server.prompt_of(role)
         if mine != its:
@@ -140,7 +143,7 @@ def reranker_on(obj: Any, engine: str, pool: EnginePool) -> Any:
         raise differs(obj, f"{other} changes how it reranks", "leave it unbound")
     parts = read(SentenceTransformerRerankParts, obj)
     server: Any = pool.engine(engine)
-    if hasattr(server, "model_name"):
+    if hasattr(server, "model_name") and not computes_with(server, parts.model):
         _check_name(obj, obj.model, server, "RerankingEngine")
         if server.model is not None:
             _check_same(obj, parts.model, server.model)

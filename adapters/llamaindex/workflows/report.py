@@ -1,4 +1,4 @@
-"""What a workflow is made of, for `fast.report`: its steps, an agent's model and tools."""
+"""What a workflow is made of, for `fast.report` and `fast.explain()`: its steps, an agent's model and tools."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from llama_index.core.agent.workflow import AgentWorkflow
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 
+from teola_plugin.adapters.expectations import COMPARE, NO_POOL
+from teola_plugin.adapters.explain import Explanation
+from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.tools import part_of
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.observe.text import duration
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.workflows import step_names
 from teola_plugin.tracer.llamaindex.classes import is_leaf
 from teola_plugin.tracer.llamaindex.trace import trace
-from teola_plugin.tracer.report import Level, TraceNode
+from teola_plugin.tracer.report import Level, TraceNode, TraceReport
 
 CODE = "what it asks the pool for is part of the query"
 
@@ -51,3 +56,32 @@ def _of_tools(path: str, tools: Iterable[Any], code: Level) -> Iterator[TraceNod
         entry = "query" if isinstance(part, BaseQueryEngine) else "retrieve"
         for row in trace(part, entry).traced.report:
             yield replace(row, path=f"{name}.{row.path}")
+
+
+# ------------------------------------------------------------ what begins early
+
+
+def explained(workflow: Any, pool: EnginePool | None, accelerate: Accelerate, trace: QueryTrace | None) -> Explanation:
+    """What `explain()` says. `accelerate` makes parts of the run's query of an agent's tools."""
+    report = TraceReport(tuple(rows(workflow, pool)))
+    if pool is None:
+        return Explanation(report, (), f"no gain: {NO_POOL}")
+    early = tuple(_early(workflow, accelerate))
+    if not early:
+        return Explanation(report, (), "no gain is known: its steps run as they are written, each call in its place")
+    took = f"the last call took {duration(trace.seconds)}" if trace is not None else ""
+    return Explanation(report, early, f"sooner; {took or 'not estimated, as it decides while it runs'}: {COMPARE}")
+
+
+def _early(workflow: Any, accelerate: Accelerate) -> Iterator[str]:
+    """Of agents; what the steps of another workflow ask for is not known before."""
+    agents = workflow.agents if isinstance(workflow, AgentWorkflow) else {"agent": workflow}
+    for name, agent in agents.items():
+        tools: Iterable[Any] = (agent.tools or ()) if isinstance(agent, BaseWorkflowAgent) else ()
+        if tools and is_leaf(agent.llm):
+            yield f"the next prompt of {name}, while its tools run"
+        for tool in tools:
+            part = part_of(tool)
+            fast = None if part is None else accelerate(part)
+            if fast is not None and fast is not part:
+                yield from (f"in tool {tool.metadata.name}: {phrase}" for phrase in fast.__teola_explained__().early)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.llamaindex.session import Given, Run, Session, Settings
@@ -16,6 +16,9 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.tracer.llamaindex.trace import TracedEntry
 from teola_plugin.tracer.llamaindex.walk import Walk
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.explain import Explanation
 
 RUN = "run"
 """The entry of a workflow."""
@@ -54,11 +57,17 @@ class WorkflowSession(Session):
         walk.draft.nodes[:] = rows(self.served, self.pool)
         return TracedEntry(walk.draft.finished(Ref(INPUT), "workflow"), (), frozenset())
 
+    def explained(self, entry: str, input: Any = None) -> Explanation:
+        from teola_plugin.adapters.expectations import ended_trace
+        from teola_plugin.adapters.llamaindex.workflows.report import explained
+
+        return explained(self.served, self.pool, self._part, ended_trace(self._last))
+
     # ------------------------------------------------------------ one run
 
     def run(self, args: tuple[Any, ...], kwargs: Given) -> Any:
         """What the original's `run` gives. Its steps, and what they begin, belong to the run's query."""
-        call = self._begin(RUN, None)
+        call = self._begin(RUN, None, is_async=True)
         with call.failing(), joined(call.whole, call.terms), in_agent_run(self._agent_run(call.run)):
             made = call.node.run(*args, **kwargs)
         return kept_open(call, made)

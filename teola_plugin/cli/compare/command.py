@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 EQUAL, DIFFERENT, BAD_INPUT = 0, 1, 2
 """Exit statuses."""
+REPEATS, PAIRS = 3, 12
+"""Of few inputs more runs are made, so that there are as many pairs."""
 
 
 def add_compare(commands: Any) -> None:
@@ -26,17 +28,34 @@ def add_compare(commands: Any) -> None:
     parser = commands.add_parser(
         "compare",
         help="your own chain on your own inputs, plain and accelerated",
-        description="Runs a Runnable plain (invoke, ainvoke, and again as control) and accelerated, in turn. Every "
-        "input is run seven times for each repeat, so not for chains with side effects. Exit status: 1 if answers "
-        "differ where the plain object agrees with itself, 2 for bad input.",
+        description="Runs an object plain (sync, async, and again as control) and accelerated, in turn. Every input is "
+        "run seven times for each repeat, and twice before, so not for objects with side effects. Exit status: 1 if "
+        "answers differ where the plain object agrees with itself, 2 for bad input.",
     )
-    parser.add_argument("object", metavar="module:object", help="a Runnable, or a function that returns one")
-    parser.add_argument("--inputs", required=True, metavar="FILE.jsonl", help="one JSON value a line")
     parser.add_argument(
-        "--repeats", type=_count, default=3, metavar="N", help="runs of each kind per input (default 3)"
+        "object",
+        metavar="module:object",
+        help="a LangChain Runnable, a graph or agent, a LlamaIndex engine, retriever, synthesizer, workflow or agent, "
+        "or a function that returns one, alone or with a dictionary of accelerate's arguments",
+    )
+    parser.add_argument("--inputs", required=True, metavar="FILE.jsonl", help="one JSON value a line")
+    parser.add_argument("--pool", default="", metavar="NAME", help="an EnginePool as module:object, or its YAML file")
+    parser.add_argument(
+        "--bind",
+        action="append",
+        default=[],
+        metavar="module:object=ENGINE",
+        help="the pool's engine that serves a model of yours (may be repeated)",
+    )
+    parser.add_argument("--serve", choices=("auto", "own"), help="make engines for your own models, see accelerate()")
+    parser.add_argument(
+        "--repeats",
+        type=_count,
+        metavar="N",
+        help=f"runs of each kind per input (default {REPEATS}, or as many as make {PAIRS} pairs)",
     )
     parser.add_argument("--limit", type=_count, metavar="N", help="only the first N inputs")
-    parser.add_argument("--speculate", choices=("auto", "all", "off"), default="auto", help="see accelerate()")
+    parser.add_argument("--speculate", choices=("auto", "all", "off"), help="see accelerate() (default auto)")
     parser.add_argument("--no-stream", action="store_true", help="leave out the time to first token")
     parser.add_argument("--plot", metavar="FILE", help="write the latencies as a picture (.html or .svg)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
@@ -44,9 +63,9 @@ def add_compare(commands: Any) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
+    number = int(text) if text.strip().isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
     return number
 
 
@@ -72,70 +91,64 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     from teola_plugin import accelerate
-    from teola_plugin.adapters import DISABLE
     from teola_plugin.cli.compare import given, plot
+    from teola_plugin.cli.compare.engines import arguments_of
+    from teola_plugin.cli.compare.entries import entries_of
     from teola_plugin.cli.compare.figures import facts
     from teola_plugin.cli.compare.measure import Session
+    from teola_plugin.cli.compare.suggested import bindings_that_help
+
+    _check(options)
+    inputs = given.read(options.inputs, options.limit)
+    target = given.load(options.object)
+    entries = entries_of(target.plain, options.object)
+    given.check(inputs, entries, options.inputs)
+    arguments = arguments_of(target, options.pool, options.bind, options.speculate, options.serve)
+    fast = accelerate(target.plain, **arguments) if target.fast is None else target.fast
+    repeats = options.repeats or max(REPEATS, -(-PAIRS // len(inputs)))
+    with Session(target.plain, fast, _pool_of(fast), entries) as session:
+        runs = _all_runs(session, inputs, repeats, streams=not options.no_stream)
+        found = facts(fast, inputs, runs)
+    if options.plot:
+        _write(plot.write, options, runs)
+    settings = {"object": options.object, "kind": entries.kind, "entries": entries.names, "repeats": repeats}
+    served = target.fast is not None or arguments.keys() & {"pool", "bind", "serve"}
+    return runs, {**settings, **found, "bindings": [] if served else bindings_that_help(target.plain)}
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What can be said before anything is imported. Raises `RegistrationError`."""
+    from teola_plugin.adapters import DISABLE
 
     if os.environ.get(DISABLE, "") not in ("", "0"):
         raise RegistrationError(f"{DISABLE} is set: there would be nothing to compare.", hint=f"unset {DISABLE}")
     if options.plot and not options.plot.endswith((".html", ".svg")):
         raise RegistrationError(f"cannot write a picture to {options.plot}.", hint="end its name in .html or .svg")
-    inputs = given.read(options.inputs, options.limit)
-    plain = given.load(options.object)
-    fast = accelerate(plain, speculate=options.speculate, app="compare")
-    with Session(plain, fast, _pool_of(plain)) as session:
-        runs = _all_runs(session, inputs, options)
-        found = facts(fast, inputs, runs)
-    if options.plot:
-        _write(plot.write, options, runs)
-    settings = {"object": options.object, "repeats": options.repeats, "speculate": options.speculate}
-    return runs, {**settings, **found}
 
 
-def _pool_of(plain: Any) -> EnginePool | None:
+def _pool_of(fast: Any) -> EnginePool | None:
     """The pool whose caches every run begins without."""
-    if any(cls.__module__.startswith("langgraph.") for cls in type(plain).__mro__):
-        from teola_plugin.adapters.langgraph.pools import the_pool_of_graph
+    if hasattr(type(fast), "__teola_session__"):
+        return fast.__teola_session__.pool  # type: ignore[no-any-return]
+    graph = vars(fast).get("_teola")
+    if graph is not None:
+        return graph.pool  # type: ignore[no-any-return]
+    return fast._pool  # type: ignore[no-any-return]
 
-        return the_pool_of_graph(plain)
-    from teola_plugin.adapters.langchain.pools import the_pool_of
 
-    return the_pool_of(plain)
-
-
-def _all_runs(session: Session, inputs: Sequence[Given], options: argparse.Namespace) -> list[Run]:
-    from teola_plugin.cli.compare.measure import order, ways
+def _all_runs(session: Session, inputs: Sequence[Given], repeats: int, *, streams: bool) -> list[Run]:
+    from teola_plugin.cli.compare.measure import FAST_STREAM, STREAM, order, warm_up
     from teola_plugin.observe import progress
 
-    chosen = ways(streams=not options.no_stream)
-    with progress((len(inputs) * options.repeats + 1) * len(chosen), "plain and accelerated, in turn") as bar:
-        first = _first_that_works(session, inputs)
-        for way in chosen:  # what is loaded, compiled or connected on first use
-            session.run(way, first, inputs[first].value)
-            bar.advance()
+    chosen = [way for way in session.ways if streams or way not in (STREAM, FAST_STREAM)]
+    calls = (len(inputs) * repeats + 1) * len(chosen) + len(inputs)
+    with progress(calls, "plain and accelerated, in turn") as bar:
+        warm_up(session, inputs, chosen, bar.advance)
         runs = []
-        for way, index in order(inputs, options.repeats, chosen):
-            runs.append(session.run(way, index, inputs[index].value))
+        for way, index, round_ in order(len(inputs), repeats, chosen):
+            runs.append(session.run(way, index, inputs[index].value, round_))
             bar.advance()
     return runs
-
-
-def _first_that_works(session: Session, inputs: Sequence[Given]) -> int:
-    """Index of the first input that the plain object takes. Raises `RegistrationError` where it takes none."""
-    from teola_plugin.cli.compare.measure import ASYNC, SYNC
-
-    errors = []
-    for index, given in enumerate(inputs):
-        for way in (SYNC, ASYNC):
-            run = session.run(way, index, given.value)
-            if not run.raised:
-                return index
-            errors.append(run.raised)
-    raise RegistrationError(
-        f"the plain object raised on every input; on line {inputs[0].line}: {errors[0]}.",
-        hint="inputs must be what its invoke takes, one JSON value a line",
-    )
 
 
 def _write(write: Any, options: argparse.Namespace, runs: Sequence[Run]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.cli.compare.measure import ASYNC, CONTROL, FAST, SYNC, Run, ways
+from teola_plugin.cli.compare.intervals import Ratio, ratio_of
+from teola_plugin.cli.compare.measure import ASYNC, CONTROL, FAST, FAST_STREAM, STREAM, SYNC, WAYS, Run
 from teola_plugin.cli.compare.verdict import overall, verdict
 from teola_plugin.errors import TeolaError
 
 if TYPE_CHECKING:
-    from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
-    from teola_plugin.adapters.langgraph.graph import AcceleratedGraph
+    from teola_plugin.adapters.explain import Explanation
     from teola_plugin.cli.compare.given import Given
     from teola_plugin.observe import QueryTrace
 
@@ -20,17 +21,23 @@ OWN_CODE, OWN_MODELS = "your code, and waiting", "your models and retrievers"
 NO_GAIN = "No part of this object is known to start before its place: expect no gain."
 
 
-def facts(fast: AcceleratedRunnable | AcceleratedGraph, inputs: Sequence[Given], runs: Sequence[Run]) -> dict[str, Any]:
-    """Equality, latencies, time to first token, where the time went, wasted work, advice."""
+def facts(fast: Any, inputs: Sequence[Given], runs: Sequence[Run]) -> dict[str, Any]:
+    """Equality, latencies, how many times faster, time to first token, where the time went, wasted work, advice."""
     latency = {way: distribution(found) for way, found in by_way(runs).items()}
     traces = [run.trace for run in runs if run.trace is not None]
     streams = by_way(runs, streams=True)
     return {
         "equality": equality(inputs, runs),
         "latency_s": latency,
-        "speedup": _ratio(latency, (SYNC, ASYNC), FAST),
-        "control_ratio": _ratio(latency, (ASYNC,), (CONTROL,)),
+        "speedup": speedup(runs, latency),
+        "over_each_plain": {
+            fast: {plain: _told(ratio_of(runs, plain, fast)) for plain in (SYNC, ASYNC) if plain in latency}
+            for fast in FAST
+            if fast in latency
+        },
+        "control": _told(ratio_of(runs, ASYNC, CONTROL)),
         "time_to_first_token_s": {way: distribution(found, first=True) for way, found in streams.items()},
+        "first_token_speedup": _told(ratio_of(runs, STREAM, FAST_STREAM, first=True)),
         "where_the_time_went": shares(traces),
         "wasted": wasted(traces),
         "advice": advice(fast, inputs[0].value),
@@ -39,9 +46,36 @@ def facts(fast: AcceleratedRunnable | AcceleratedGraph, inputs: Sequence[Given],
 
 
 def by_way(runs: Iterable[Run], *, streams: bool = False) -> dict[str, list[Run]]:
-    """Runs by way, in the order in which `ways` names them: of streams, or of whole calls."""
-    kept = [run for run in runs if run.way.endswith("astream") == streams]
-    return {way: found for way in ways(streams=True) if (found := [run for run in kept if run.way == way])}
+    """Runs by way, in the order of `WAYS`: of streams, or of whole calls."""
+    kept = [run for run in runs if (run.way in (STREAM, FAST_STREAM)) == streams]
+    return {way: found for way in WAYS if (found := [run for run in kept if run.way == way])}
+
+
+# ------------------------------------------------------------ how many times faster
+
+
+def speedup(runs: Sequence[Run], latency: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The better plain way (by its median) against the better accelerated one; None where one of the two never ended
+    well. `saved_s`: the difference of the two medians, in seconds."""
+    plain, fast = (_best(latency, group) for group in ((SYNC, ASYNC), FAST))
+    found = ratio_of(runs, plain, fast) if plain and fast else None
+    if found is None:
+        return None
+    said = found.said(ratio_of(runs, ASYNC, CONTROL))
+    saved = latency[plain]["median"] - latency[fast]["median"]
+    return {**asdict(found), "verdict": said, "plain": plain, "accelerated": fast, "saved_s": saved}
+
+
+def _best(latency: dict[str, dict[str, Any]], group: Iterable[str]) -> str:
+    medians = {way: figure for way in group if (figure := latency.get(way, {}).get("median")) is not None}
+    return min(medians, key=lambda way: medians[way], default="")
+
+
+def _told(ratio: Ratio | None) -> dict[str, Any] | None:
+    return None if ratio is None else {**asdict(ratio), "verdict": ratio.said()}
+
+
+# ------------------------------------------------------------ answers and latencies
 
 
 def equality(inputs: Sequence[Given], runs: Sequence[Run]) -> dict[str, Any]:
@@ -72,14 +106,6 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
-
-
-def _ratio(latency: dict[str, dict[str, Any]], plain: Iterable[str], fast: Iterable[str]) -> float | None:
-    """The better median of the one over that of the other."""
-    medians = [
-        min((m for way in group if (m := latency.get(way, {}).get("median"))), default=None) for group in (plain, fast)
-    ]
-    return None if medians[0] is None or medians[1] is None else medians[0] / medians[1]
 
 
 # ------------------------------------------------------------ from the traces
@@ -127,31 +153,16 @@ def wasted(traces: Sequence[QueryTrace]) -> dict[str, Any]:
 # ------------------------------------------------------------ from the plan
 
 
-def advice(fast: AcceleratedRunnable | AcceleratedGraph, value: Any) -> list[str]:
+def advice(fast: Any, value: Any) -> list[str]:
     """What would help: why there is nothing to gain, what the author could change. `value`: an input, for the plan."""
-    if not hasattr(fast, "report"):  # a graph: each of its nodes has a plan of its own
-        text = fast.explain()
-        return [*([] if "\nearly " in text else [NO_GAIN]), *_advised(text)]
-    return _advice_of_chain(fast, value)  # type: ignore[arg-type]
-
-
-def _advice_of_chain(fast: AcceleratedRunnable, value: Any) -> list[str]:
-    found = []
-    if not fast.gains:
-        found.append(NO_GAIN)
-    elsewhere = [node for node in fast.report if node.level != "lowered"]
+    try:
+        told: Explanation = fast.__teola_explained__(value)
+    except TeolaError as error:
+        return [f"Planning failed, so the original ran: {error}"]
+    found = [] if told.early else [NO_GAIN, f"{told.expect[0].upper()}{told.expect[1:]}."]
+    elsewhere = [node for node in told.report if node.level != "lowered"]
     if elsewhere:
         named = ", ".join(f"{node.path} ({node.class_name})" for node in elsewhere[:5])
         more = f" and {len(elsewhere) - 5} more" if len(elsewhere) > 5 else ""
         found.append(f"Run in their place, as they always did: {named}{more}.")
-    try:
-        text = fast.explain(value)
-    except TeolaError as error:
-        return [*found, f"Planning failed, so the original ran: {error}"]
-    return [*found, *_advised(text)]
-
-
-def _advised(explained: str) -> list[str]:
-    """The lines of the last section of what `explain()` says."""
-    _, _, text = explained.partition("\nAdvice\n------\n")
-    return [line for line in text.split("\n") if line]
+    return [*found, *told.advice]

@@ -1,4 +1,4 @@
-"""What the user gives to `teola compare`: an object by name, and inputs for it."""
+"""What the user gives to `teola compare`: an object by name, what `accelerate` is to do with it, inputs for it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import importlib
 import json
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.errors import RegistrationError
 
 if TYPE_CHECKING:
-    from langchain_core.runnables import Runnable
+    from teola_plugin.cli.compare.entries import Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,31 +25,67 @@ class Given:
     value: Any
 
 
-def load(name: str) -> Runnable[Any, Any]:
-    """The Runnable `module:object`; modules of the current folder are found, a factory is called without arguments.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The object that the user named."""
 
-    An object that is accelerated already gives its original. Raises `RegistrationError`.
+    plain: Any
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of `accelerate`."""
+    fast: Any = None
+    """The object itself, where it is accelerated already; `plain` is its original then."""
+
+
+def load(name: str) -> Target:
+    """The object `module:object`; modules of the current folder are found, a factory is called without arguments.
+
+    A pair is an object, and the arguments of `accelerate`. Raises `RegistrationError`.
     """
-    from langchain_core.runnables import Runnable
-
-    found = _attribute(name)
-    if not isinstance(found, Runnable) and callable(found):
-        try:
-            found = found()
-        except Exception as error:
+    found = named(name)
+    if _is_factory(found):
+        found = made_by(found, name)
+    arguments: Any = {}
+    if isinstance(found, tuple):
+        if len(found) != 2 or not isinstance(found[1], Mapping):
             raise RegistrationError(
-                f"the factory {name} raised {_told(error)}", hint="it is called without arguments; run it by itself"
-            ) from error
-    if not isinstance(found, Runnable):
+                f"{name} is a tuple that is no pair of an object and the arguments of accelerate().",
+                hint='e.g. return chain, {"pool": pool, "bind": [(model, "llm")]}',
+            )
+        found, arguments = found
+    if not getattr(type(found), "__teola_accelerated__", False):
+        return Target(found, arguments)
+    if arguments:
         raise RegistrationError(
-            f"{name} is a {type(found).__qualname__}, not a LangChain Runnable.",
-            hint="name a chain, or a function without arguments that returns one",
+            f"{name} is accelerated already, and comes with arguments for accelerate().", hint="give one of both"
         )
-    original: Runnable[Any, Any] = found.bound if getattr(type(found), "__teola_accelerated__", False) else found  # type: ignore[attr-defined]
-    return original
+    return Target(_original(found), {}, found)
 
 
-def _attribute(name: str) -> Any:
+def _is_factory(found: Any) -> bool:
+    """Whether it is a function, or a class: objects of frameworks may be callable, too."""
+    asked = any(hasattr(found, name) for name in ("invoke", "query", "retrieve", "run", "chat"))
+    return isinstance(found, type) or (callable(found) and not asked)
+
+
+def made_by(factory: Any, name: str) -> Any:
+    """What a function of the user's returns. Raises `RegistrationError`."""
+    try:
+        return factory()
+    except Exception as error:
+        raise RegistrationError(
+            f"the factory {name} raised {_told(error)}", hint="it is called without arguments; run it by itself"
+        ) from error
+
+
+def _original(fast: Any) -> Any:
+    terms = vars(fast).get("_teola") if hasattr(fast, "__dict__") else None
+    if terms is not None:  # a graph
+        return terms.original
+    return fast.original if hasattr(type(fast), "__teola_session__") else fast.bound
+
+
+def named(name: str) -> Any:
+    """What `module:object` names. Raises `RegistrationError`."""
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
         raise RegistrationError(f"{name!r} is not of the form module:object.", hint="e.g. my_app.chains:rag")
@@ -72,6 +109,9 @@ def _told(error: Exception) -> str:
     return f"{type(error).__qualname__}: {error}"
 
 
+# ------------------------------------------------------------ inputs
+
+
 def read(path: str, limit: int | None = None) -> list[Given]:
     """The inputs in a file with one JSON value a line; blank lines are left out. Raises `RegistrationError`."""
     try:
@@ -86,6 +126,15 @@ def read(path: str, limit: int | None = None) -> list[Given]:
     if not lines:
         raise RegistrationError(f"{path} holds no inputs.", hint='one JSON value a line, e.g. {"question": "..."}')
     return [Given(number, _parsed(path, number, line)) for number, line in lines[:limit]]
+
+
+def check(inputs: Sequence[Given], entries: Entries, path: str) -> None:
+    """Raises `RegistrationError` for an input that the object cannot take."""
+    for given in inputs:
+        if wrong := entries.wrong(given.value):
+            raise RegistrationError(
+                f"{path}, line {given.line}: no input of a {entries.kind}.", hint=f"{wrong}, one JSON value a line"
+            )
 
 
 def _parsed(path: str, number: int, line: str) -> Any:

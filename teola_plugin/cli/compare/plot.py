@@ -14,8 +14,8 @@ from teola_plugin.observe.text import duration
 
 _WIDTH, _HEIGHT = 860.0, 420.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 20.0, 24.0, 120.0
-_COLOURS = {"plain, invoke": "#6a717b", "plain, ainvoke": "#1c1f23", "plain again, ainvoke": "#a9b0ba"}
-_FAST_COLOURS = {"accelerated, invoke": "#e7a45c", "accelerated, ainvoke": "#dc3a20"}
+_COLOURS = {"plain, sync": "#6a717b", "plain, async": "#1c1f23", "plain again, async": "#a9b0ba"}
+_FAST_COLOURS = {"accelerated, sync": "#e7a45c", "accelerated, async": "#dc3a20"}
 _STYLE = (
     "text { font: 12px system-ui, 'Segoe UI', Arial, sans-serif; fill: #1c1f23 } .dim { fill: #6a717b }"
     " .grid { stroke: #e3e4e6 } .curve { fill: none; stroke-width: 2 } .again { stroke-dasharray: 5 3 }"

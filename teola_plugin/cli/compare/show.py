@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.cli.compare.figures import by_way
+from teola_plugin.cli.compare.intervals import FEWEST
 from teola_plugin.observe.text import duration
 
 if TYPE_CHECKING:
@@ -26,25 +27,34 @@ _SHOWN = 10
 
 
 def show(console: Console, found: Mapping[str, Any], runs: Sequence[Run]) -> None:
-    """Verdict, latencies as table and picture, time to first token, where the time went, waste, advice."""
+    """Verdicts, latencies as table and picture, time to first token, where the time went, waste, advice."""
     console.rule("Answers")
     _answers(console, found["equality"])
     for error in found["errors"]:
         console.print(f"raised: {error}", markup=False, highlight=False)
     console.rule("Latency")
+    console.print(f"sync and async: {found['entries']} of a {found['kind']}", markup=False, highlight=False)
     console.print(_table(found["latency_s"]))
     _line(console, strips(runs, max(20, min(console.width, 110) - 40)))
-    _line(console, _ratios(found))
+    console.rule("How many times faster")
+    _line(console, "\n".join(_ratios(found)))
     if found["time_to_first_token_s"]:
         console.rule("Time to first token")
         console.print(_table(found["time_to_first_token_s"]))
+        if found["first_token_speedup"] is not None:
+            _line(console, f"plain over accelerated: {_ratio(found['first_token_speedup'])}")
     if found["where_the_time_went"]:
         console.rule("Where the time of the accelerated calls went")
         _line(console, _bars(found["where_the_time_went"]))
         _line(console, _waste(found["wasted"]))
-    if found["advice"]:
+    if found["advice"] or found["bindings"]:
         console.rule("What would help")
         _line(console, "\n".join(f"* {line}" for line in found["advice"]))
+    if found["bindings"]:
+        _line(console, '* Engines can serve your models: --serve auto tries it, accelerate(..., serve="auto") or')
+        console.print(
+            "\n".join(f"    {line}" for line in found["bindings"]), markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def _line(console: Console, text: str) -> None:
@@ -67,7 +77,7 @@ def _table(latency: Mapping[str, Mapping[str, Any]]) -> Table:
     from rich.table import Table
 
     failed = any(figures["failed"] for figures in latency.values())
-    table = Table("way", *_COLUMNS, "runs", *(["failed"] if failed else []), box=SIMPLE_HEAD)
+    table = Table("way", *_COLUMNS, "runs", *(["failed"] if failed else []), box=SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:
         column.no_wrap, column.justify = True, "right" if column.header != "way" else "left"
     for way, figures in latency.items():
@@ -95,12 +105,37 @@ def strips(runs: Sequence[Run], width: int) -> str:
     return "\n".join([*lines, f"{'':25}{scale}"])
 
 
-def _ratios(found: Mapping[str, Any]) -> str:
-    speedup, control = found["speedup"], found["control_ratio"]
-    if speedup is None:
-        return "No ratio: one of the two never ended well."
-    noise = "" if control is None else f" Plain against itself: {control:.2f}, which is what noise looks like."
-    return f"The better plain median over the better accelerated one: {speedup:.2f}.{noise}"
+def _ratios(found: Mapping[str, Any]) -> Iterator[str]:
+    """The verdict, every plain way over every accelerated one, and the control."""
+    best = found["speedup"]
+    if best is None:
+        yield "No ratio: one of the two never ended well."
+        return
+    yield f"{_verdict(best)} (the better plain way, {best['plain']}, over {best['accelerated']})"
+    for fast, over in found["over_each_plain"].items():
+        for plain, ratio in over.items():
+            yield f"{plain:12} over {fast:18} {'-' if ratio is None else _ratio(ratio)}"
+    if found["control"] is not None:
+        yield f"plain over itself: {_ratio(found['control'])}, which is what noise looks like"
+
+
+def _verdict(best: Mapping[str, Any]) -> str:
+    saved = duration(abs(best["saved_s"]))
+    if best["verdict"] == "faster":
+        return f"Faster: {_ratio(best)}, {saved} saved per call"
+    if best["verdict"] == "slower":
+        return f"Slower: {_ratio(best)}, {saved} lost per call"
+    if best["pairs"] < FEWEST:
+        return f"Cannot tell: {best['pairs']} pairs of runs say nothing, {FEWEST} are needed: raise --repeats"
+    if best["low"] <= 1.0 <= best["high"]:
+        return f"Cannot tell: {_ratio(best)}, and the interval holds 1"
+    return f"Cannot tell: {_ratio(best)}, and the plain object differs as much from itself"
+
+
+def _ratio(ratio: Mapping[str, Any]) -> str:
+    if ratio["pairs"] < FEWEST:
+        return f"{ratio['ratio']:.2f} ({ratio['pairs']} pairs, too few)"
+    return f"{ratio['ratio']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}, {ratio['pairs']} pairs)"
 
 
 def _bars(shares: Mapping[str, float]) -> str:

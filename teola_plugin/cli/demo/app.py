@@ -35,6 +35,7 @@ class App:
     nothing_to_gain: Runnable[Any, Any]
     index: Runnable[Any, Any]
     store: InMemoryVectorStore
+    llm: Runnable[Any, Any]
     bind: list[tuple[Any, str]]
     """What engines of a pool can do for it: the object, and the engine's name."""
 
@@ -69,7 +70,7 @@ def make_app(server: str, embedder: str, reranker: str) -> App:
     )
     chain = RunnablePassthrough.assign(ids=itemgetter("documents") | index) | answer
     bind = [(llm, "llm"), (embeddings, "embedder"), (scorer, "reranker")]
-    return App(chain, answer, nothing_to_gain(llm, store), index, store, bind)
+    return App(chain, answer, nothing_to_gain(llm, store), index, store, llm, bind)
 
 
 def make_pool(server: str, embedder: str, reranker: str, cores: str | None = None) -> EnginePool:

@@ -7,11 +7,12 @@ not depend on each other overlaps, and that every prompt was prefilled as far as
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from teola_plugin.observe import QueryTrace, Span
 
 LLM_PREFILLS = ("FULL_PREFILLING", "PREFILLING")
+LLM_DECODINGS = ("PARTIAL_DECODING", "DECODING")
 
 
 def uploaded_bound(traces: Sequence[QueryTrace]) -> float:
@@ -24,14 +25,25 @@ def stock_bound(traces: Sequence[QueryTrace], accelerated: Sequence[QueryTrace],
 
     Its answers come whole: how much of their time is decoding is taken from the accelerated runs, where they stream.
     """
-    llm = [s for trace in accelerated for s in trace.spans if s.kind in LLM_PREFILLS and s.first and s.seconds]
-    share = statistics.median(_decode(span) / span.seconds for span in llm) if llm else 1.0
+    shares = [share for trace in accelerated for share in _decoding_shares(trace)]
+    share = statistics.median(shares) if shares else 1.0
     return statistics.median(_stock_bound(trace, index, share) for trace in traces)
+
+
+def _decoding_shares(trace: QueryTrace) -> Iterator[float]:
+    """Of the seconds of each generation that was streamed, how much was decoding."""
+    for span in trace.spans:
+        if span.kind not in LLM_PREFILLS or not span.seconds:
+            continue
+        name = span.primitive.removesuffix("prefilling")
+        of = (s for s in trace.spans if s.kind in LLM_DECODINGS and s.primitive.startswith(f"{name}decoding"))
+        decoded = sum(s.seconds for s in of)
+        yield decoded / (span.seconds + decoded)
 
 
 def _stock_bound(trace: QueryTrace, index: float, share: float) -> float:
     calls = _calls(trace)
-    expansion, *answers = calls["PREFILLING"]
+    expansion, *answers = calls["GENERATION"]
     ask = expansion.seconds + min(s.seconds for s in calls["EMBEDDING"])
     return max(index, ask) + _answered(calls["RERANKING"], answers, share)
 
@@ -39,7 +51,7 @@ def _stock_bound(trace: QueryTrace, index: float, share: float) -> float:
 def _bound(trace: QueryTrace) -> float:
     calls = _calls(trace)
     documents, *queries = calls["EMBEDDING"]
-    expansion, *answers = calls["PREFILLING"]
+    expansion, *answers = calls["GENERATION"]
     index = documents.seconds + min(s.seconds for s in calls["INGESTION"])
     ask = expansion.seconds + min(s.seconds for s in queries)  # the last question is embedded when it is closed
     search = min(s.seconds for s in calls["SEARCHING"])

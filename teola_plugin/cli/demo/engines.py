@@ -52,10 +52,10 @@ def make_pool(models: Models) -> EnginePool:
 
 def device_cores() -> tuple[str | None, str | None]:
     """(the LLM's, the others'); None for no pinning, where a GPU or too few cores make it pointless."""
-    import torch
+    from teola_plugin.engines.devices.cards import cuda
 
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if torch.cuda.is_available() or len(available) < 2:
+    if cuda().is_available() or len(available) < 2:
         return None, None
     return str(available[0]), str(available[1])
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 from langchain_core.runnables import Runnable
@@ -16,7 +17,7 @@ from teola_plugin import accelerate
 from teola_plugin.observe import QueryTrace, progress
 from teola_plugin.pool import EnginePool
 
-_loop = asyncio.Runner()
+loop = asyncio.Runner()
 """One for all runs: clients keep connections, which end with their loop."""
 
 
@@ -55,6 +56,17 @@ class Case:
     def speedup(self) -> float:
         return self.plain_s / self.accelerated_s
 
+    def facts(self) -> dict[str, Any]:
+        """Its figures as JSON-ready data."""
+        return {
+            "plain_s": self.plain_s,
+            "accelerated_s": self.accelerated_s,
+            "speedup": self.speedup,
+            "answers_equal": self.answers_equal,
+            "passes_fired": list(self.passes_fired),
+            "runs": len(self.plain),
+        }
+
     @property
     def cached_prefix_tokens(self) -> int:
         """Prompt tokens that full prefillings found cached because a partial prefilling of the same query ran."""
@@ -83,8 +95,8 @@ def run_case(
 ) -> Case:
     """`prepare` puts collections into their first state; prefix caches are emptied before every run.
 
-    With `bind` the plain chain uses no engine, so it has no spans. One more run, of the same chain with the named
-    objects on engines and nothing ahead, gives its trace.
+    With `bind` the plain chain uses no engine, so it has no spans. Three more runs at most, of the same chain with the
+    named objects on engines and nothing ahead, give its traces.
     """
     fast = accelerate(chain, pool=pool, bind=bind, app="demo")
     plans = fast.plan(given)
@@ -99,24 +111,28 @@ def run_case(
                     runs[which].append(run)
                 bar.advance()
     if bind:
-        prepare()
-        pool.reset()
-        served = _plain(fast.chain, given, pool)
-        runs["plain"] = [replace(run, trace=served.trace) for run in runs["plain"]]
-    return Case(name, tuple(runs["plain"]), tuple(runs["accelerated"]), fast.explain(given), plans.fired)
+        served = [_served(fast.chain, given, pool, prepare) for _ in range(min(repeats, 3))]
+        runs["plain"] = [replace(run, trace=trace) for run, trace in zip(runs["plain"], cycle(served), strict=False)]
+    return Case(name, tuple(runs["plain"]), tuple(runs["accelerated"]), fast.explain(given, details=True), plans.fired)
 
 
 def _plain(chain: Runnable[Any, Any], given: Any, pool: EnginePool) -> Run:
     with pool.watching() as watched:
         begun = time.perf_counter()
-        answer = _loop.run(chain.ainvoke(given), context=copy_context())
+        answer = loop.run(chain.ainvoke(given), context=copy_context())
         seconds = time.perf_counter() - begun
     return Run(answer, seconds, _finished(watched.trace.result(10)))
 
 
+def _served(chain: Runnable[Any, Any], given: Any, pool: EnginePool, prepare: Callable[[], None]) -> QueryTrace:
+    prepare()
+    pool.reset()
+    return _plain(chain, given, pool).trace
+
+
 def _accelerated(fast: Any, given: Any) -> Run:
     begun = time.perf_counter()
-    answer = _loop.run(fast.ainvoke(given), context=copy_context())
+    answer = loop.run(fast.ainvoke(given), context=copy_context())
     seconds = time.perf_counter() - begun
     return Run(answer, seconds, _finished(fast.last_trace()))
 

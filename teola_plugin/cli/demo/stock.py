@@ -38,9 +38,11 @@ def running(models: Models) -> Iterator[tuple[EnginePool, App]]:
     llm_cores, others = device_cores()
     own = models.embedder or packaged_minilm(), models.reranker or str(bundled.reranker_folder())
     folder = Path(tempfile.mkdtemp(prefix="teola-demo-"))
-    with api_server(models.llm or bundled.llm_folder(), folder, cores=llm_cores) as server, _pinned(others):
-        with no_loading_bars():
+    llm = models.llm or bundled.llm_folder()
+    with api_server(llm, folder, cores=llm_cores, wait=False) as server, _pinned(others):
+        with no_loading_bars():  # while the server starts
             app = make_app(server.base_url, *own)
+        server.wait()
         with make_pool(server.base_url, *own, cores=others) as pool:
             yield pool, app
 
@@ -72,7 +74,9 @@ def _pinned(cores: str | None) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def run_cases(pool: EnginePool, app: App, question: str, uploaded: list[Any], repeats: int) -> dict[str, Case]:
+def run_cases(
+    pool: EnginePool, app: App, question: str, uploaded: list[Any], repeats: int
+) -> Iterator[tuple[str, Case]]:
     """The document comes with the question; the document is there already; a chain with nothing to gain."""
 
     def case(name: str, chain: Runnable[Any, Any], given: Any, *, fresh: bool = False) -> Case:
@@ -81,10 +85,9 @@ def run_cases(pool: EnginePool, app: App, question: str, uploaded: list[Any], re
         return run_case(name, chain, given, pool, clear, repeats=repeats, bind=bind)
 
     given = {"question": question, "documents": uploaded}
-    cases = {"uploaded": case("uploaded document", app.chain, given, fresh=True)}
-    cases["indexed"] = case("document already indexed", app.indexed, {"question": question})
-    cases["nothing_to_gain"] = case("nothing to gain", app.nothing_to_gain, question)
-    return cases
+    yield "uploaded", case("uploaded document", app.chain, given, fresh=True)
+    yield "indexed", case("document already indexed", app.indexed, {"question": question})
+    yield "nothing_to_gain", case("nothing to gain", app.nothing_to_gain, question)
 
 
 def index_seconds(app: App, uploaded: list[Any], repeats: int) -> float:

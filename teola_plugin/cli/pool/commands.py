@@ -7,6 +7,8 @@ import json
 import sys
 from typing import Any
 
+from teola_plugin.cli.arguments import count
+
 
 def add_pool(commands: Any) -> None:
     """Add the sub-commands to an argparse group."""
@@ -24,7 +26,7 @@ def add_pool(commands: Any) -> None:
     status.add_argument("--json", action="store_true", help="print one JSON list, and nothing else")
     scale = _command(commands, "scale", run_scale, "add or take away instances while queries run")
     scale.add_argument("engine")
-    scale.add_argument("instances", type=int)
+    scale.add_argument("instances", type=count)
     _where(scale)
     _where(_command(commands, "down", run_down, "end a shared pool, and its Ray cluster if `up` started one"))
     calibrate = _command(commands, "calibrate", run_calibrate, "measure the engines of a pool's YAML on this machine")

@@ -17,7 +17,7 @@ from teola_plugin.cluster.names import actor_name, directory_name, pool_of
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.remote_values import RayValue, fetch_or_remake
 from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
-from teola_plugin.errors import EngineUnavailable, RegistrationError
+from teola_plugin.errors import EngineUnavailable, RegistrationError, pool_closed
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.ports.port import Port
 
@@ -59,23 +59,21 @@ class ClusterRuntime(LocalRuntime):
         self._pool = pool
         self._shared = dict(engines)
         self._fetching: set[asyncio.Task[None]] = set()
-        self._hello = Hello(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", PROTOCOL, tuple(sys.version_info[:3]), _version())
 
     async def astart(self) -> None:
         """Open a line to every engine's host."""
-        withdraw = self._driver.withdraw_all
+        withdraw, hello = self._driver.withdraw_all, _hello()
         ports = {
-            name: SharedPort(self._pool, engine, self._hello, self._listener, withdraw, self._host_was_lost)
+            name: SharedPort(self._pool, engine, hello, self._listener, withdraw, self._host_was_lost)
             for name, engine in self._shared.items()
         }
         await asyncio.gather(*(port.open() for port in ports.values()))
         self._open(ports)
 
-    async def astop(self) -> None:
-        self._running = False
+    async def _close_engines(self) -> None:
+        """They go on, for others."""
         for task in self._fetching:
             task.cancel()
-        await asyncio.gather(*(port.close() for port in self._ports.values()))
 
     def _host_was_lost(self) -> None:
         for port in self._ports.values():
@@ -117,11 +115,16 @@ async def _fetch(future: Future[list[Any]], values: list[Any]) -> None:
     try:
         found = await fetch_or_remake([value for value in values if isinstance(value, RayValue)])
     except asyncio.CancelledError:
-        future.set_exception(EngineUnavailable("the pool was closed.", hint="use it inside its `with` block"))
+        future.set_exception(pool_closed())
     except Exception as error:
         future.set_exception(error)
     else:
         future.set_result([found[value] if isinstance(value, RayValue) else value for value in values])
+
+
+def _hello() -> Hello:
+    """A client that no host has heard of."""
+    return Hello(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", PROTOCOL, tuple(sys.version_info[:3]), _version())
 
 
 def _version() -> str:

@@ -29,7 +29,7 @@ from teola_plugin.cluster.wire import (
     not_picklable,
     request_ids,
 )
-from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.errors import EngineError, EngineUnavailable, pool_closed
 from teola_plugin.graph import Primitive
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
@@ -91,7 +91,7 @@ class SharedPort(ForwardingPort):
         for task in self._tasks:
             task.cancel()
         await self._link.close()
-        self._gone(EngineUnavailable("the pool was closed.", engine=self.name, hint="use it inside its `with` block"))
+        self._gone(pool_closed(self.name))
 
     # ------------------------------------------------------------ orders
 

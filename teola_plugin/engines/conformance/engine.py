@@ -105,6 +105,24 @@ class EngineConformance:
         self._own()
         self.run(check())
 
+    def test_starts_again_on_another_loop(self) -> None:
+        """As when a pool is closed and started again: the same values, and a profile that is no poorer."""
+
+        async def live(engine: Engine) -> list[Any]:
+            await engine.start()
+            try:
+                return list((await self._values(engine, self._good(engine))).values())
+            finally:
+                await engine.stop()
+
+        self._own()
+        engine = self.run(self.make())
+        before = self.run(live(engine))
+        known = engine.profile.curves.keys()
+        after = self.run(live(engine))
+        assert all(same(one, other) for one, other in zip(after, before, strict=True))
+        assert known <= engine.profile.curves.keys()
+
     def test_stops_before_it_was_started(self) -> None:
         async def check() -> None:
             engine = await self.make()

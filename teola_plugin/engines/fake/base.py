@@ -170,7 +170,7 @@ class FakeEngine(ABC):
             f"engine {self.name!r} has {self._down}." if self._down == "died" else f"engine {self.name!r} is stopped.",
             engine=self.name,
             retryable=True,
-            hint="restart it",
+            hint="a pool that runs starts it again by itself",
         )
 
     def _inject_fault(self, request: Request, run: Run) -> None:

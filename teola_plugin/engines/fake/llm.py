@@ -32,6 +32,7 @@ class FakeLLM(FakeEngine):
     """
 
     kinds = LLM_KINDS
+    tells_cached = True
 
     def __init__(
         self,
@@ -104,7 +105,8 @@ class FakeLLM(FakeEngine):
 
     def _generated(self, job: Job) -> Generation | Warmed:
         if job.warmup:
-            return Warmed(job.prompt_tokens)
+            whole = job.cached >= (job.prompt_tokens - 1) // BLOCK * BLOCK  # the last token is always computed
+            return Warmed(job.prompt_tokens, job.prompt_tokens if whole and job.cached else max(0, job.cached))
         text = "".join(job.pieces)
         return Generation(text, job.finish_reason, job.prompt_tokens, len(job.pieces), job.cached)
 

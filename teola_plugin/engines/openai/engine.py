@@ -23,7 +23,7 @@ from teola_plugin.engines.openai.http import (
 from teola_plugin.engines.openai.measure import measure
 from teola_plugin.engines.openai.prefixes import Prefixes
 from teola_plugin.engines.token_estimate import TokenEstimate
-from teola_plugin.errors import EngineError
+from teola_plugin.errors import EngineError, extra
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
 from teola_plugin.requests.request import Request
@@ -40,13 +40,17 @@ _LAST = 1 << 40
 class OpenAIServer:
     """An LLM behind `base_url` (as clients write it, e.g. `http://localhost:8000/v1`), started by somebody else.
 
-    `model` is a name that the server knows; without it, the only one it serves. `prefix_caching` declares that the
-    server keeps the keys and values of prefixes, and may be sent some ahead of time: a request for one token on the
-    known part of a prompt. Such a server is one's own: where it has no `/tokenize`, as vLLM has, nothing is sent early.
+    `model` is a name that the server knows; without it, the only one it serves. `own` declares that the server is one's
+    own, and may be sent what nobody waits for yet. Without it nothing goes out that the plain object would not send:
+    no prefixes, nothing for predicted items or for arms that are not chosen yet, no measuring.
+    `prefix_caching`: whether the server keeps the keys and values of prefixes, and is sent some ahead of time: a
+    request for one token on the known part of a prompt. Without a word a server of one's own does; to say that it does
+    declares it one's own. Where it has no `/tokenize`, as vLLM has, none is sent.
     `calibrate`: whether a pool that starts it measures the server (some 20 requests in 3 s, once: figures are kept),
     so that prefixes go early only where that pays. Without a word it does where prefixes are kept, and nowhere else.
     `priorities` declares that the server orders by `priority` (vLLM with `--scheduling-policy priority`).
-    `max_requests` bounds the requests in flight; `timeout` is in seconds, between two signs of life.
+    `max_requests` bounds the requests in flight; `timeout` is in seconds, between two signs of life. `check=False`: the
+    start does not ask the server whether it serves the model; requests tell.
     """
 
     kinds: frozenset[PrimitiveKind] = LLM_KINDS
@@ -60,16 +64,20 @@ class OpenAIServer:
         base_url: str,
         model: str | None = None,
         api_key: str | None = None,
-        prefix_caching: bool = False,
+        own: bool = False,
+        prefix_caching: bool | None = None,
         calibrate: bool | None = None,
         priorities: bool = False,
         max_requests: int = 256,
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
+        check: bool = True,
     ) -> None:
         self.name, self.base_url, self.model = name, without_credentials(base_url).rstrip("/"), model
-        self.prefix_caching, self._priorities, self._calibrate = prefix_caching, priorities, calibrate
-        self._timeout = timeout
+        self.own = own or bool(prefix_caching)
+        self.prefix_caching = self.own if prefix_caching is None else prefix_caching
+        self._priorities, self._calibrate = priorities, calibrate
+        self._timeout, self._check = timeout, check
         self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
         parts = urlsplit(base_url)
         self._login = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
@@ -79,7 +87,8 @@ class OpenAIServer:
             max_efficient_batch=1 << 20,
             max_requests=max_requests,
             device=self.base_url,
-            prefix_caching=prefix_caching,
+            own=self.own,
+            prefix_caching=self.prefix_caching,
         )
         self._prefixes = Prefixes(name, self.base_url)
         self._client: httpx.AsyncClient | None = None
@@ -88,6 +97,7 @@ class OpenAIServer:
         """Tokens of a prompt with its answer, where the server says so."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._estimate = TokenEstimate()
+        self._told_cached = False
         self._shape: Mapping[str, Any] | None = None
         """A whole response, for filling in what streams leave out; None where streams do not add up to one."""
 
@@ -100,16 +110,17 @@ class OpenAIServer:
         try:
             import httpx
         except ImportError as error:
-            raise unusable_server(self.name, "httpx is not installed.", "pip install 'teola-plugin[openai]'") from error
+            raise unusable_server(self.name, "httpx is not installed.", extra("openai")) from error
         limits = httpx.Limits(max_connections=self._profile.max_requests + 8)
         timeout = httpx.Timeout(self._timeout, connect=min(10.0, self._timeout))
         client = httpx.AsyncClient(headers=self._headers, auth=self._login, timeout=timeout, limits=limits)
-        try:
-            found = await discover(client, self.name, self.base_url, self.model, tries=self.prefix_caching)
-        except BaseException:
-            await client.aclose()
-            raise
-        self._take(found)
+        if self._check or self.model is None or self.prefix_caching:
+            try:
+                found = await discover(client, self.name, self.base_url, self.model, tries=self.prefix_caching)
+            except BaseException:
+                await client.aclose()
+                raise
+            self._take(found)
         self._client = client
 
     def _take(self, found: ServerFacts) -> None:
@@ -125,6 +136,11 @@ class OpenAIServer:
     def joins(self) -> bool:
         """Whether a streamed answer of this server adds up to the very answer that comes whole."""
         return self._shape is not None
+
+    @property
+    def tells_cached(self) -> bool | None:
+        """Whether answers tell how much of a prompt was found in the cache; None until one has."""
+        return self._told_cached or None
 
     async def stop(self) -> None:
         """Idempotent. Requests in flight fail; the server goes on."""
@@ -194,6 +210,7 @@ class OpenAIServer:
                     endpoint = Endpoint(self._client, self.name, self.base_url, self.model or "", self._shape)
                     value = await endpoint.generate(request, request.payload, self._ordering(request), inbox)
                 self._estimate.learn(request.payload, value.prompt_tokens)
+                self._told_cached |= value.cached_tokens > 0
                 return value
         reason = f"{self.name} takes Generate or Warmup, not {type(request.payload).__name__} ({request.kind.name})."
         raise EngineError(reason, engine=self.name, hint="see requests/payloads.py")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from teola_plugin.engines.base import EngineLoad
+from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.pgvector import sql
 from teola_plugin.engines.pgvector.admin import Administration
 from teola_plugin.engines.pgvector.faults import Faults
@@ -79,7 +80,7 @@ class PgVectorEngine(Administration):
         self._versions: Mapping[str, str] = {}
         self._live: dict[str, _Group] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changing = asyncio.Lock()
+        self._changing = LoopLock()
 
     @property
     def profile(self) -> EngineProfile:

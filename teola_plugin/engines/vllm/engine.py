@@ -11,6 +11,7 @@ from typing import Any
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.devices.budget import Demand, Grant
+from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import args as llm_args
@@ -57,6 +58,7 @@ class VllmEngine:
     """
 
     kinds: frozenset[PrimitiveKind] = LLM_KINDS
+    tells_cached = True
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class VllmEngine:
         self._host: HostProcess | None = None
         self._link: Link | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
+        self._starting = LoopLock()
         self._down = "it was not started."
         self._faults = Faults(name, self.log)
         self._in_flight = InFlight(self._faults.refused, self._learn)

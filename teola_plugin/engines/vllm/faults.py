@@ -54,6 +54,5 @@ class Faults:
 
     def _unavailable(self, reason: str, hint: str, tail: str) -> EngineUnavailable:
         message = f"{self._engine}: {reason}" + (f"\nLast lines of its log:\n{tail}\n" if tail else "")
-        return EngineUnavailable(
-            message, engine=self._engine, retryable=True, hint=hint or f"see {self._log}; then restart()"
-        )
+        hint = hint or f"see {self._log}; a pool starts it again by itself"
+        return EngineUnavailable(message, engine=self._engine, retryable=True, hint=hint)

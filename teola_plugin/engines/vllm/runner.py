@@ -95,15 +95,17 @@ class RequestRunner:
         ids = self._checked(await self._tokens.prefix(payload.prompt), submit)
         total = len(ids) // self._block * self._block
         chunk = max(self._block, submit.chunk // self._block * self._block)
-        done = 0
+        done = cached = 0
         while done < total:
-            took = time.perf_counter()
+            took, known = time.perf_counter(), cached == done
             done = min(total, done + chunk) if self._generating else total
-            async for _ in self._stream(ids[:done], _only_prefill(), submit, f"{submit.id}-{done}"):
-                pass
+            async for output in self._stream(ids[:done], _only_prefill(), submit, f"{submit.id}-{done}"):
+                if known:  # so far all of it was there; of what is, vLLM computes the last block again
+                    found = output.num_cached_tokens or 0
+                    cached = done if found >= done - self._block else max(cached, found)
             if done < total:
                 await self._give_way(time.perf_counter() - took)
-        return Answer(submit.id, Warmed(done), {"seconds": time.perf_counter() - begun})
+        return Answer(submit.id, Warmed(done, cached), {"seconds": time.perf_counter() - begun})
 
     async def _give_way(self, seconds: float) -> None:
         """Leave the instance to the others for as long as the last chunk took from them, or until they are done."""

@@ -102,7 +102,7 @@ class EngineWork:
         if p.prefills:
             live.group = GenerationGroup(p, order.group)
         fresh = self._joined(run, live, made)
-        self._driver.trace.queued(run, p, order.depth, made)
+        self._driver.trace.asked(run, live, made)
         self._catch_up(run, live, fresh)
         if fresh:
             self._send(run, live, fresh)
@@ -238,8 +238,6 @@ class EngineWork:
         works = self.leave(run, live) if live is not None else []
         if not works or not all(work.wanted for work in works):
             self._driver.trace.done(run, name, "cancelled")
-        elif name not in (work.primitive for work in works):
-            self._driver.trace.done(run, name)  # others go on with it
 
     def leave(self, run: QueryRun, live: LivePrimitiveRun) -> list[Work]:
         """A primitive waits no more for the works that it waited for. Returns those."""
@@ -279,6 +277,7 @@ class EngineWork:
         run = self._driver.runs.get(work.request.query)
         if run is None:
             return
+        run.requests[work.request.id] = work.primitive
         self._driver.trace.started(run, work.primitive, instance, batch)
         for name in tuple(run.waiters.get(work.request.id, ())):
             self._news.began(run, run.primitives[name], traced=name == work.primitive)
@@ -306,8 +305,10 @@ class EngineWork:
         self.works.ended(work, value, named)
         if run is None:
             return
+        port = self._driver.ports.get(work.engine)
+        self._driver.trace.request_ended(run, work, value, getattr(port.engine if port else None, "tells_cached", None))
         if work.primitive not in run.primitives or not (work.primitive in names or work.cancelled):
-            self._driver.trace.ended(run, work.primitive, [value], failed=named is not None)
+            self._driver.trace.called_ended(run, work, value, failed=named is not None)
         for name in names:
             live = run.primitives.get(name)
             if live is None:  # the one before has ended the query

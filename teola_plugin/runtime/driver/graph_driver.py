@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from teola_plugin.errors import QueryCancelled, QueryError
+from teola_plugin.errors import QueryCancelled, QueryError, pool_closed
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import dead_parts
@@ -72,6 +72,8 @@ class GraphDriver:
         self._once = dead_parts.Once()
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
+        self._cause = ""
+        """The primitive of the event that is being handled."""
         self._deadlines = Deadlines(lambda: self.post(Tick(self.now())))
         self._incremental = IncrementalPrefilling(self._live, computed, self._start_early, self._stop_early, self.code)
         self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
@@ -159,6 +161,7 @@ class GraphDriver:
 
     def _handle(self, event: GraphEvent) -> None:
         """What one instruction raises is its own query's misfortune: the others are carried out."""
+        self._cause = getattr(event, "primitive", "")
         try:
             instructions = self.scheduler.handle(event)
         except Exception as error:
@@ -178,6 +181,8 @@ class GraphDriver:
             return
         run = self.runs.get(getattr(instruction, "query", ""))
         if run is not None:
+            named = getattr(instruction, "primitive", "")
+            run.causes[getattr(named, "id", named)] = self._cause
             self._perform[type(instruction)](run, instruction)
 
     def broken(self, query: str, primitive: str, error: Exception) -> None:
@@ -190,9 +195,7 @@ class GraphDriver:
         if live is not None and not live.status.ended:
             self.fail(run, primitive, error)
             return
-        run.errors.setdefault(primitive, error)
-        self.scheduler.queries.pop(query, None)
-        self._end(run, End(query, "failed", None, primitive))
+        self._drop(run, error, primitive)
 
     def fail(self, run: QueryRun, name: str, error: BaseException) -> None:
         run.errors.setdefault(name, error)
@@ -303,6 +306,18 @@ class GraphDriver:
         for port in self.ports.values():
             port.depths(event)
 
+    def close(self) -> None:
+        """The pool is closed: whoever waits for a query, or for its trace, learns of it."""
+        self.code.close()
+        for run in list(self.runs.values()):
+            self._drop(run, pool_closed())
+
+    def _drop(self, run: QueryRun, error: BaseException, primitive: str = "") -> None:
+        """It ends here and now, failed."""
+        run.errors.setdefault(primitive, error)
+        self.scheduler.queries.pop(run.id, None)
+        self._end(run, End(run.id, "failed", None, primitive))
+
     def withdraw_all(self) -> None:
         """Followers that were sent along may never come: what the graph comes to is sent anew."""
         for run in self.runs.values():
@@ -321,7 +336,7 @@ class GraphDriver:
         try:
             settle(run, order.outcome, error, self.engines)
         finally:
-            trace = self.trace.recorder.finish(run.id, self.now(), outcome=order.outcome, steps=run.steps)
+            trace = self.trace.finish(run, order.outcome)
             if not run.output.done():
                 if order.outcome == "done" and order.output is not None:
                     run.output.set_result(run.store.read(order.output))

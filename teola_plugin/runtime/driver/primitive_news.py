@@ -43,3 +43,4 @@ class PrimitiveNews:
             return
         for news in list(live.group.ended(value)):
             tell(self._driver, run, live, news)
+        self._driver.trace.generated(run, live, results)

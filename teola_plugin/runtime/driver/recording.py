@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind
+from teola_plugin.graph import Graph, Primitive
 from teola_plugin.observe.recorder import TraceRecorder
-from teola_plugin.requests.payloads import Generation, Warmed
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.observe.spans import GENERATION, QueryTrace
+from teola_plugin.observe.waits import OpenWait, OwnCall, Wait
+from teola_plugin.requests.payloads import Generate, Generation, Warmed
+from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
+from teola_plugin.runtime.warmups import note_use, warmed
+from teola_plugin.runtime.works.identities import Party
 from teola_plugin.runtime.works.work import Work
 
 SHOWN_REQUESTS = 8
@@ -39,11 +43,23 @@ class RunTrace:
             parents=Graph.edges_into(p),
             detail=tuple((f"request {i}", str(payload)) for i, payload in enumerate(shown)),
             step=step or run.step_of(p.id),
+            cause=run.causes.pop(p.id, ""),
         )
+
+    def asked(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> None:
+        """The primitive has its works. Where another part, or the plain object, has asked for all of them before, it is
+        shown as what that has asked for."""
+        p, graph = live.primitive, run.graph_of(live.primitive.id)
+        known = [w.primitive for w in live.works if w.by is Party.PLAIN or run.graph_of(w.primitive) is not graph]
+        adopted = known and len(known) == len(live.works)
+        kind = p.kind.name if live.works and live.works[-1].by is Party.PLAIN else ""
+        if not (adopted and self.recorder.same(run.id, p.id, known[-1], kind=kind)):
+            self.queued(run, p, live.depth, payloads)
 
     def called(self, run: QueryRun, name: str, works: Sequence[Work], depth: int, step: int = 0) -> None:
         """The plain object calls, and no graph knows of it."""
-        kind, engine = works[0].request.kind.name, works[0].engine
+        request, engine = works[0].request, works[0].engine
+        kind = GENERATION if isinstance(request.payload, Generate) else request.kind.name
         self.recorder.queued(
             run.id, name, self._now(), kind=kind, engine=engine, depth=depth, size=len(works), step=step
         )
@@ -60,7 +76,8 @@ class RunTrace:
 
     def collected(self, run: QueryRun, name: str, producers: tuple[str, ...]) -> None:
         now = self._now()
-        self.recorder.queued(run.id, name, now, kind="MAP", parents=producers, step=run.step_of(name))
+        cause = run.causes.pop(name, "")
+        self.recorder.queued(run.id, name, now, kind="MAP", parents=producers, step=run.step_of(name), cause=cause)
         self.recorder.done(run.id, name, now)
 
     def started(self, run: QueryRun, name: str, instance: str = "", batch: int = -1) -> None:
@@ -71,6 +88,18 @@ class RunTrace:
 
     def done(self, run: QueryRun, name: str, outcome: str = "done") -> None:
         self.recorder.done(run.id, name, self._now(), outcome=outcome)
+
+    def began_decoding(self, run: QueryRun, live: LivePrimitiveRun, p: Primitive) -> None:
+        """A decoding begins within its request; that of an adopted request may have a span already."""
+        for name in dict.fromkeys(work.primitive for work in live.works):
+            first = run.primitives.get(name)
+            if first is None or first is live or first.group is None:
+                continue
+            twin = next((m for m in first.group.members if (m.kind, m.item) == (p.kind, p.item)), None)
+            if twin is not None and self.recorder.same(run.id, p.id, twin.id):
+                return
+        self.queued(run, p, live.depth, step=live.step)
+        self.started(run, p.id)
 
     def ended(
         self, run: QueryRun, name: str, values: Sequence[Any], *, decoding: bool = False, failed: bool = False
@@ -83,8 +112,74 @@ class RunTrace:
                 cached += 0 if decoding else value.cached_tokens
             elif isinstance(value, Warmed):
                 tokens += value.tokens
+                cached += value.cached_tokens
         outcome = "failed" if failed else "done"
         self.recorder.done(run.id, name, self._now(), outcome=outcome, tokens=tokens, cached=cached)
+
+    def generated(self, run: QueryRun, live: LivePrimitiveRun, values: Sequence[Any]) -> None:
+        """Generations have ended: where nobody has heard when their texts began, each is one span."""
+        if live.group is not None and all(map(_began_unheard, live.works, values)):
+            names = [member.id for member in live.group.members]
+            whole = live.primitive.id.removesuffix(".prefilling")
+            self.recorder.merge(run.id, live.primitive.id, names, kind=GENERATION, name=whole)
+
+    def called_ended(self, run: QueryRun, work: Work, value: Any, *, failed: bool) -> None:
+        """A request has ended that no primitive of the graph waits for: a call of the plain object."""
+        self.ended(run, work.primitive, [value], failed=failed)
+        if isinstance(value, Generation):
+            self.recorder.wrote(run.id, work.primitive, value.completion_tokens)
+            if _began_unheard(work, value):
+                self.recorder.merge(run.id, work.primitive, (), kind=GENERATION)
+
+    def request_ended(self, run: QueryRun, work: Work, value: Any, tells: bool | None) -> None:
+        """A warm-up, or a prompt that may have found one. `tells`: see `note_use`."""
+        known = warmed(work, value)
+        if known is not None:
+            run.warmups.append(known)
+        elif run.warmups:
+            note_use(run.warmups, work, value, tells=tells)
+
+    def answered(self, run: QueryRun, wait: OpenWait, works: Sequence[Work]) -> None:
+        """A call of the plain object has its values, made for it or claimed."""
+        names: list[str] = []
+        for name in (name for work in works for name in self.recorder.names(run.id, work.primitive)):
+            live = run.primitives.get(name)
+            members = live.group.members if live is not None and live.group is not None else ()
+            names += (name, *(member.id for member in members))
+        wait.answered, wait.spans = self._now(), tuple(dict.fromkeys(names))
+
+    def finish(self, run: QueryRun, outcome: str) -> QueryTrace | None:
+        """The query ended."""
+        for one in run.warmups:
+            self.recorder.settle(run.id, one.primitive, "done" if one.used else "wasted")
+        own = {id(call): self._own(run, call, number) for number, call in enumerate(run.waits.own, start=1)}
+        now = self._now()
+        waits = tuple(_told(wait, own, now) for wait in run.waits.told())
+        for wait, told in zip(run.waits.told(), waits, strict=False):
+            if wait.within is not None and told.within:
+                self._served(run, told, used=wait.within.used)
+        return self.recorder.finish(run.id, now, outcome=outcome, steps=run.steps, waits=waits if run.ahead else None)
+
+    def _served(self, run: QueryRun, wait: Wait, *, used: bool) -> None:
+        """An engine has done the work of the user's own object: that one's span is code around it."""
+        self.recorder.merge(run.id, wait.within, (), kind="CALL", engine="")
+        for name in wait.spans if not used else ():
+            self.recorder.settle(run.id, name, "wasted")
+
+    def _own(self, run: QueryRun, call: OwnCall, number: int) -> str:
+        """The name of the span of a call of the user's own object: that of the plan, if one has asked for it."""
+        names = [name for request in call.requests if (name := run.requests.get(request))]
+        if not names:
+            if call.began is None or not call.used:
+                return ""
+            names = [f"{call.name}.call#{number}"]
+            self.recorder.queued(run.id, names[0], call.began, kind=call.kind, engine=call.engine)
+            self.recorder.done(run.id, names[0], self._now() if call.ended is None else call.ended)
+        self.recorder.merge(run.id, names[0], names[1:])
+        self.recorder.lasted(run.id, names[0], call.began, call.ended)
+        if call.used:
+            self.recorder.settle(run.id, names[0], "done")
+        return names[0]
 
     def settled(self, run: QueryRun, work: Work) -> None:
         """What came of work that nobody claimed: other primitives, or the plain object, may have gone on from it."""
@@ -99,5 +194,17 @@ def _fate(run: QueryRun, work: Work) -> str:
     live = run.primitives.get(work.primitive)
     if live is None:
         return "wasted"
-    helper = live.primitive.kind is PrimitiveKind.PARTIAL_PREFILLING and not live.primitive.tentative
-    return "done" if helper or any(w.plain for w in live.works) else "wasted"
+    return "done" if any(w.plain for w in live.works) else "wasted"
+
+
+def _began_unheard(work: Work, value: Any) -> bool:
+    """Whether its text came in one piece, or in none, though it has several tokens."""
+    if not work.came or not isinstance(value, Generation):
+        return not work.came
+    return work.came == 1 and value.completion_tokens > 1 and work.begun_with == len(value.text)
+
+
+def _told(wait: OpenWait, own: Mapping[int, str], now: float) -> Wait:
+    spans = wait.spans if wait.own is None else (own.get(id(wait.own), ""),)
+    within = "" if wait.within is None else own.get(id(wait.within), "")
+    return Wait(wait.asked, now if wait.answered is None else wait.answered, spans, wait.step, within)

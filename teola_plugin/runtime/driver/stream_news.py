@@ -12,8 +12,7 @@ def tell(driver: Driver, run: QueryRun, live: LivePrimitiveRun, news: News) -> N
     """The graph hears what a stream said of a prefilling and its decodings."""
     now = driver.now()
     if isinstance(news, Began):
-        driver.trace.queued(run, news.primitive, live.depth, step=live.step)
-        driver.trace.started(run, news.primitive.id)
+        driver.trace.began_decoding(run, live, news.primitive)
     elif isinstance(news, Prefilled):
         run.store.put(news.primitive, True)
         driver.trace.first(run, news.primitive)

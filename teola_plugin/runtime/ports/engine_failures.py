@@ -18,14 +18,6 @@ def unfit(error: Exception, kind: PrimitiveKind, engine: str) -> EngineError:
     return made
 
 
-def closed(engine: str) -> EngineUnavailable:
-    return EngineUnavailable(
-        f"engine {engine!r} is not there any more: the pool was closed.",
-        engine=engine,
-        hint="use the pool inside its `with` block",
-    )
-
-
 def given_up(engine: str, cause: str) -> EngineUnavailable:
     return EngineUnavailable(
         f"engine {engine!r} is down and could not be restarted: {cause}",

@@ -9,7 +9,7 @@ from typing import Any
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.prefix_events import PrefixEvents
-from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.errors import EngineError, EngineUnavailable, pool_closed
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Warmup
 from teola_plugin.requests.request import Request
@@ -138,7 +138,7 @@ class EnginePort:
 
     def _refusal(self, more: int) -> EngineError | None:
         if self._closed:
-            return engine_failures.closed(self.name)
+            return pool_closed(self.name)
         if cause := self._instances.given_up:
             return engine_failures.given_up(self.name, cause)
         if len(self._outstanding) + more > self._max_queued:

@@ -56,6 +56,10 @@ class Work:
     """Calls of the plain object that wait for it."""
     pieces: list[Piece] = field(default_factory=list)
     """All so far, for readers that come late."""
+    came: int = 0
+    """How many came, also of those that are forgotten."""
+    begun_with: int = 0
+    """Characters of the first."""
     logs: list[PieceLog] = field(default_factory=list)
     """Readers of the pieces."""
     early: int = 0
@@ -100,6 +104,9 @@ class Work:
     # ------------------------------------------------------------ pieces
 
     def add_piece(self, piece: Piece) -> None:
+        if not self.came:
+            self.begun_with = len(piece.text)
+        self.came += 1
         self.pieces.append(piece)
         for log in self.logs:
             log.append(piece)

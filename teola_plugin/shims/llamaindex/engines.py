@@ -128,6 +128,14 @@ class MultiStepQueryEngineParts(QueryEngineParts):
     """Whether its last answer comes in pieces."""
 
 
+def runs_in_loop(part: Any) -> bool:
+    """Whether an engine, a retriever or a synthesizer makes the calls of its lists in a loop, also when it is not in one.
+
+    Without the attribute it has no such way.
+    """
+    return bool(getattr(part, "_use_async", getattr(part, "use_async", False)))
+
+
 @dataclass(frozen=True, slots=True)
 class AnsweringParts(Parts):
     """Of an engine of any class, which may have a synthesizer of its own."""

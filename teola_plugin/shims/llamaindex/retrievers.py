@@ -68,9 +68,11 @@ def searches_by_vector(retriever: VectorIndexRetriever) -> bool:
     return retriever._needs_embedding()
 
 
-def store_query(retriever: VectorIndexRetriever) -> VectorStoreQuery:
-    """What it asks its store for; the vector stands for that of any query."""
-    return retriever._build_vector_store_query(QueryBundle("", embedding=list(_NO_VECTOR)))
+def store_query(
+    retriever: VectorIndexRetriever, query: str = "", vector: list[float] | None = list(_NO_VECTOR)
+) -> VectorStoreQuery:
+    """What it asks its store for; without a vector, for any query."""
+    return retriever._build_vector_store_query(QueryBundle(query, embedding=vector))
 
 
 def nodes_of_result(retriever: VectorIndexRetriever, query: str, result: VectorStoreQueryResult) -> list[NodeWithScore]:

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 from differential.cookbook import control, retrieval
-from differential.cookbook.bench import Bench, mixed_bench, own_bench, pool_bench
+from differential.cookbook.bench import Bench, OwnChat, OwnEmbeddings, mixed_bench, own_bench, pool_bench
 from differential.cookbook.compare import EVERY, Seen, differences, see
 from differential.recording import plain
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.base import RunnableBindingBase
 
 from benchmarks.langchain import cookbook
+from benchmarks.langchain import kits as cookbook_kits
 from benchmarks.rag.apps import document
 from teola_plugin import accelerate
 
@@ -98,6 +99,34 @@ def test_same(bench: Bench, name: str, way: str) -> None:
 def test_same_with_all_speculation(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, speculate="all")
     same(before, after, way, merged=True)
+
+
+CONCURRENT = (OwnChat, OwnEmbeddings, cookbook_kits.Keywords)
+"""What may be called on several threads: all of the user's own in these chains but the reranker."""
+
+
+@over("invoke", "batch ainvoke", "stream astream", "astream_events", all_of_first=True, kits=("own", "mixed"))
+def test_same_with_calls_side_by_side(bench: Bench, name: str, way: str) -> None:
+    before, after = both(bench, name, way, concurrent=CONCURRENT)
+    same(before, after, way, merged=bench.kit.pool is not None)
+
+
+@over("invoke", kits=("own",), all_of_first=True)
+def test_a_model_that_raises_beside_others(bench: Bench, name: str, way: str) -> None:
+    """Each of its calls: the same exception, and in every run no more calls than the whole chain makes."""
+    make, given = CHAINS[name]
+    bench.kit.fresh()
+    bench.ledger.clear()
+    make(bench).invoke(copy.deepcopy(given))
+    prompts, whole = list(dict.fromkeys(bench.ledger.prompts)), Counter(bench.ledger.prompts)
+    try:
+        for broken in prompts[:6]:
+            bench.ledger.broken = broken
+            before, after = both(bench, name, way, concurrent=CONCURRENT)
+            same(before, after, way, merged=False)
+            assert not before.outcome.failed or not after.prompts - whole - before.prompts
+    finally:
+        bench.ledger.broken = None
 
 
 @over("invoke ainvoke")

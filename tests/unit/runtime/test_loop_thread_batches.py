@@ -103,3 +103,23 @@ def test_one_that_fails_takes_no_other_with_it(
         loop.post(seen.append, 3)
     settled(loop)
     assert seen == [1, 2, 3]
+
+
+def test_what_has_time_wakes_nobody_and_goes_before_what_is_told_next(loop: LoopThread, monkeypatch: Any) -> None:
+    woken, seen = [], []
+    plain = loop.loop.call_soon_threadsafe
+    monkeypatch.setattr(loop.loop, "call_soon_threadsafe", lambda *a, **k: (woken.append(a), plain(*a, **k))[1])
+    assert loop.leave(seen.append, "first") and loop.leave(seen.append, "second")
+    assert not woken and not seen
+    loop.post(seen.append, "third")
+    settled(loop)
+    assert seen == ["first", "second", "third"]
+
+
+def test_what_had_time_is_done_before_the_loop_ends() -> None:
+    made, seen = LoopThread("test-loop"), []
+    made.start()
+    assert made.leave(seen.append, "left")
+    made.stop()
+    assert seen == ["left"]
+    assert not made.leave(seen.append, "too late")

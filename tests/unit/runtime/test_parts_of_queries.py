@@ -18,7 +18,7 @@ from teola_plugin.observe import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, EmbedText, Generate, Prompt, Sampling
 from teola_plugin.requests.request import Request
-from teola_plugin.runtime.context import CallPlace, current_place
+from teola_plugin.runtime.context import CallPlace, current_place, placed
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.scheduling import EngineScheduler
@@ -270,20 +270,36 @@ def writer() -> FakeLLM:
     return FakeLLM("llm", rtx3090()["llm"], lambda prompt, sampling: ITEMS)
 
 
+def stored(scene: Scene) -> dict[str, float]:
+    """When each value came to the query's store, from now on."""
+    came: dict[str, float] = {}
+    put, begun = scene.run.store.put, asyncio.get_running_loop().time()
+
+    def told(producer: str, value: Any) -> None:
+        came.setdefault(producer, asyncio.get_running_loop().time() - begun)
+        put(producer, value)
+
+    scene.run.store.put = told  # type: ignore[method-assign]
+    return came
+
+
+ITEM_VALUES = ("d#0", "e0", "d#1", "e1")
+
+
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.2, 0.25, 5.0])
 def test_items_of_a_stream_that_is_adopted_are_there_as_they_close(pause: float) -> None:
     async def body(scene: Scene) -> list[float]:
+        came = stored(scene)
         first = scene.ahead(graph(*listed()))
         await asyncio.sleep(pause)
         second = scene.ahead(graph(*listed()))
         first.close()
         await asyncio.sleep(5)
         assert scene.count() == 1 and scene.count(K.EMBEDDING) == 2
-        trace = scene.trace()
-        done = {span.primitive: span for span in trace.spans}
-        items = [done[f"{second.name}/{name}"] for name in ("d#0", "e0", "d#1", "e1")]
+        done = scene.trace().finished()
+        items = [done[f"{second.name}/{name}"] for name in ITEM_VALUES]
         assert all(span.done is not None and span.outcome != "cancelled" for span in items)
-        return [(span.done or 0.0) - trace.started for span in items]
+        return [came[f"{second.name}/{name}"] for name in ITEM_VALUES]
 
     alone = in_scene(lambda scene: _alone(scene), engines=[writer()])
     found = in_scene(body, engines=[writer()])
@@ -291,11 +307,38 @@ def test_items_of_a_stream_that_is_adopted_are_there_as_they_close(pause: float)
 
 
 async def _alone(scene: Scene) -> list[float]:
+    came = stored(scene)
     part = scene.ahead(graph(*listed()))
     await asyncio.sleep(5)
-    trace = scene.trace()
-    done = {span.primitive: span.done or 0.0 for span in trace.spans}
-    return [done[f"{part.name}/{name}"] - trace.started for name in ("d#0", "e0", "d#1", "e1")]
+    return [came[f"{part.name}/{name}"] for name in ITEM_VALUES]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.2, 0.25, 5.0])
+def test_work_that_is_adopted_is_one_span(pause: float) -> None:
+    """With the times at which it ran, whoever was there then; its tokens count once."""
+
+    async def alone(scene: Scene) -> list[tuple[str, str, float, float, int]]:
+        scene.ahead(graph(*listed()))
+        await asyncio.sleep(10)
+        return _times(scene.trace())
+
+    async def adopted(scene: Scene) -> list[tuple[str, str, float, float, int]]:
+        first = scene.ahead(graph(*listed()))
+        await asyncio.sleep(pause)
+        scene.ahead(graph(*listed()))
+        first.close()
+        await asyncio.sleep(10)
+        return _times(scene.trace())
+
+    assert in_scene(adopted, engines=[writer()]) == in_scene(alone, engines=[writer()])
+
+
+def _times(trace: QueryTrace) -> list[tuple[str, str, float, float, int]]:
+    """(primitive, kind, began, ended, tokens), without the parts' names."""
+    return sorted(
+        (s.primitive.partition("/")[2], s.kind, s.begin - trace.started, (s.done or 0.0) - trace.started, s.tokens)
+        for s in trace.spans
+    )
 
 
 def test_items_of_a_list_are_adopted_one_by_one() -> None:
@@ -361,12 +404,72 @@ def test_a_prompt_waits_for_a_shared_warm_up_only_if_that_has_begun() -> None:
         for _ in range(2):
             scene.ahead(warmed(), {"begin": begin}, given)
         await asyncio.sleep(10)
-        spans = {span.primitive: span for span in scene.trace().spans}
+        spans = scene.trace().finished()
         full, warm = spans["part6/g.p"], spans["part6/w"]
         assert full.queued < min(span.done or 9e9 for name, span in spans.items() if name.endswith("/g"))
         return warm.seconds
 
     in_scene(body, most=4)
+
+
+# ---------------------------------------------------------------- held parts
+
+
+GIVEN = {"known": QUESTION * 20, "slow": "text " * 3000}
+
+
+def test_a_held_part_begins_behind_the_first_call_at_its_place() -> None:
+    async def body(scene: Scene) -> None:
+        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, held=True)
+        with placed(CallPlace(held=part.held)):
+            await scene.plain()
+        await asyncio.sleep(5)
+        assert part.begun
+        [call, warm] = [one for one in scene.asked["llm"] if one.kind is not K.FULL_PREFILLING]
+        assert call.kind is K.PREFILLING and warm.kind is K.PARTIAL_PREFILLING, "the call goes first"
+
+    in_scene(body)
+
+
+def test_a_held_part_begins_soon_where_nothing_is_called() -> None:
+    async def body(scene: Scene) -> None:
+        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, held=True)
+        await asyncio.sleep(1)
+        assert not part.begun and scene.count(K.PARTIAL_PREFILLING) == 0, "nobody has come to it"
+        scene.run.turn(part.held)
+        await asyncio.sleep(1)
+        assert part.begun and scene.count(K.PARTIAL_PREFILLING) == 1
+
+    in_scene(body)
+
+
+def test_a_part_that_is_covered_begins_only_with_a_call_that_nobody_foresaw() -> None:
+    async def body(scene: Scene) -> None:
+        first = scene.ahead()
+        part = scene.ahead(TWO, held=True, covered=True)
+        scene.run.turn(part.held)
+        await asyncio.sleep(1)
+        with placed(CallPlace(held=part.held)):
+            await scene.plain()
+            await asyncio.sleep(0.01)
+            assert not part.begun and scene.count() == 1, "the first part had asked for it"
+            await scene.plain(Generate(Prompt(text="something else"), Sampling(max_tokens=4)))
+        await asyncio.sleep(0.01)
+        assert part.begun
+        first.close(), part.close()
+
+    in_scene(body)
+
+
+def test_a_held_part_that_is_over_never_begins() -> None:
+    async def body(scene: Scene) -> None:
+        part = scene.ahead(held=True)
+        scene.run.turn(part.held)
+        scene.run.turn(over=[part])
+        await asyncio.sleep(1)
+        assert not part.begun and scene.count() == 0
+
+    in_scene(body)
 
 
 # ---------------------------------------------------------------- failures

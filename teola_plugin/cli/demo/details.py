@@ -1,4 +1,4 @@
-"""What the demo prints."""
+"""What the demo prints with `--verbose`: timelines, plans, figures of every chain, versions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from teola_plugin.cli.demo.measure import Case
 from teola_plugin.observe import timeline_text
 
 
-def show(console: Console, cases: dict[str, Case], question: str, facts: dict[str, Any], heading: str) -> None:
-    """Answers, timelines, e-graph, passes, figures."""
+def details(console: Console, cases: dict[str, Case], facts: dict[str, Any], heading: str) -> None:
+    """Timelines, plans, passes, figures."""
     uploaded = cases["uploaded"]
     console.rule(heading, characters="=", style="bold")
-    console.rule("The answer")
-    console.print(f"Question     {question}", highlight=False, markup=False)
-    console.print(f"Plain        {uploaded.plain[-1].answer}", highlight=False, markup=False)
-    console.print(f"Accelerated  {uploaded.accelerated[-1].answer}", highlight=False, markup=False)
-    console.print("equal" if uploaded.answers_equal else "DIFFERENT: this is a bug, please report it", style="bold")
     for label, run in (("Plain", uploaded.plain[-1]), ("Accelerated", uploaded.accelerated[-1])):
         console.rule(f"{label}: where the time went")
         console.print(timeline_text(run.trace, width=min(console.width, 110)), highlight=False, markup=False)
@@ -33,7 +28,6 @@ def show(console: Console, cases: dict[str, Case], question: str, facts: dict[st
     )
     for name, versions in facts["engines"].items():
         console.print(f"{name:9} " + ", ".join(f"{k} {v}" for k, v in versions.items()), highlight=False)
-    console.print(f"Timelines, graph and critical path as a page: {facts['trace_html']}", soft_wrap=True)
 
 
 def _table(cases: dict[str, Case]) -> Table:

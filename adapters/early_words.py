@@ -1,0 +1,190 @@
+"""What begins before its place, in words: a p-graph and its e-graph, compared."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.adapters.early_work import freed
+from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
+from teola_plugin.passes import Optimised
+from teola_plugin.passes.decoding_pipelining import held
+from teola_plugin.tracer.draft import DERIVED
+
+_K = PrimitiveKind
+_NOUNS = (
+    (_K.DECODING, "model call", "model calls"),
+    (_K.SEARCHING, "search", "searches"),
+    (_K.RERANKING, "reranking", "rerankings"),
+    (_K.INGESTION, "ingestion", "ingestions"),
+    (_K.EMBEDDING, "embedding", "embeddings"),
+)
+"""What a component is called by the last of its primitives, one and several."""
+_MOST = 3
+"""Names that are written out."""
+_ENDING = re.compile(rf"(\.({'|'.join(DERIVED)}))?(\.(partial|grown))?(#\d+)?$")
+
+
+def component_of(id_: str) -> str:
+    """The component that a primitive was made of: `found[0]/found.retrieve.embedding` is `found.retrieve`'s."""
+    name, before = id_.rpartition("/")[2], ""
+    while name != before:
+        before, name = name, _ENDING.sub("", name)
+    return name
+
+
+def listed(names: Sequence[str], word: str = "and") -> str:
+    """All of a few names; the first of many."""
+    if len(names) > _MOST:
+        return f"{', '.join(names[:_MOST])} {word} {len(names) - _MOST} more"
+    return f" {word} ".join(one for one in (", ".join(names[:-1]), *names[-1:]) if one)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCalls:
+    """What is known of the user's own models and retrievers, by the key of their place in the chain."""
+
+    early: frozenset[str]
+    """Places that may be asked early."""
+    one_by_one: Mapping[str, Any]
+    """Places whose object answers one call at a time, and that object."""
+
+
+def begins_early(plan: Optimised, own: OwnCalls | None = None) -> tuple[str, ...]:
+    """One phrase for each thing that a plan gains, most important first. `own`: where it asks objects of the user's."""
+    source, graph = plan.source, plan.graph
+    if source is None:
+        return ()
+    return (
+        *_side_by_side(source, graph, own),
+        *_items(source, graph),
+        *_in_stages(source, graph),
+        *_beginnings(graph),
+    )
+
+
+# ------------------------------------------------------------ calls beside each other
+
+
+def _side_by_side(source: Graph, graph: Graph, own: OwnCalls | None) -> Iterator[str]:
+    kinds = _kinds(source)
+    for group in _groups(source, graph, None if own is None else own.early):
+        asked = _at_once(source, [name for name in group if name in kinds], own)
+        code = [name for name in group if name not in kinds]
+        if len(asked) > 1 or code:
+            how = "side by side" if len(asked) > 1 else "ahead of its place"
+            past = f", without waiting for your code ({listed(code)})" if code else ""
+            yield f"{_counted(asked, kinds)} {how}{past}"
+
+
+def _at_once(source: Graph, names: Sequence[str], own: OwnCalls | None) -> list[str]:
+    """Without those that wait for another one's call, as both ask an object that answers one at a time."""
+    if own is None:
+        return list(names)
+    sites = {component_of(p.id): site for p in source for site in _sites(p)}
+    asked = {name: own.one_by_one.get(sites.get(name, "")) for name in reversed(names)}
+    first = {id(obj): name for name, obj in asked.items() if obj is not None}
+    return [name for name in names if asked[name] is None or first[id(asked[name])] == name]
+
+
+def _groups(source: Graph, graph: Graph, sites: frozenset[str] | None) -> list[list[str]]:
+    """Calls that waited for each other, or for user code, and do not any more: of one group, none waits for another."""
+    made: dict[str, set[str]] = {}
+    for p in graph:
+        made.setdefault(component_of(p.id), set()).add(p.id)
+    above = {name: set().union(*(graph.ancestors[id_] for id_ in ids)) for name, ids in made.items()}
+    groups: list[list[str]] = []
+    for name, others in _freed(source, graph, sites).items():
+
+        def apart(other: str, name: str = name) -> bool:
+            return not (above[name] & made[other] or above[other] & made[name])
+
+        known = next((one for one in groups if others & {*one} and name not in one and all(map(apart, one))), None)
+        if known is not None:
+            known.append(name)
+        elif not any(name in one and others <= {*one} for one in groups):
+            groups.append([*[other for other in made if other in others and apart(other)][:1], name])
+    return [one for one in groups if len(one) > 1]
+
+
+def _freed(source: Graph, graph: Graph, sites: frozenset[str] | None) -> dict[str, set[str]]:
+    """Components that ask for something -> those that they waited for, and do not wait for any more."""
+    found: dict[str, set[str]] = {}
+    for p in source:
+        if asks(p) and p.id in graph and (sites is None or sites & _sites(p)):
+            name = component_of(p.id)
+            others = {component_of(one) for one in freed(p.id, source, graph) if _counts(source[one])} - {name}
+            found.setdefault(name, set()).update(others)
+    return {name: others for name, others in found.items() if others}
+
+
+def asks(p: Primitive) -> bool:
+    """Whether it, or what it holds, asks engines for something."""
+    return any(one.on_engine for one in held(p))
+
+
+def _counts(p: Primitive) -> bool:
+    return asks(p) or is_impure(p)
+
+
+def _sites(p: Primitive) -> set[str]:
+    return {one.attributes.wrapped for one in held(p)}
+
+
+def _kinds(graph: Graph) -> dict[str, set[PrimitiveKind]]:
+    """Components that ask engines for something, in order, and for what."""
+    found: dict[str, set[PrimitiveKind]] = {}
+    for p in graph:
+        if kinds := {one.kind for one in held(p) if one.on_engine}:
+            found.setdefault(component_of(p.id), set()).update(kinds)
+    return found
+
+
+def _counted(names: Sequence[str], kinds: dict[str, set[PrimitiveKind]]) -> str:
+    """E.g. `2 searches and 1 model call (a, b, c)`."""
+    nouns = Counter(_noun(kinds[name]) for name in names)
+    told = [f"{count} {several if count > 1 else one}" for (one, several), count in nouns.items()]
+    return f"{' and '.join(told)} ({listed(names)})"
+
+
+def _noun(kinds: set[PrimitiveKind]) -> tuple[str, str]:
+    return next(((one, several) for kind, one, several in _NOUNS if kind in kinds), ("model call", "model calls"))
+
+
+# ------------------------------------------------------------ lists, stages, beginnings of prompts
+
+
+def _items(source: Graph, graph: Graph) -> Iterator[str]:
+    """What is done for each item of a list, as it is written, or side by side."""
+    kinds, told = _kinds(source), dict[str, str]()
+    for p in graph:
+        if p.tentative and p.on_engine and "[" in p.id:
+            told.setdefault(InstancePath(p.id).outermost.partition("[")[0], "as soon as its item is written")
+        elif p.attributes.grow:
+            told.setdefault(p.id, "as soon as its item is written")
+        elif p.holds_fragment and p.attributes.beside and asks(p):
+            told.setdefault(p.id, "beside those of the other items")
+    for holder, how in told.items():
+        yield f"each {_noun(kinds.get(holder, set()))[0]} of {holder} {how}"
+
+
+def _in_stages(source: Graph, graph: Graph) -> Iterator[str]:
+    cut = [p.id.partition("#")[0] for p in graph if p.on_engine and p.kind not in LLM_KINDS and "#" in p.id]
+    names = list(dict.fromkeys(component_of(name) for name in cut if name in source))
+    if names:
+        yield f"{listed(names)} in stages, each beside the one before"
+
+
+def _beginnings(graph: Graph) -> Iterator[str]:
+    """The longest beginning of each prompt that is prefilled early."""
+    tokens: dict[str, int] = {}
+    for p in graph:
+        if p.kind is _K.PARTIAL_PREFILLING:
+            name = component_of(p.id)
+            tokens[name] = max(tokens.get(name, 0), sum(part.tokens for part in p.prompt))
+    if tokens:
+        told = [f"of {name} ({count} tokens and more)" for name, count in tokens.items()]
+        yield f"the beginning of the prompt {listed(told)}"

@@ -1,0 +1,64 @@
+"""`serve=`: the models of a LlamaIndex object, and the engines that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.llms.llm import LLM
+
+from teola_plugin.adapters.llamaindex.binding.engine_proxy import EngineProxy, read
+from teola_plugin.adapters.llamaindex.binding.huggingface import is_embedding, is_reranker
+from teola_plugin.adapters.llamaindex.binding.openai import is_openai
+from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
+from teola_plugin.adapters.llamaindex.substitution import replaced
+from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.serving.serving import Serving, serve
+from teola_plugin.adapters.serving.specs import Wanted, embedder_of, none_for, reranker_of, server_of
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+from teola_plugin.shims.llamaindex.models import HuggingFaceEmbeddingParts, SentenceTransformerRerankParts
+
+BindOne = Callable[[Any, str, EnginePool], Any]
+
+
+def with_serving(obj: Any, options: Options, attempt: BindOne) -> tuple[Options, Serving | None]:
+    """The options with what `serve=` binds, and what it has done; nothing without it."""
+    if options.serve is None:
+        return options, None
+    known = {id(one) for one, _ in options.bind}
+    models = [one for one in models_in(obj) if id(one) not in known]
+    made = serve(models, partial(wanted, own=options.serve == "own"), attempt, options.serve, options.pool)
+    return replace(options, pool=made.pool, bind=options.bind + made.bind), made
+
+
+def wanted(obj: Any, *, own: bool) -> Wanted:
+    """The engine that a model asks for, or why it gets none."""
+    if is_openai(obj):
+        return server_of(str(obj.api_base), obj.model, obj.api_key, own=own)
+    try:
+        if is_embedding(obj):
+            model = read(HuggingFaceEmbeddingParts, obj).model
+            prompts = {"query": model.prompts.get("query") or "", "document": model.prompts.get("text") or ""}
+            return embedder_of(obj.model_name, model, normalize=obj.normalize, prompts=prompts, own=own)
+        if is_reranker(obj):
+            return reranker_of(obj.model, read(SentenceTransformerRerankParts, obj).model, own=own)
+    except RegistrationError as why:
+        return str(why)
+    return none_for(obj)
+
+
+def models_in(obj: Any) -> list[Any]:
+    """Models where `bind=` looks for them, each once."""
+    found: dict[int, Any] = {}
+
+    def note(node: Any) -> None:
+        model = isinstance(node, LLM | BaseEmbedding) or is_reranker(node)
+        if model and not isinstance(node, PoolBacked | EngineProxy):
+            found[id(node)] = node
+
+    replaced(obj, note)
+    return list(found.values())

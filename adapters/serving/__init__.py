@@ -1,0 +1,1 @@
+"""`serve=`: engines and bindings that are made by themselves, for the user's own models."""

@@ -1,0 +1,140 @@
+"""What `serve=` has done for one object: which models it bound to which engines, and which it left alone, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.adapters.serving.served_pool import PROCESS
+from teola_plugin.adapters.serving.specs import EngineSpec, Wanted
+from teola_plugin.errors import RegistrationError, TeolaError
+from teola_plugin.pool import EnginePool
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A model that an engine serves."""
+
+    obj: Any
+    engine: str
+    spec: EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """A model that stays as it is."""
+
+    obj: Any
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Of one object."""
+
+    mode: str
+    """As `serve=` was given."""
+    pool: EnginePool | None = None
+    bound: tuple[Bound, ...] = ()
+    left: tuple[LeftAlone, ...] = ()
+    given: bool = False
+    """Whether the pool is the user's own."""
+
+    @property
+    def bind(self) -> tuple[tuple[Any, str], ...]:
+        """As the argument of that name."""
+        return tuple((one.obj, one.engine) for one in self.bound)
+
+
+Try = Callable[[Any, str, EnginePool], Any]
+"""Binds one object for a test. Raises `RegistrationError` where `bind=` would."""
+
+
+def serve(
+    models: Iterable[Any], want: Callable[[Any], Wanted], attempt: Try, mode: str, pool: EnginePool | None
+) -> Serving:
+    """Each model on an engine, of `pool` or, without one, of the process's own; or why it is not.
+
+    What `bind=` would refuse, and an engine that does not start, leaves that one model alone.
+    """
+    bound, left, used = list[Bound](), list[LeftAlone](), pool
+    for obj in models:
+        wanted = want(obj)
+        found = wanted if isinstance(wanted, str) else _engine_for(obj, wanted, attempt, pool)
+        if isinstance(found, str) or isinstance(wanted, str):
+            left.append(LeftAlone(obj, str(found)))
+        else:
+            used, engine = found
+            bound.append(Bound(obj, engine, wanted))
+    return Serving(mode, used, tuple(bound), tuple(left), pool is not None)
+
+
+def _engine_for(obj: Any, wanted: EngineSpec, attempt: Try, pool: EnginePool | None) -> tuple[EnginePool, str] | str:
+    """A pool and its engine; or why there is none."""
+    if pool is None:
+        try:
+            made, engine = PROCESS.engine_for(wanted)
+        except TeolaError as why:
+            return _said(why)
+        pool, names = made, [engine]
+    else:
+        names = [name for name in pool.engine_names if wanted.may_be(pool.engine(name))]
+    said = f"the pool has no {wanted.written()}"
+    for name in names:
+        try:
+            attempt(obj, name, pool)
+        except RegistrationError as why:
+            said = _said(why)
+        else:
+            return pool, name
+    return said
+
+
+def _said(error: TeolaError) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+# ------------------------------------------------------------ in words
+
+
+def served_text(serving: Serving) -> str:
+    """Which models engines serve, which stay as they are and why, and the lines that do the same by hand."""
+    lines = [f"{_title(one.obj)}: engine {one.engine!r}, {one.spec.place()}" for one in serving.bound]
+    lines += [f"{_title(one.obj)}: left as it is, since {one.why}" for one in serving.left]
+    if not lines:
+        return "No models were found."
+    if serving.bound:
+        lines += ["", "By hand:", *(f"    {line}" for line in _by_hand(serving))]
+    return "\n".join(lines)
+
+
+def served_section(serving: Serving | None) -> str:
+    """The same as the last section of what `explain()` says; empty without `serve=`."""
+    title = "" if serving is None else f'Served (serve="{serving.mode}")'
+    return "" if serving is None else f"\n\n{title}\n{'-' * len(title)}\n{served_text(serving)}"
+
+
+def _title(obj: Any) -> str:
+    name = next((value for key in ("model_name", "model") if isinstance(value := getattr(obj, key, None), str)), "")
+    return f"{type(obj).__name__} {name!r}" if name else type(obj).__name__
+
+
+def _by_hand(serving: Serving) -> list[str]:
+    made = {one.engine: one.spec.written() for one in serving.bound}
+    pool = [f"    {name!r}: {line}," for name, line in made.items()]
+    start = [] if serving.given else ["pool = EnginePool.local({", *pool, "}).start()"]
+    names = _names([one.obj for one in serving.bound])
+    pairs = ", ".join(f"({name}, {one.engine!r})" for name, one in zip(names, serving.bound, strict=True))
+    return [*start, f"accelerate(..., pool=pool, bind=[{pairs}])"]
+
+
+def _names(objects: Sequence[Any]) -> list[str]:
+    """A variable for each: `chat_openai`, `chat_openai2`."""
+    found: list[str] = []
+    for obj in objects:
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(obj).__name__).lower()
+        count = sum(re.fullmatch(rf"{name}\d*", one) is not None for one in found)
+        found.append(f"{name}{count + 1}" if count else name)
+    return found

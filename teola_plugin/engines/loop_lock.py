@@ -1,0 +1,28 @@
+"""A lock for coroutines of an object that outlives event loops."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class LoopLock:
+    """An `asyncio.Lock` of whichever loop runs: an engine may be started again on another one than it was stopped on.
+
+    Nobody may hold it when its loop ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _here(self) -> asyncio.Lock:
+        loop = asyncio.get_running_loop()
+        if self._lock is None or self._loop is not loop:
+            self._lock, self._loop = asyncio.Lock(), loop
+        return self._lock
+
+    async def __aenter__(self) -> None:
+        await self._here().acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._here().release()

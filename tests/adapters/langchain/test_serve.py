@@ -1,0 +1,268 @@
+"""`serve="auto"`: engines and bindings that are made by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_classic.retrievers import ContextualCompressionRetriever, MultiQueryRetriever
+from langchain_classic.retrievers.document_compressors import CrossEncoderReranker
+from langchain_community.cross_encoders import HuggingFaceCrossEncoder
+from langchain_core.documents import Document
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_huggingface import HuggingFaceEmbeddings
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, StateGraph
+from support.openai_stub import MODEL, Stub, openai_stub
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.serving.served_pool import PROCESS
+from teola_plugin.adapters.serving.serving import served_text
+from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.openai import OpenAIServer
+from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+
+Chain = Runnable[Any, Any]
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+QUESTION = {"question": "what is a primitive?"}
+FACTS = ["lambs eat grass", "walls need lime", "a primitive is a step of a query", "moss grows in the shade"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Stub]:
+    with openai_stub() as stub:
+        yield stub
+
+
+@pytest.fixture
+def stub(server: Stub) -> Stub:
+    server.asked.clear()
+    server.headers.clear()
+    return server
+
+
+def model(stub: Stub, **options: Any) -> ChatOpenAI:
+    given: dict[str, Any] = {"temperature": 0.0, "max_retries": 0, "base_url": stub.base_url, **options}
+    return ChatOpenAI(api_key="mine", model=MODEL, **given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def embeddings() -> HuggingFaceEmbeddings:
+    return HuggingFaceEmbeddings(model_name=packaged_minilm())
+
+
+def store_of(embeddings: Any) -> InMemoryVectorStore:
+    store = InMemoryVectorStore(embeddings)
+    store.add_documents([Document(fact) for fact in FACTS])
+    return store
+
+
+def asking(said: str, one: Any) -> Chain:
+    return ChatPromptTemplate.from_template(said + " {question}") | one | StrOutputParser()
+
+
+def rag(retriever: Any, llm: Any) -> Chain:
+    prompt = ChatPromptTemplate.from_template("{context} Question: {question}")
+    found = (lambda x: x["question"]) | retriever | (lambda found: "; ".join(one.page_content for one in found))
+    return RunnablePassthrough.assign(context=found) | prompt | llm | StrOutputParser()
+
+
+async def _joined(chain: Chain) -> str:
+    return "".join([chunk async for chunk in chain.astream(QUESTION)])
+
+
+WAYS: dict[str, Callable[[Chain], Any]] = {
+    "invoke": lambda chain: chain.invoke(QUESTION),
+    "ainvoke": lambda chain: asyncio.run(chain.ainvoke(QUESTION)),
+    "stream": lambda chain: "".join(chain.stream(QUESTION)),
+    "astream": lambda chain: asyncio.run(_joined(chain)),
+}
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("way", WAYS)
+def test_the_models_of_a_chain_are_served(stub: Stub, embeddings: Any, way: str) -> None:
+    chain = rag(store_of(embeddings).as_retriever(search_kwargs={"k": 2}), model(stub))
+    plain, sent = WAYS[way](chain), list(stub.asked)
+    fast = accelerate(chain, serve="auto")
+    assert [type(one.obj).__name__ for one in fast.serving.bound] == ["HuggingFaceEmbeddings", "ChatOpenAI"]
+    stub.asked.clear()
+    assert WAYS[way](fast) == plain
+    assert stub.asked == sent, "the very requests of the plain object, and no other"
+    trace = fast.last_trace()
+    assert {span.engine for span in trace.spans} >= {name for _, name in fast.serving.bind}
+
+
+@pytest.mark.models
+def test_no_extra_requests_where_calls_are_many(stub: Stub, embeddings: Any) -> None:
+    llm = model(stub)
+    retriever = MultiQueryRetriever.from_llm(store_of(embeddings).as_retriever(search_kwargs={"k": 1}), llm)
+    both = RunnableParallel(a=rag(retriever, llm), b=asking("b", llm)) | (lambda x: x["a"] + x["b"])
+    plain, sent = both.invoke(QUESTION), sorted(map(str, stub.asked))
+    stub.asked.clear()
+    fast = accelerate(both, serve="auto")
+    assert fast.invoke(QUESTION) == plain
+    assert sorted(map(str, stub.asked)) == sent
+
+
+def test_nothing_is_sent_before_the_chain_is_called(stub: Stub) -> None:
+    gone = model(stub, base_url="http://127.0.0.1:9/v1")
+    fast = accelerate(asking("gone", gone), serve="auto")
+    assert [one.obj for one in fast.serving.bound] == [gone] and not stub.asked
+    with pytest.raises(Exception, match="Connection error") as plain:
+        asking("gone", gone).invoke(QUESTION)
+    with pytest.raises(Exception, match="Connection error") as ours:
+        fast.invoke(QUESTION)
+    assert type(ours.value) is type(plain.value)
+
+
+@pytest.mark.models
+def test_engines_are_shared_by_later_calls(stub: Stub, embeddings: Any) -> None:
+    first = accelerate(rag(store_of(embeddings).as_retriever(), model(stub)), serve="auto")
+    again = accelerate(rag(store_of(embeddings).as_retriever(), model(stub, temperature=0.5)), serve="auto")
+    equal = HuggingFaceEmbeddings(model_name=packaged_minilm())
+    other = accelerate(rag(store_of(equal).as_retriever(), model(stub)), serve="auto")
+    names = [name for _, name in first.serving.bind]
+    assert [name for _, name in again.serving.bind] == [name for _, name in other.serving.bind] == names
+    assert first.serving.pool is again.serving.pool is other.serving.pool is PROCESS.pool
+    changed = HuggingFaceEmbeddings(model_name=packaged_minilm(), encode_kwargs={"prompt": "query: "})
+    [(_, name), _] = accelerate(rag(store_of(changed).as_retriever(), model(stub)), serve="auto").serving.bind
+    assert name not in names, "it puts a prompt before its texts"
+
+
+@pytest.mark.models
+def test_vectors_are_the_objects_own(stub: Stub) -> None:
+    import numpy as np
+
+    for options in ({}, {"encode_kwargs": {"prompt": "query: ", "normalize_embeddings": True}}):
+        own = HuggingFaceEmbeddings(model_name=packaged_minilm(), **options)
+        fast = accelerate(store_of(own).as_retriever(), serve="auto")
+        [bound] = fast.serving.bound
+        made = fast.serving.pool.bound(own, bound.engine)
+        assert np.allclose(made.embed_query("a\nb"), own.embed_query("a\nb"), atol=1e-5)
+        assert np.allclose(made.embed_documents(FACTS), own.embed_documents(FACTS), atol=1e-5)
+
+
+@pytest.mark.models
+def test_a_cross_encoder_is_served(embeddings: Any) -> None:
+    encoder = HuggingFaceCrossEncoder(model_name=str(reranker_folder()))
+    found = ContextualCompressionRetriever(
+        base_compressor=CrossEncoderReranker(model=encoder, top_n=2), base_retriever=store_of(embeddings).as_retriever()
+    )
+    fast = accelerate(found, serve="auto")
+    assert {type(one.obj).__name__ for one in fast.serving.bound} == {
+        "HuggingFaceEmbeddings",
+        "HuggingFaceCrossEncoder",
+    }
+    assert fast.invoke("what is a primitive?") == found.invoke("what is a primitive?")
+
+
+# ------------------------------------------------------------ what is left alone
+
+
+def left(fast: Any) -> dict[str, str]:
+    return {type(one.obj).__name__: one.why for one in fast.serving.left}
+
+
+def test_a_public_host_is_never_served(stub: Stub) -> None:
+    there, here = model(stub, base_url="https://api.openai.com/v1"), model(stub)
+    fast = accelerate(RunnableParallel(a=asking("a", there), b=asking("b", here)), serve="auto")
+    assert [one.obj for one in fast.serving.bound] == [here]
+    assert "https://api.openai.com/v1 is not known to be of this machine" in left(fast)["ChatOpenAI"]
+
+
+def test_what_bind_would_refuse_is_left(stub: Stub) -> None:
+    class Own(HuggingFaceEmbeddings):
+        def embed_query(self, text: str) -> list[float]:
+            return super().embed_query(text.lower())
+
+    own = Own(model_name=packaged_minilm())
+    chain = rag(store_of(own).as_retriever(), model(stub))
+    fast = accelerate(chain, serve="auto")
+    assert "overrides how it embeds" in left(fast)["Own"]
+    assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
+
+
+def test_a_model_that_a_function_holds_is_left(stub: Stub) -> None:
+    llm, hidden = model(stub), model(stub)
+    chain = RunnablePassthrough.assign(a=asking("a", llm)) | RunnableLambda(lambda x: llm.invoke(x["a"]).content)
+    fast = accelerate(chain, serve="auto")
+    assert not fast.serving.bound and "also held by the function" in left(fast)["ChatOpenAI"]
+    assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
+    fast = accelerate(asking("a", llm) | (lambda text: hidden.invoke(text).content), serve="auto")
+    assert [one.obj for one in fast.serving.bound] == [llm]
+    assert "pool.bound(model, engine)" in left(fast)["ChatOpenAI"]
+
+
+def test_nodes_of_a_graph(stub: Stub) -> None:
+    llm, hidden = model(stub), model(stub)
+    graph = StateGraph(dict)
+    graph.add_node("chain", asking("a", llm) | RunnableLambda(lambda text: {"question": text}))
+    graph.add_node("function", lambda state: {"question": hidden.invoke(state["question"]).content})
+    graph.add_edge(START, "chain")
+    graph.add_edge("chain", "function")
+    graph.add_edge("function", END)
+    plain = graph.compile()
+    fast = accelerate(plain, serve="auto")
+    assert fast.invoke(QUESTION) == plain.invoke(QUESTION)
+    told = fast.explain()
+    assert "engine 'llm" in told and "pool.bound(model, engine)" in told
+
+
+def test_without_models_nothing_is_made(stub: Stub) -> None:
+    fast = accelerate(RunnableLambda(lambda x: x), serve="auto")
+    assert fast.serving.pool is None and "No models were found." in fast.explain()
+    assert accelerate(asking("a", model(stub))).serving is None
+
+
+def test_an_unknown_value() -> None:
+    with pytest.raises(RegistrationError, match="serve"):
+        accelerate(RunnableLambda(lambda x: x), serve="yes")
+
+
+# ------------------------------------------------------------ beside what the user says
+
+
+def test_bindings_of_the_user_go_first(stub: Stub) -> None:
+    mine, other = model(stub), model(stub)
+    with EnginePool.local([OpenAIServer("mine", base_url=stub.base_url, model=MODEL)]) as pool:
+        chain = RunnableParallel(a=asking("a", mine), b=asking("b", other))
+        fast = accelerate(chain, pool=pool, bind=[(mine, "mine")], serve="auto")
+        assert [(one.obj, one.engine) for one in fast.serving.bound] == [(other, "mine")], "of the pool that was given"
+        assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
+
+
+def test_a_pool_without_such_an_engine(stub: Stub, fakes: EnginePool) -> None:
+    fast = accelerate(asking("a", model(stub)), pool=fakes, serve="auto")
+    assert "the pool has no OpenAIServer(base_url=" in left(fast)["ChatOpenAI"]
+
+
+def test_own_servers_may_be_sent_prompts_ahead(stub: Stub) -> None:
+    fast = accelerate(asking("a", model(stub)), serve="own")
+    [bound] = fast.serving.bound
+    assert fast.serving.pool.profiles[bound.engine].prefix_caching
+    asked = [path for path, _ in stub.asked]
+    assert asked, "it was tried out"
+    assert fast.invoke(QUESTION) == asking("a", model(stub)).invoke(QUESTION)
+
+
+def test_what_is_said(stub: Stub) -> None:
+    fast = accelerate(RunnableParallel(a=asking("a", model(stub)), b=asking("b", model(stub))), serve="auto")
+    [engine] = {name for _, name in fast.serving.bind}
+    assert served_text(fast.serving).splitlines() == [
+        *[f"ChatOpenAI 'echo': engine '{engine}', {stub.base_url}"] * 2,
+        "",
+        "By hand:",
+        "    pool = EnginePool.local({",
+        f"        '{engine}': OpenAIServer(base_url='{stub.base_url}', model='echo'),",
+        "    }).start()",
+        f"    accelerate(..., pool=pool, bind=[(chat_open_ai, '{engine}'), (chat_open_ai2, '{engine}')])",
+    ]
+    assert served_text(fast.serving) in fast.explain()

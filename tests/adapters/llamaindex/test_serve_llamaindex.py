@@ -1,0 +1,83 @@
+"""`serve="auto"` for LlamaIndex objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from llama_index.core import Document, SummaryIndex, VectorStoreIndex
+from llama_index.core.llms import MockLLM
+from llama_index.core.postprocessor import SentenceTransformerRerank
+from llama_index.embeddings.huggingface import HuggingFaceEmbedding
+from llama_index.llms.openai_like import OpenAILike
+from support.openai_stub import MODEL, Stub, openai_stub
+
+from teola_plugin import accelerate
+from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+FACTS = ["lambs eat grass", "walls need lime", "a primitive is a step of a query", "moss grows in the shade"]
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "query": lambda engine: engine.query("what is a primitive?"),
+    "aquery": lambda engine: asyncio.run(engine.aquery("what is a primitive?")),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Stub]:
+    with openai_stub() as stub:
+        yield stub
+
+
+@pytest.fixture
+def stub(server: Stub) -> Stub:
+    server.asked.clear()
+    return server
+
+
+def llm_of(stub: Stub, **options: Any) -> OpenAILike:
+    given = {"is_chat_model": True, "max_retries": 0, "temperature": 0.0, "api_base": stub.base_url, **options}
+    return OpenAILike(model=MODEL, api_key="none", **given)
+
+
+@pytest.fixture(scope="module")
+def embedding() -> HuggingFaceEmbedding:
+    given: dict[str, Any] = {"query_instruction": "query: ", "text_instruction": "passage: "}
+    return HuggingFaceEmbedding(model_name=packaged_minilm(), device="cpu", **given)
+
+
+@pytest.fixture(scope="module")
+def index(embedding: HuggingFaceEmbedding) -> VectorStoreIndex:
+    return VectorStoreIndex.from_documents([Document(text=fact) for fact in FACTS], embed_model=embedding)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("way", WAYS)
+def test_the_models_of_an_engine_are_served(stub: Stub, index: VectorStoreIndex, way: str) -> None:
+    rerank = SentenceTransformerRerank(model=str(reranker_folder()), top_n=2, device="cpu")
+    mode: Any = {"response_mode": "accumulate", "similarity_top_k": 3, "node_postprocessors": [rerank]}
+    plain = index.as_query_engine(llm=llm_of(stub), **mode)
+    wanted, sent = WAYS[way](plain), sorted(map(str, stub.asked))
+    fast = accelerate(plain, serve="auto")
+    session = fast.__teola_session__
+    kinds = {type(one.obj).__name__ for one in session.serving.bound}
+    assert kinds == {"OpenAILike", "HuggingFaceEmbedding", "SentenceTransformerRerank"}, fast.explain()
+    stub.asked.clear()
+    found = WAYS[way](fast)
+    assert str(found) == str(wanted)
+    assert [node.text for node in found.source_nodes] == [node.text for node in wanted.source_nodes]
+    assert [node.score for node in found.source_nodes] == pytest.approx([node.score for node in wanted.source_nodes])
+    assert sorted(map(str, stub.asked)) == sent, "the very requests of the plain object, and no other"
+    told = fast.explain()
+    assert "prompts={'query': 'query: ', 'document': 'passage: '}" in told and "OpenAIServer(base_url=" in told
+
+
+def test_what_gets_no_engine_is_said(stub: Stub) -> None:
+    there = llm_of(stub, api_base="https://api.openai.com/v1")
+    for llm, said in ((there, "is not known to be of this machine"), (MockLLM(), "no engine is made for a MockLLM")):
+        index = SummaryIndex.from_documents([Document(text=fact) for fact in FACTS])
+        fast = accelerate(index.as_query_engine(llm=llm), serve="auto")
+        assert not fast.__teola_session__.serving.bound and said in fast.explain()

@@ -1,0 +1,51 @@
+"""Connected pools that are closed, started again, or forked."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.forking import in_fork
+
+from teola_plugin.errors import EngineUnavailable
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.langchain import ChatTeola
+from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import EmbedText
+
+K = PrimitiveKind
+
+
+def embed(pool: EnginePool, engine: str = "embedder") -> list[float]:
+    return list(pool.call(K.EMBEDDING, engine, [EmbedText("x")]).result(30)[0])
+
+
+def test_calls_under_way_are_told_and_the_pool_may_be_started_again(fakes_address: str) -> None:
+    pool = EnginePool.connect(fakes_address, pool="fakes")
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(2):
+            pool.start()
+            expected = embed(pool)
+            waiting = thread.submit(embed, pool, "slow")
+            time.sleep(0.05)
+            pool.close()
+            with pytest.raises(EngineUnavailable, match="the engine pool is closed"):
+                waiting.result(10)
+            with pytest.raises(EngineUnavailable, match="the engine pool is closed"):
+                embed(pool)
+    with pool:
+        assert embed(pool) == expected
+        assert embed(pool, "slow")
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_a_forked_child_is_told_and_its_end_harms_nobody(shared: EnginePool, fakes_address: str, exits: bool) -> None:
+    expected = embed(shared)
+    with pytest.raises(EngineUnavailable, match="before this process was forked"):
+        in_fork(lambda: ChatTeola(pool=shared).invoke("x"))
+    with pytest.raises(EngineUnavailable, match="connected to Ray"):
+        in_fork(lambda: EnginePool.connect(fakes_address, pool="fakes"))
+    assert in_fork(lambda: shared.close() or "closed", exits=exits, seconds=30) == "closed"
+    time.sleep(0.5)
+    assert embed(shared) == expected and embed(shared, "slow")

@@ -1,0 +1,90 @@
+"""Work in a forked child process, within a time: what is tested there must not hang here."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.util
+import os
+import pickle
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_fork(work: Callable[[], T], *, seconds: float = 20.0, exits: bool = False) -> T:
+    """What `work` gives in a child made by `os.fork`; what it raises is raised here.
+
+    `exits`: the child ends as programs do, with the exit handlers that it has from its parent. A child that takes
+    longer is killed, and the test fails.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _run(work, writing, exits=exits)
+    os.close(writing)
+    try:
+        said = _read(reading, time.monotonic() + seconds)
+        if said is not None:
+            _wait(child, seconds)
+    finally:
+        os.close(reading)
+        _kill(child)
+    assert said, f"the child said nothing within {seconds:g} s"
+    good, found, story = pickle.loads(said)
+    if not good:
+        raise found from RuntimeError(story)
+    return found  # type: ignore[no-any-return]
+
+
+def _run(work: Callable[[], Any], writing: int, *, exits: bool) -> None:
+    status = 1
+    try:
+        try:
+            said: Any = (True, work(), "")
+        except BaseException as error:
+            said = (False, error, traceback.format_exc())
+        if exits:
+            multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+        os.write(writing, pickle.dumps(said))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _read(reading: int, deadline: float) -> bytes | None:
+    """All of it, or None when its end does not come in time."""
+    said = b""
+    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        more = os.read(reading, 1 << 16)
+        if not more:
+            return said
+        said += more
+    return None
+
+
+_ended: set[int] = set()
+
+
+def _wait(child: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            _ended.add(child)
+            return
+        time.sleep(0.01)
+
+
+def _kill(child: int) -> None:
+    if child not in _ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    _ended.discard(child)

@@ -1,0 +1,111 @@
+"""What `teola demo` prints, and which overlaps it says saved how much. (A whole run: tests/real/test_demo_stock.py.)"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import pytest
+from rich.console import Console
+
+from teola_plugin.cli.demo.report import Report, compared
+from teola_plugin.cli.demo.saved import ANSWER, ASK, INDEX, REST, TOLD, saved, waited_for
+from teola_plugin.cli.main import main
+from teola_plugin.observe import QueryTrace, Span
+
+
+def span(primitive: str, engine: str, begin: float, done: float, kind: str = "", outcome: str = "done") -> Span:
+    return Span("q", "app", primitive, kind, begin, started=begin, done=done, engine=engine, outcome=outcome)
+
+
+def trace(*spans: Span, ended: float) -> QueryTrace:
+    return QueryTrace("q", "app", 0.0, ended, spans)
+
+
+PLAIN = trace(
+    span("llm.call#1", "llm", 1.0, 1.4),  # before it, the document is indexed by means that no engine sees
+    span("embedder.call#2", "embedder", 1.4, 1.5),
+    span("reranker.call#3", "reranker", 1.5, 1.6),
+    span("llm.call#4", "llm", 1.6, 2.0),
+    ended=2.0,
+)
+SOONER = trace(
+    span("ids.add_documents", "", 0.0, 1.1),
+    span("passages.documents.model.prefilling", "llm", 0.0, 0.4),
+    span("passages.documents.retrieve.vector", "embedder", 0.4, 0.5),
+    span("first.model.prefilling.partial#0", "llm", 0.5, 0.6),
+    span("second.model.prefilling.partial#0", "llm", 1.3, 9.9, outcome="wasted"),
+    span("passages.rerank", "reranker", 1.1, 1.2),
+    span("first.model.prefilling", "llm", 1.2, 1.5),
+    ended=1.55,
+)
+
+
+def test_what_an_answer_waited_for_adds_up_to_its_time() -> None:
+    for one in (PLAIN, SOONER):
+        assert sum(waited_for(one).values()) == pytest.approx(one.seconds)
+    assert waited_for(PLAIN) == pytest.approx({INDEX: 1.0, ASK: 0.5, "rerank": 0.1, ANSWER: 0.4})
+    assert waited_for(SOONER) == pytest.approx({INDEX: 1.1, "rerank": 0.1, ANSWER: 0.3, REST: 0.05})
+
+
+def test_only_what_saved_something_is_told_the_most_first() -> None:
+    found = saved([PLAIN, PLAIN], [SOONER])
+    assert list(found) == [TOLD[ASK], TOLD[ANSWER]]
+    assert list(found.values()) == pytest.approx([0.5, 0.1])
+    assert saved([PLAIN], [PLAIN]) == {}
+
+
+@dataclass(frozen=True)
+class Found:
+    plain_s: float
+    accelerated_s: float
+    answers_equal: bool = True
+
+
+def printed(report: Report, console: Console) -> list[str]:
+    report.line("Starting ...")
+    report.question("What?")
+    report.first_answer("That.", 1.25)
+    for title in ("one line", "own classes", "on engines"):
+        report.result(title, Found(2.0, 1.0), 5)
+        if title != "one line":
+            report.saved(dict.fromkeys(TOLD.values(), 0.25), -0.02)
+            report.nothing_to_gain(Found(0.14, 0.14))
+    report.end(["a.html", "b.html"])
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_the_report_is_short_and_has_its_parts() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    lines = printed(Report(console=console), console)
+    text = "\n".join(lines)
+    assert len(lines) <= 35, "with every line that there can be"
+    for part in (
+        "Question     What?",
+        "Answer       That.",
+        "2.00x faster, same answer",
+        "saved  0.25 s",
+        "a.html b.html",
+    ):
+        assert part in text
+    bars = [line.count("█") for line in lines if "█" in line]
+    assert bars == [40, 20] * 3
+
+
+def test_a_different_answer_is_told_loudly() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    Report(console=console).result("one line", Found(1.0, 1.0, answers_equal=False), 1)
+    assert "DIFFERENT ANSWERS" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_ratios_in_words() -> None:
+    assert compared(1.5, 1.0) == "1.50x faster"
+    assert compared(1.0, 1.25) == "1.25x slower"
+    assert compared(1.0, 1.01) == "as fast (0.99x)"
+
+
+def test_no_repeats_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--repeats", "0"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "--repeats 0" in said and "1 or more" in said

@@ -1,0 +1,249 @@
+"""A pool that is closed says so, also to whoever is waiting; one that is started again is as good as new."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from langchain_core.prompts import ChatPromptTemplate
+
+from teola_plugin import accelerate
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeStore, Faults, fake_engines
+from teola_plugin.errors import EngineUnavailable
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.langchain import ChatTeola, TeolaEmbeddings
+from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, IngestRow, Prompt, SearchVector
+
+K = PrimitiveKind
+EMBED = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input")))], Ref("e"))
+CODE = Graph([Primitive("c", K.CALL, inputs=named(value=Ref("$input")), call="c")], Ref("c"))
+ROW = IngestRow("docs", Chunk("1", "text"), (1.0, 0.0))
+ASK = [Generate(Prompt(text="what?"))]
+HANGS = Faults(hang_on=lambda _: True)
+
+
+@pytest.fixture
+def hangs() -> Iterator[EnginePool]:
+    """Whose engines never answer."""
+    made = EnginePool.local(fake_engines(llm=HANGS, embedder=HANGS)).start()
+    yield made
+    made.close()
+
+
+async def streamed(pool: EnginePool) -> None:
+    async for _ in ChatTeola(pool=pool).astream("x"):
+        pass
+
+
+def chain(pool: EnginePool) -> Any:
+    return ChatPromptTemplate.from_template("Say {word}") | ChatTeola(pool=pool)
+
+
+WAYS: dict[str, Callable[[EnginePool], object]] = {
+    "call": lambda pool: pool.call(K.EMBEDDING, "embedder", [EmbedText("x")]).result(),
+    "streamed": lambda pool: pool.call(K.PREFILLING, "llm", ASK, stream=True).result(),
+    "query": lambda pool: pool.runtime.submit(Query({"input": "x"}), EMBED, {}).output.result(),
+    "model": lambda pool: ChatTeola(pool=pool).invoke("x"),
+    "async model": lambda pool: asyncio.run(ChatTeola(pool=pool).ainvoke("x")),
+    "async stream": lambda pool: asyncio.run(streamed(pool)),
+    "embeddings": lambda pool: TeolaEmbeddings(pool=pool).embed_documents(["x", "y"]),
+    "chain": lambda pool: chain(pool).invoke({"word": "x"}),
+    "accelerated": lambda pool: accelerate(chain(pool)).invoke({"word": "x"}),
+    "accelerated, async": lambda pool: asyncio.run(accelerate(chain(pool)).ainvoke({"word": "x"})),
+    "accelerated, streamed": lambda pool: list(accelerate(chain(pool)).stream({"word": "x"})),
+    "accelerated, batch": lambda pool: accelerate(chain(pool)).batch([{"word": "x"}, {"word": "y"}]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_under_way_are_told_that_the_pool_is_closed(hangs: EnginePool, way: str) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(WAYS[way], hangs)
+        time.sleep(0.1)
+        assert not waiting.done()
+        hangs.close()
+        with pytest.raises(EngineUnavailable, match="the engine pool is closed") as caught:
+            waiting.result(10)
+    assert "start()" in caught.value.hint
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_afterwards_are_told_too(hangs: EnginePool, way: str) -> None:
+    hangs.close()
+    with pytest.raises(EngineUnavailable, match="the engine pool is closed"):
+        WAYS[way](hangs)
+
+
+def test_administering_and_searches_in_doubt_are_told() -> None:
+    """A search that was made ahead is claimed after the store was asked for its version, which may take long."""
+    asked = threading.Event()
+
+    class Slow(FakeStore):
+        async def version(self, collection: str) -> Any:
+            asked.set()
+            await asyncio.sleep(60)
+
+    with EnginePool.local([Slow("store")]) as pool:
+        searched = SearchVector("docs", (1.0, 0.0), k=1)
+        run = pool.runtime.watch(Query({"input": "x"}), joins=True)
+        run.claims = True
+        assert run.call(K.SEARCHING, "store", [searched]).result(5) == [()]
+        waiting = [run.call(K.SEARCHING, "store", [searched]), pool.admin("store", "version", "docs")]
+        assert asked.wait(5)
+        pool.close()
+    for one in waiting:
+        with pytest.raises(EngineUnavailable, match="the engine pool is closed"):
+            one.result(10)
+
+
+def test_queries_that_wait_for_the_users_code_are_told(hangs: EnginePool) -> None:
+    go = threading.Event()
+    run = hangs.runtime.submit(Query({"input": "x"}), CODE, {"c": lambda value: go.wait(20)})
+    ahead = hangs.runtime.submit(Query({"input": "x"}), EMBED, {}, ahead=True)
+    time.sleep(0.05)
+    hangs.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        run.output.result(5)
+    assert [one.trace.result(5) for one in (run, ahead)]
+    go.set()
+
+
+def test_a_pool_that_is_started_again() -> None:
+    llm, embedder = FakeLLM(), FakeEmbedder("embedder")
+    pool = EnginePool.local([llm, embedder, FakeStore("store")])
+    assert "not running" in repr(pool)
+    with pytest.raises(EngineUnavailable, match="not running"):
+        pool.call(K.PREFILLING, "llm", ASK)
+    fast, said = accelerate(chain(pool)), set()
+    for _ in range(3):
+        pool.start()
+        profiles = pool.profiles
+        said.add(str(fast.invoke({"word": "x"}).content))
+        said.add(str(asyncio.run(fast.ainvoke({"word": "x"})).content))
+        pool.close()
+        assert pool.profiles == profiles
+        with pytest.raises(EngineUnavailable, match="closed"):
+            fast.invoke({"word": "x"})
+    assert len(said) == 1
+    assert len(pool.traces) >= 6
+    assert not [thread for thread in threading.enumerate() if thread.name == "teola-pool" and thread.is_alive()]
+
+
+def test_what_was_stored_is_there_after_the_second_start() -> None:
+    with EnginePool.local([FakeStore("store")]) as pool:
+        pool.call(K.INGESTION, "store", [ROW]).result(5)
+    with pool:
+        assert pool.admin("store", "count", "docs").result(5) == 1
+
+
+def test_what_an_earlier_life_left_behind_harms_nobody() -> None:
+    with EnginePool.local(fake_engines(embedder=HANGS)) as pool:
+        run = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, ahead=True)
+        handle = run.call(K.EMBEDDING, "embedder", [EmbedText("x")])
+    with pool:
+        handle.cancel()
+        run.observe("e", 1)
+        run.close()
+        run.cancel()
+        assert pool.call(K.PREFILLING, "llm", ASK).result(5)
+
+
+def test_a_start_that_failed_may_be_tried_again() -> None:
+    class Fails(FakeEmbedder):
+        tries = 0
+
+        async def start(self) -> None:
+            self.tries += 1
+            if self.tries == 1:
+                raise EngineUnavailable("not yet.", hint="again")
+
+    pool = EnginePool.local([Fails("embedder"), FakeLLM()])
+    with pytest.raises(EngineUnavailable, match="not yet"):
+        pool.start()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        pool.call(K.PREFILLING, "llm", ASK)
+    with pool:
+        assert pool.call(K.EMBEDDING, "embedder", [EmbedText("x")]).result(5)
+
+
+def test_a_start_that_is_broken_off_leaves_nothing_behind() -> None:
+    """Its task is cancelled while engines start: those that have started are stopped, the others give up."""
+    stopped: list[str] = []
+
+    class Engine(FakeEmbedder):
+        async def start(self) -> None:
+            if self.name == "slow":
+                begun.set()
+                await asyncio.sleep(60)
+
+        async def stop(self) -> None:
+            stopped.append(self.name)
+
+    begun, pool = threading.Event(), EnginePool.local([Engine("slow"), Engine("quick")])
+
+    async def enters() -> None:
+        async with pool:
+            raise AssertionError("it cannot have started")
+
+    async def breaks_off() -> None:
+        task = asyncio.create_task(enters())
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(breaks_off())
+    for thread in threading.enumerate():
+        if thread.name.startswith("teola-"):
+            thread.join(10)
+    assert sorted(stopped) == ["quick", "slow"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("teola-pool")]
+
+
+def test_a_start_ends_when_another_thread_closes_the_pool() -> None:
+    class Slow(FakeEmbedder):
+        async def start(self) -> None:
+            begun.set()
+            await asyncio.sleep(60)
+
+    begun, pool = threading.Event(), EnginePool.local([Slow("embedder")])
+    with ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(pool.start)
+        assert begun.wait(10)
+        pool.close()
+        with pytest.raises(EngineUnavailable, match="the engine pool is closed"):
+            starting.result(10)
+
+
+def test_threads_that_start_and_close_one_pool_at_once() -> None:
+    pool = EnginePool.local(fake_engines())
+    over = time.monotonic() + 1.0
+    odd: list[BaseException] = []
+
+    def toggles(closes: bool) -> None:
+        while time.monotonic() < over:
+            try:
+                pool.close() if closes else pool.start()
+                pool.call(K.EMBEDDING, "embedder", [EmbedText("x")]).result(10)
+            except EngineUnavailable:
+                pass
+            except BaseException as error:
+                odd.append(error)
+
+    threads = [threading.Thread(target=toggles, args=(bool(n % 2),)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    pool.close()
+    assert not odd
+    assert not [thread for thread in threading.enumerate() if thread.name == "teola-pool"]
+    with pool:
+        assert pool.call(K.EMBEDDING, "embedder", [EmbedText("x")]).result(10)
