@@ -12,14 +12,14 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, PassContext, ready_times
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import Traced
-from teola_plugin.tracer.report import TraceReport
+from teola_plugin.tracer.report import WORDS, TraceReport
 
 _K = PrimitiveKind
 Section = tuple[str, str]
 """A title, and what stands below it."""
-WORDS = {"lowered": "optimized", "joined": "shared", "original": "unchanged"}
-"""Levels of the report, as the first line calls them."""
-_LEGEND = "(lowered: optimized; joined: shared, its calls of engines belong to the query; original: unchanged)"
+_LEGEND = (
+    "(optimized: may run ahead; shared: your code, its calls of engines belong to the query; unchanged: as always)"
+)
 
 
 @dataclass(frozen=True, slots=True)

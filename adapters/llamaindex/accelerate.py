@@ -43,8 +43,12 @@ def accelerate_llamaindex(obj: Any, options: Options) -> Any:
     if isinstance(served, VectorStoreIndex):
         return accelerated_index(served)
     session = _session(obj, served, found, terms)
+<<<<<<< HEAD
     session.shadow = shadow
     session.serving = serving
+=======
+    session.serving, session.shadow = serving, shadow
+>>>>>>> main
     return accelerated(session)
 
 

@@ -7,13 +7,14 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.schema import QueryBundle, QueryType
+from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.checking.shadow import Shadow
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
 
 Given = dict[str, Any]
+NOBODY_TOLD = ThreadSafety()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Settings:
     """Seconds after which a query fails with `QueryTimeout`."""
     weight: float = 1.0
     """Their share among the queries of the pool; 1.0 is ordinary."""
-    threads: ThreadSafety = ThreadSafety()
+    threads: ThreadSafety = NOBODY_TOLD
     """Which of the user's own objects take several sync calls at once."""
 
     @property
@@ -112,7 +114,9 @@ class StartedCall(NamedTuple):
             return self.beside.in_force()
         return nullcontext() if self.run is None else failing(self.run)
 
-    def ending(self) -> AbstractContextManager[None]:
+    def ending(self) -> AbstractContextManager[Any]:
+        if self.beside is not None:
+            return closing(self.beside)
         return nullcontext() if self.run is None else ending(self.run)
 
 
@@ -126,10 +130,10 @@ class Session:
         self.pool = pool
         self.terms = terms
         self._part = part
-        self.shadow: Shadow | None = None
-        """Compares a share of the calls with the original's."""
         self.serving: Serving | None = None
         """What `serve=` has done."""
+        self.shadow: Shadow | None = None
+        """Compares a share of the calls with the original's."""
         self.shown: Any = None
         """The class of what users hold, where it is one for all terms."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
@@ -144,7 +148,7 @@ class Session:
     def under(self, terms: Settings) -> Session:
         """Other terms for the same object."""
         made = Session(self.original, self.served, self.pool, terms, self._part)
-        made._traced, made.shadow, made.serving = self._traced, self.shadow, self.serving
+        made._traced, made.serving, made.shadow = self._traced, self.serving, self.shadow
         return made
 
     # ------------------------------------------------------------ seeing it
@@ -175,10 +179,9 @@ class Session:
 
     def _beside_in_words(self, entry: str) -> tuple[str, ...]:
         """What begins early of the user's own models, without a pool."""
-        threads = self.terms.threads
         if self.pool is not None or self.terms.speculate == "off":
             return ()
-        early = gains(self.served, entry, threads, is_async=False)
+        early = gains(self.served, entry, self.terms.threads)
         return (f"calls that {type(self.original).__name__} makes one after the other, side by side",) if early else ()
 
     @property
@@ -203,7 +206,7 @@ class Session:
                 made = await plain(call.node if call.run is None else nonblocking(call.node))
         return _kept_open(call, made)
 
-    def _begin(self, entry: str, given: Given | None, *, is_async: bool) -> StartedCall:
+    def _begin(self, entry: str, given: Given | None, *, is_async: bool = True) -> StartedCall:
         """The live query, and what runs beside it; without one the original just runs."""
         current = current_run.get()
         runs = [] if current is None else [current]
@@ -218,22 +221,22 @@ class Session:
                 return StartedCall(run, node, None, Deadline.of(run))
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
         terms, deadline = unplanned(self.terms.asked, runs, self.terms.app, clock)
-        if self.pool is not None or self.terms.speculate == "off":
+        off = is_async or self.terms.speculate == "off" or isinstance(self.served, Workflow)
+        if self.pool is not None or off:
             return StartedCall(None, self.served, terms, deadline)
-        return self._begin_alone(entry, given, terms, deadline, is_async=is_async)
+        return self._begin_alone(entry, given, terms, deadline)
 
     def _begin_alone(
-        self, entry: str, given: Given | None, terms: Terms | None, deadline: Deadline | None, *, is_async: bool
+        self, entry: str, given: Given | None, terms: Terms | None, deadline: Deadline | None
     ) -> StartedCall:
-        """Without a pool: with what runs ahead of the user's own models, or of parts of it that are called."""
-        threads = self.terms.threads
+        """A sync call without a pool: with what runs ahead of the user's own models, or of parts that are called."""
         try:
-            own = beside(self.served, entry, given, threads, self._part, is_async=is_async)
+            own = beside(self.served, entry, given, self.terms.threads, self._part)
             node = self.served if own is None else own.node
-            if own is None and _has_gaining_parts(node, threads, is_async=is_async):
+            if own is None and _has_gaining_parts(node, self.terms.threads):
                 node = with_parts(node, frozenset(), self._part)
         except Exception as error:  # nothing of the original has run yet
-            log_fallback(error)
+            log_fallback(error, self.original, f"a call of `{entry}`")
             own, node = None, self.served
         return StartedCall(None, node, terms, deadline, own)
 
@@ -257,11 +260,11 @@ class Session:
         return with_parts(self.served, known, self._part)
 
 
-def _has_gaining_parts(node: Any, threads: ThreadSafety, *, is_async: bool) -> bool:
+def _has_gaining_parts(node: Any, threads: ThreadSafety) -> bool:
     """Whether accelerating what it holds is of any use."""
     held = [one for value in vars(node).values() for one in (value if isinstance(value, (list, tuple)) else [value])]
     parts = [one for one in held if isinstance(one, PARTS)]
-    return any(gains(one, entry, threads, is_async=is_async) for one in parts for entry in entries_of(one))
+    return any(gains(one, entry, threads) for one in parts for entry in entries_of(one))
 
 
 def query_input(query: QueryType) -> Given | None:

@@ -106,6 +106,13 @@ def own_splitter(splitter: Any) -> Any:
     return silent(clone(splitter, callback_manager=nobody()), "split_text")
 
 
+def counts_anywhere(helper: PromptHelper) -> bool:
+    """Whether its tokenizer may be called on two threads at once; fast ones of `transformers` may not."""
+    tokenizer: Any = helper._token_counter.tokenizer
+    function = getattr(tokenizer, "func", tokenizer)
+    return not type(getattr(function, "__self__", function)).__module__.startswith("transformers")
+
+
 def own_helper(helper: PromptHelper) -> PromptHelper:
     """A prompt helper whose splitters tell nobody what they split, and whose tokenizer reads every text once."""
     made: PromptHelper = clone(helper)

@@ -24,7 +24,7 @@ from teola_plugin.engines.fake import fake_engines
 from teola_plugin.graph import PromptPart
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore, read_only
 
-LEGEND = "(lowered: optimized; joined: shared, its calls of engines belong to the query; original: unchanged)"
+LEGEND = "(optimized: may run ahead; shared: your code, its engine calls belong to the query; unchanged: as always)"
 LONG = PromptPart(text="x", tokens=412)
 RULES = PromptPart(text="x", tokens=40)
 
@@ -83,11 +83,11 @@ change first: grade.model: docs and question stand before 452 constant tokens: p
 
 What was understood
 -------------------
-lowered   rewrite   rewrite           rewrite.model
-lowered   retrieve  retrieve          retrieve.retrieve
-original  web       search_the_web    (your code: runs once, in its place)
-joined    grade     RunnableSequence  grade.model
-joined    tools     ToolNode
+optimized  rewrite   rewrite           rewrite.model
+optimized  retrieve  retrieve          retrieve.retrieve
+unchanged  web       search_the_web    (your code: runs once, in its place)
+shared     grade     RunnableSequence  grade.model
+shared     tools     ToolNode
 {LEGEND}
 
 Edges
@@ -131,7 +131,7 @@ Expect:        no gain: no pool was found: nothing runs ahead
 
 What was understood
 -------------------
-original  a  a  (your code)
+unchanged  a  a  (your code)
 {LEGEND}
 
 Edges
@@ -229,11 +229,11 @@ answer.model: now, question and docs stand before 57 constant tokens: put them l
 
 What was understood
 -------------------
-lowered   rewrite   rewrite           rewrite.model
-lowered   retrieve  retrieve          retrieve.retrieve
-original  clock     clock             (your code: runs once, in its place)
-original  check     check             (your code: runs once, in its place)
-lowered   answer    RunnableSequence  answer.model
+optimized  rewrite   rewrite           rewrite.model
+optimized  retrieve  retrieve          retrieve.retrieve
+unchanged  clock     clock             (your code: runs once, in its place)
+unchanged  check     check             (your code: runs once, in its place)
+optimized  answer    RunnableSequence  answer.model
 {LEGEND}
 
 Edges
@@ -298,11 +298,11 @@ def test_an_agent(pool: EnginePool) -> None:
 
     tools = [create_retriever_tool(store(pool), "search", "Finds documents."), weather, pay]
     model = ChatTeola(pool=pool)
-    text = accelerate(create_agent(model, tools, system_prompt=RULE)).explain(details=True)
-    told = {line for line in text.splitlines() if line.startswith(("early", "in place", "joined", "model"))}
+    text = accelerate(create_agent(model, tools, system_prompt=RULE)).explain()
+    told = {line for line in text.splitlines() if line.startswith(("early", "in place", "shared", "model"))}
     assert told == {
-        "joined  model  model_node  model (an agent's model)",
-        "joined  tools  ToolNode    (each tool runs once; pool-backed objects that it calls join the query)",
+        "shared  model  model_node  model (an agent's model)",
+        "shared  tools  ToolNode    (each tool runs once; pool-backed objects that it calls join the query)",
         "model -> tools or the end, as model_to_tools says",
         next(line for line in told if line.startswith("model: <") and line.endswith("tokens>{messages}")),
         "in place  model    nothing stands before its first call; its next prompts are prefilled while tools run",
@@ -317,18 +317,18 @@ def test_an_agent(pool: EnginePool) -> None:
 
 
 def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
-    note = "no pool-backed object was found and none was bound: the graph runs as it always did"
-    plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain(details=True)
-    assert plain.endswith(note) and "original  model  model_node" in plain and "start -> model" in plain
-    assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain(details=True)
+    note = "No pool-backed object was found and none was bound: the graph runs as it always did."
+    plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain()
+    assert plain.endswith(note) and "unchanged  model  model_node" in plain and "start -> model" in plain
+    assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain()
     model = ChatTeola(pool=pool)
 
     @entrypoint()
     def flow(given: str) -> Any:
         return model.invoke(f"{time.time()} {given}").content
 
-    text = accelerate(flow).explain(details=True)
-    assert "joined  flow  flow  (your code: runs once, in its place; pool-backed objects that it calls join" in text
+    text = accelerate(flow).explain()
+    assert "shared  flow  flow  (your code: runs once, in its place; pool-backed objects that it calls join" in text
     assert "`time.time()` is the time, another in every call" in text
 
 
@@ -350,4 +350,4 @@ def test_nothing_runs(pool: EnginePool) -> None:
     made = StateGraph(State)
     made.add_node("loud", loud)
     made.add_edge(START, "loud")
-    assert "original" in accelerate(made.compile(), pool=pool).explain(details=True)
+    assert "unchanged" in accelerate(made.compile(), pool=pool).explain()
