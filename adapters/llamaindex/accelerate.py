@@ -39,16 +39,11 @@ def accelerate_llamaindex(obj: Any, options: Options) -> Any:
     found = options.pool
     served = bound_in(obj, options.bind, found, strict=options.strict)
     if isinstance(served, IngestionPipeline):
-        return accelerated_ingestion(served)
+        return accelerated_ingestion(served, options)
     if isinstance(served, VectorStoreIndex):
-        return accelerated_index(served)
+        return accelerated_index(served, options)
     session = _session(obj, served, found, terms)
-<<<<<<< HEAD
-    session.shadow = shadow
-    session.serving = serving
-=======
     session.serving, session.shadow = serving, shadow
->>>>>>> main
     return accelerated(session)
 
 
