@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.engines.prefix_events import PrefixEvents
+from teola_plugin.engines.vllm.drafts.options import Drafts
 from teola_plugin.graph import EngineProfile
 from teola_plugin.requests.request import Request
 
@@ -31,6 +32,8 @@ class Setup:
     """Whether somebody wants to know what the prefix cache holds."""
     scheduler: str = ""
     """See `scheduler`."""
+    drafts: Drafts | None = None
+    """What may be drafted; None for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Ready:
     versions: Mapping[str, str] = field(default_factory=dict)
     tells_cache: bool = False
     """Whether news of the prefix cache will come."""
+    drafts: bool = False
+    """Whether greedy requests are drafted for."""
     lacking: tuple[str, ...] = ()
     """What is off because this vLLM is not as expected, and why."""
 
@@ -105,6 +110,9 @@ class Submit:
     """Tokens a warm-up may prefill at once beside other requests."""
     hints: tuple[str, int, str] | None = None
     """Query, depth and objective, for a scheduler class of ours (`scheduler.Hints`)."""
+    app: str = ""
+    drafts: tuple[str, ...] = ()
+    """Texts that the answer may repeat."""
 
     @staticmethod
     def of(number: int, request: Request, *, chunk: int, hints: bool) -> Submit:
@@ -118,6 +126,8 @@ class Submit:
             request.background,
             chunk,
             (request.query, request.depth, request.objective) if hints else None,
+            request.app,
+            request.drafts,
         )
 
 
