@@ -17,9 +17,6 @@ from teola_plugin.engines.vllm.drafts.recent import RecentOutputs, Source
 from teola_plugin.engines.vllm.drafts.row import Row
 from teola_plugin.shims.vllm import drafts as shim
 
-_UNKNOWN_ROWS = 128
-"""Rows of requests that have left are looked for when there are more."""
-
 
 @dataclass(slots=True)
 class _Running:
@@ -67,16 +64,13 @@ class DraftProposer:
         if runner is None:
             return [[] for _ in sampled_token_ids]
         names = runner.names()
-        share = max(1, self._budget // max(1, sum(map(bool, sampled_token_ids))))
-        most = min(self._most, share) if share > 1 or self._budget else 0
+        most = min(self._most, self._budget // max(1, sum(map(bool, sampled_token_ids))))
         found = []
         for i, new in enumerate(sampled_token_ids):
             length = int(num_tokens_no_spec[i])
             row = self._row(runner, names[i], i, new, length, token_ids_cpu) if new else None
             room = min(most, self._limit - length - 1)
             found.append(row.draft(room) if row is not None and room > 0 else [])
-        if len(self._running) > _UNKNOWN_ROWS + 2 * len(names):
-            self._clean(runner)
         return found
 
     def _row(self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any) -> Row | None:
@@ -91,6 +85,7 @@ class DraftProposer:
         """A request that is new here, or that was preempted and comes again."""
         asked = runner.asked(name)
         given = asked.given or {}
+        self._clean(runner)
         source = str(given.get("app", "")), str(given.get("tenant", ""))
         row = None
         if asked.greedy:
@@ -101,6 +96,7 @@ class DraftProposer:
         return row
 
     def _clean(self, runner: shim.Runner) -> None:
+        """What has left is a recent output."""
         for name in [one for one in self._running if not runner.runs(one)]:
             self._ended(self._running.pop(name))
 
