@@ -103,24 +103,34 @@ def attach(worker: Any, key: str = "teola_drafts") -> bool:
     return True
 
 
-def mend_expansion() -> None:
-    """`rejection_sampler.expand_batch_to_tokens` by torch, on the CPU build.
+def mend() -> None:
+    """What vLLM gets wrong beside drafts, in this process: `rejection_sampler`'s functions, as in 0.26 to 0.32."""
+    from vllm.platforms import current_platform
+    from vllm.v1.sample import rejection_sampler
+
+    rejection_sampler.apply_sampling_constraints = _unless_empty(rejection_sampler.apply_sampling_constraints)
+    if current_platform.is_cpu():
+        rejection_sampler.expand_batch_to_tokens = _expanded
+
+
+def _unless_empty(constrain: Any) -> Any:
+    """`apply_sampling_constraints` where a step has drafted rows without a single token (a grammar refused them all)
+    and a sampled row with `top_k`: vLLM takes the maximum of nothing, and its engine dies. There is nothing to do."""
+
+    def constrained(logits: Any, cu_num_draft_tokens: Any, sampling_metadata: Any) -> Any:
+        return constrain(logits, cu_num_draft_tokens, sampling_metadata) if logits.shape[0] else logits
+
+    return constrained
+
+
+def _expanded(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+    """`expand_batch_to_tokens` by torch: [batch] to [tokens], each value as often as its row has tokens, which
+    `cu_num_tokens` counts up.
 
     `cpu_triton_utils._expand_kernel_impl` writes into a copy where a tensor is not int64 (0.26 to 0.32): temperatures
     of a batch in which a sampled request stands beside drafted ones are then what was in memory, and greedy rows are
     sampled. Equal to the original where that is right.
     """
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
-    from vllm.v1.sample import rejection_sampler
-
-    rejection_sampler.expand_batch_to_tokens = _expanded
-
-
-def _expanded(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-    """[batch] to [tokens]: each value as often as its row has tokens; `cu_num_tokens` counts them up."""
     import torch
 
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))

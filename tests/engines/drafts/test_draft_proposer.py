@@ -57,7 +57,7 @@ class Batch:
 def proposer(tokens: int, **options: Any) -> DraftProposer:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ENV, json.dumps(options))
-        patch.setattr(shim, "mend_expansion", lambda: None)
+        patch.setattr(shim, "mend", lambda: None)
         config = SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=tokens),
             model_config=SimpleNamespace(max_model_len=200),

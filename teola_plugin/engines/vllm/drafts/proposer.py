@@ -36,7 +36,7 @@ class DraftProposer:
         self._running: dict[str, _Running] = {}
         self._recent = RecentOutputs(self._options.recent)
         self._budget = self._options.budget or self._options.tokens
-        shim.mend_expansion()
+        shim.mend()
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """There is none; vLLM calls it."""
