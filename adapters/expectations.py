@@ -5,19 +5,31 @@ An estimate from engines' profiles is none: how long answers get is not known be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from teola_plugin.adapters.early_words import asks, component_of, listed
-from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, is_impure
+from teola_plugin.adapters.early_words import OwnCalls, asks, component_of, listed
+from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.observe.text import duration
 from teola_plugin.passes import Optimised, PassContext
 from teola_plugin.passes.decoding_pipelining import held
 
 _K = PrimitiveKind
+_SOON = 5.0
+"""Seconds in which the trace of a call that is over is complete."""
+_LLM = frozenset(kind.name for kind in LLM_KINDS)
 NO_POOL = "no part of it can start before its place, and none is served by an engine"
 COMPARE = "`teola compare` measures it"
 _OWN = "not estimated, as your own models are not measured"
+
+
+def ended_trace(last: Sequence[Any]) -> QueryTrace | None:
+    """The trace of the last call, if there was one and it is over. `last`: the run, or nothing."""
+    if not last or not (last[0].trace.done() or last[0].whole.closed):
+        return None
+    found: QueryTrace | None = last[0].trace.result(_SOON)
+    return found
 
 
 def unplanned(early: Sequence[str]) -> str:
@@ -25,13 +37,20 @@ def unplanned(early: Sequence[str]) -> str:
     return f"sooner; {_OWN}: {COMPARE}" if early else f"no gain: {NO_POOL}"
 
 
-def expected(optimised: Optimised, early: Sequence[str], context: PassContext, trace: QueryTrace | None) -> str:
+def expected(
+    optimised: Optimised,
+    early: Sequence[str],
+    context: PassContext,
+    trace: QueryTrace | None,
+    own: OwnCalls | None = None,
+) -> str:
     """For a plan: what the last call shows, else why there is no figure yet, or no gain."""
     source = optimised.source
+    waits = {} if own is None else own.one_by_one
     if source is None or not early:
-        return f"no gain: {_why_none(source)}"
+        return f"no gain: {_one_by_one(waits) or _why_none(source)}"
     if trace is not None and trace.outcome in ("done", "closed"):
-        return _measured(source, trace)
+        return _measured(None if waits else source, trace)
     if any(one.on_engine and one.engine not in context.profiles for p in source for one in held(p)):
         return f"sooner; {_OWN}: {COMPARE}"
     return f"sooner; not estimated before the first call, as the length of answers is not known: {COMPARE}"
@@ -50,9 +69,16 @@ def _why_none(source: Graph | None) -> str:
     return f"each of its {len(names)} calls needs what the one before gives"
 
 
-def _measured(source: Graph, trace: QueryTrace) -> str:
-    """The last call, and how long its calls take in the order in which they are written."""
-    took, plain = trace.seconds, as_written(source, trace.spans)
+def _one_by_one(waits: Mapping[str, Any]) -> str:
+    names = list(dict.fromkeys(type(obj).__name__ for obj in waits.values()))
+    if not names:
+        return ""
+    return f"{listed(names)} answer{'' if len(names) > 1 else 's'} one call at a time, without async code of its own"
+
+
+def _measured(source: Graph | None, trace: QueryTrace) -> str:
+    """The last call, and how long its calls take in the order in which they are written (`source`, if that tells)."""
+    took, plain = trace.seconds, None if source is None else as_written(source, trace.spans)
     if plain is None or not took:
         return f"the last call took {duration(took)}; {COMPARE}"
     return (
@@ -68,7 +94,8 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
     """Seconds that the measured calls take in the order of the p-graph; None where the trace does not tell.
 
     A call takes as long as its spans together, early beginnings of prompts too; the longest way through the p-graph
-    counts. User code has no spans, so with any the trace does not tell.
+    counts. With user code, which has no spans, and with what the plain object asks for by itself (rows that it writes),
+    the trace does not tell.
     """
     if any(is_impure(one) for p in source for one in held(p)):
         return None
@@ -92,7 +119,7 @@ def _lasts(source: Graph) -> list[Primitive]:
 def _seconds(p: Primitive, spans: Sequence[Span]) -> float:
     if not p.holds_fragment:
         name = component_of(p.id)
-        return _together(s for s in spans if "/" not in s.primitive and component_of(s.primitive) == name)
+        return _by_component(s for s in spans if "/" not in s.primitive and component_of(s.primitive) == name)
     inside: dict[str, list[Span]] = {}
     for span in spans:
         outer = InstancePath(span.primitive).outermost
@@ -107,11 +134,12 @@ def _arms(p: Primitive) -> tuple[str, str]:
     return InstancePath(p.id).arm(True), InstancePath(p.id).arm(False)
 
 
-def _by_component(spans: Sequence[Span]) -> float:
-    """One component after the other."""
-    found: dict[str, list[Span]] = {}
+def _by_component(spans: Iterable[Span]) -> float:
+    """One component after the other, and of each what it does on one kind of engine after the other."""
+    found: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
-        found.setdefault(component_of(span.primitive), []).append(span)
+        kind = "LLM" if span.kind in _LLM else span.kind  # a prefilling and its decodings are one request
+        found.setdefault((component_of(span.primitive), kind), []).append(span)
     return sum(map(_together, found.values()))
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from teola_plugin.adapters.early_words import begins_early, component_of, listed
+from teola_plugin.adapters.early_words import OwnCalls, begins_early, component_of, listed
 from teola_plugin.adapters.expectations import expected, unplanned
 from teola_plugin.graph import Graph, PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, PassContext, ready_times
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import Traced
-from teola_plugin.tracer.report import TraceReport
+from teola_plugin.tracer.report import WORDS, TraceReport
 
 _K = PrimitiveKind
 Section = tuple[str, str]
 """A title, and what stands below it."""
-WORDS = {"lowered": "optimized", "joined": "shared", "original": "unchanged"}
-"""Levels of the report, as the first line calls them."""
-_LEGEND = "(lowered: optimized; joined: shared, its calls of engines belong to the query; original: unchanged)"
+_LEGEND = (
+    "(optimized: may run ahead; shared: your code, its calls of engines belong to the query; unchanged: as always)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +61,23 @@ def explain(
     pool: EnginePool | None,
     *,
     trace: QueryTrace | None = None,
-    ahead: Iterable[str] | None = None,
+    own: OwnCalls | None = None,
     more: Sequence[str] = (),
 ) -> Explanation:
-    """Of an object that is planned as a whole. `trace`: of its last call, where there was one; `ahead`: the call sites
-    of the user's own models and retrievers that may be asked early; `more`: phrases for what begins early by no plan.
+    """Of an object that is planned as a whole. `trace`: of its last call, where there was one; `own`: how it asks
+    objects of the user's own; `more`: phrases for what begins early by no plan.
     """
     if optimised is None or pool is None:
         return Explanation(traced.report, tuple(more), unplanned(more))
     context = PassContext(pool.profiles)
-    early = (*begins_early(optimised, ahead), *more)
+    early = (*begins_early(optimised, own), *more)
     advice = tuple(dict.fromkeys(_advice(optimised.graph, context)))
     sections = (
         ("p-graph (the workflow as written)", str(optimised.source)),
         ("e-graph (what runs)", str(optimised.graph)),
         ("Passes", _passes(optimised)),
     )
-    return Explanation(traced.report, early, expected(optimised, early, context, trace), advice, sections)
+    return Explanation(traced.report, early, expected(optimised, early, context, trace, own), advice, sections)
 
 
 def _understood(report: TraceReport) -> str:

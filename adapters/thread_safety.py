@@ -51,7 +51,7 @@ class ThreadSafety:
 
     def allows(self, obj: object, listed: frozenset[str] = LISTED) -> bool:
         """Whether its sync methods may run on several threads at once. A subclass of a listed class is not listed."""
-        return self.told_of(obj) or _full_name(type(obj)) in listed
+        return self.told_of(obj) or _full_name(type(obj)) in listed  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)

@@ -26,7 +26,6 @@ from langgraph.types import Command
 
 from benchmarks.common import arguments, environment, pattern_options, report, summary
 from benchmarks.langchain.bounds import Costs
-from benchmarks.langchain.kits import scaled
 from benchmarks.langgraph.answers import Size
 from benchmarks.langgraph.apps import APPS, DOCUMENTS, TOKENS, App, shown
 from benchmarks.langgraph.bounds import BOUNDS, Known
@@ -168,7 +167,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[Size, list[str]]]:
 
 def main(options: argparse.Namespace) -> dict[str, Any]:
     quiet()
-    machine, at_once = (scaled(profiles.rtx3090(), scale) for scale in (options.scale, 0.0))
+    machine, at_once = (profiles.scaled(profiles.rtx3090(), scale) for scale in (options.scale, 0.0))
     started, rows = time.perf_counter(), []
     with asyncio.Runner() as runner:
         for size, names in cases(options):

@@ -2,7 +2,8 @@
 
 Engines and models take as long as RTX 3090s (`profiles.rtx3090`), times `--scale`, in wall-clock time. The order
 alternates, caches are emptied before each run, answers are compared. A speed-up is over the better plain way; what is
-possible, on a pool, follows from the data dependencies alone (`langchain.bounds`).
+possible, on a pool, follows from the data dependencies alone (`langchain.bounds`). On one's own models it is over the
+plain sync way (`langchain.own_bounds`), and so is the share of it that a sync caller gets.
 
     python -m benchmarks.langchain_patterns --json
 """
@@ -24,7 +25,8 @@ from langchain_core.runnables import Runnable
 from benchmarks.common import arguments, environment, pattern_options, report, summary
 from benchmarks.langchain.bounds import BOUNDS, Costs
 from benchmarks.langchain.cookbook import PATTERNS, Pattern
-from benchmarks.langchain.kits import Kit, mixed_kit, own_kit, pool_kit, scaled
+from benchmarks.langchain.kits import Kit, mixed_kit, own_kit, pool_kit
+from benchmarks.langchain.own_bounds import OWN_BOUNDS, Took
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 
@@ -36,7 +38,8 @@ WAYS = (*PLAIN, "auto async", "auto sync", "all async", "all sync")
 def objects(pattern: Pattern, kit: Kit) -> dict[str, Runnable[Any, Any]]:
     """The plain chain and the accelerated ones."""
     plain = pattern.make(kit)
-    made = {mode: accelerate(plain, pool=kit.pool, speculate=mode) for mode in ("auto", "all")}
+    given = {"pool": kit.pool, "concurrent": kit.concurrent}
+    made = {mode: accelerate(plain, speculate=mode, **given) for mode in ("auto", "all")}
     return {"plain": plain, **made}
 
 
@@ -97,17 +100,19 @@ def figures(name: str, pattern: Pattern, kit: Kit, seconds: dict[str, list[float
 
 def main(options: argparse.Namespace) -> dict[str, Any]:
     quiet()
-    machine = scaled(profiles.rtx3090(), options.scale)
+    machine = profiles.scaled(profiles.rtx3090(), options.scale)
     started, cases = time.perf_counter(), []
     with asyncio.Runner() as runner:
         for kind in options.objects.split(","):
             kit = KITS[kind](machine)
             for name, pattern in PATTERNS.items():
                 if options.only in name:
-                    warm_up(runner, pattern, KITS[kind](scaled(profiles.rtx3090(), 0.0)))
+                    warm_up(runner, pattern, KITS[kind](profiles.scaled(profiles.rtx3090(), 0.0)))
                     cases.append(measure(runner, name, pattern, kit, options.repeats))
                     if kit.pool is not None and name in BOUNDS:
                         cases[-1]["possible"] = possible(cases[-1], BOUNDS[name](Costs(machine)))
+                    elif kit.slow is not None and name in OWN_BOUNDS:
+                        cases[-1] |= of_sync_callers(cases[-1], own_bound(runner, name, pattern, kit))
             if kit.pool is not None:
                 kit.pool.close()
     return {
@@ -122,6 +127,22 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
         "took_s": round(time.perf_counter() - started, 1),
         "environment": environment(),
     }
+
+
+def own_bound(runner: asyncio.Runner, name: str, pattern: Pattern, kit: Kit) -> float:
+    """Seconds, by what each call of a plain run took."""
+    assert kit.slow is not None
+    kit.slow.clear()
+    timed(runner, kit, pattern.make(kit), pattern.given, "plain sync")
+    return OWN_BOUNDS[name](Took(kit))
+
+
+def of_sync_callers(case: dict[str, Any], bound: float) -> dict[str, float]:
+    """Over the plain sync call: what is possible, what the accelerated one gives, and the share of it."""
+    plain, fast = (case["seconds"][way]["median"] for way in ("plain sync", "auto sync"))
+    found = {"possible": round(plain / bound, 3), "speedup_over_sync": round(plain / fast, 3)}
+    gained = (plain / fast - 1) / (plain / bound - 1) if plain / bound >= 1.05 else None
+    return found if gained is None else {**found, "share_of_possible": round(gained, 2)}
 
 
 def possible(case: dict[str, Any], bound: float) -> float:
@@ -156,6 +177,7 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
             "all": case["speedup_all"],
             "all sync": case["speedup_all_sync"],
             "possible": case.get("possible", ""),
+            "share": case.get("share_of_possible", ""),
             "behind ms": case.get("behind_ms", ""),
         }
         for case in result["cases"]

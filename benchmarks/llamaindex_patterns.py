@@ -2,7 +2,8 @@
 
 Engines take as long as RTX 3090s (`profiles.rtx3090`), times `--scale`, in wall-clock time. The order alternates,
 caches are emptied before each run, answers and passages are compared. A speed-up is over the better plain way.
-`--objects own`: the user's own models, without a pool: the original runs, so it shows what that costs.
+`--objects own`: the user's own models, without a pool: sync callers get what async ones have, for all others it shows
+what that costs.
 `--at-once 8`: eight queries that come together, from threads and on one loop.
 `--real`: the paper's two on vLLM, MiniLM and PostgreSQL of this machine.
 
@@ -25,7 +26,6 @@ from typing import Any
 
 from benchmarks.common import arguments, environment, pattern_options, print_table, report, summary
 from benchmarks.langchain.bounds import Costs
-from benchmarks.langchain.kits import scaled
 from benchmarks.langchain_patterns import WAYS, figures, possible, rows
 from benchmarks.llamaindex.answers import answer
 from benchmarks.llamaindex.bounds import STEPWISE, stepwise
@@ -43,7 +43,8 @@ PAPER = ("naive RAG", "advanced RAG", "compact")
 def objects(pattern: Pattern, kit: Kit) -> dict[str, Any]:
     """The plain engine and the accelerated ones."""
     plain = pattern.make(kit)
-    made = {mode: accelerate(plain, pool=kit.pool, speculate=mode) for mode in ("auto", "all")}
+    given: Any = {"pool": kit.pool, "concurrent": kit.concurrent}
+    made = {mode: accelerate(plain, speculate=mode, **given) for mode in ("auto", "all")}
     return {"plain": plain, **made}
 
 
@@ -125,7 +126,7 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     logging.getLogger("llama_index").setLevel(logging.ERROR)
     started, cases, crowds = time.perf_counter(), [], []
-    machine = None if options.real else scaled(profiles.rtx3090(), options.scale)
+    machine = None if options.real else profiles.scaled(profiles.rtx3090(), options.scale)
     with asyncio.Runner() as runner:
         for kit in kits(options, machine):
             with kit.in_force():

@@ -1,7 +1,7 @@
-"""Draws docs/images/timeline.svg: one query of the benchmark's advanced RAG, plain and accelerated, on one scale.
+"""Draws docs/images/timeline.svg, and timeline-dark.svg: one query of the benchmark's advanced RAG, plain and
+accelerated, on one scale.
 
 The first case of `benchmarks.single_query`: engines are fakes that take as long as RTX 3090s, in wall-clock time.
-Colours are written out, because not everything that shows an SVG knows style variables.
 
     python -m benchmarks.timeline_picture docs/images/timeline.svg
 """
@@ -12,11 +12,11 @@ import asyncio
 import re
 import sys
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rag import apps
+from benchmarks.themes import MONO, SANS, THEMES, colours, painted, themed
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.observe import QueryTrace
@@ -26,7 +26,6 @@ from teola_plugin.observe.text import duration
 
 WIDTH, EDGE, HEAD = 1240, 16, 30
 ANSWER_TOKENS = 10
-SANS, MONO = "system-ui, 'Segoe UI', Arial, sans-serif", "ui-monospace, Menlo, Consolas, monospace"
 STYLE = f"""
 text {{ fill: INK; font: 12px {SANS} }} .title {{ font-weight: 600; font-size: 15px }}
 .tick, .note {{ font-size: 10.5px; fill: DIM }} .engine {{ font-weight: 600 }} .accent {{ fill: ACCENT }}
@@ -88,18 +87,11 @@ def engines_only(trace: QueryTrace) -> QueryTrace:
     return replace(trace, spans=tuple(kept))
 
 
-def colours() -> dict[str, str]:
-    """Those of the HTML page's light theme, by name."""
-    page = resources.files("teola_plugin.observe").joinpath("page.css").read_text()
-    return dict(re.findall(r"--(\w+): (#\w+)", page.split("@media")[0]))
-
-
-def picture(plain: QueryTrace, sooner: QueryTrace) -> str:
-    known = colours()
-    style = re.sub(r"\b[A-Z]{2,}\b", lambda word: known.get(word[0].lower(), word[0]), STYLE)
+def picture(plain: QueryTrace, sooner: QueryTrace, theme: str) -> str:
+    known, style = colours(theme), painted(STYLE, theme)
     kinds = list(dict.fromkeys(family(s.kind) for t in (plain, sooner) for s in t.spans))
     style += "".join(f".k-{kind} .run {{ fill: {known[kind]} }}\n" for kind in kinds)
-    ratio = f"{plain.seconds / sooner.seconds:.2f} times sooner, the same answer"
+    ratio = f"{plain.seconds / sooner.seconds:.2f} times faster, the same answer"
     titles = (f"plain: {duration(plain.seconds)}", f"accelerated: {duration(sooner.seconds)}, {ratio}")
     body, top = "", float(EDGE)
     for index, (trace, title) in enumerate(zip((plain, sooner), titles, strict=True)):
@@ -131,4 +123,6 @@ def legend(kinds: list[str], top: float) -> str:
 if __name__ == "__main__":
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "timeline.svg")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(picture(*asyncio.run(both())), encoding="utf-8")
+    traces = asyncio.run(both())
+    for one in THEMES:
+        themed(target, one).write_text(picture(*traces, one), encoding="utf-8")

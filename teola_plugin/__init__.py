@@ -1,4 +1,4 @@
-"""Make a LangChain or LlamaIndex app answer sooner, without a rewrite and with the same answer.
+"""Make a LangChain or LlamaIndex app answer faster, without a rewrite and with the same answer.
 
 >>> import teola_plugin as teola
 >>> fast = teola.accelerate(chain)      # doctest: +SKIP

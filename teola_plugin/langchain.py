@@ -8,6 +8,7 @@ from teola_plugin.lazy_names import lazy
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.chat import ChatTeola
+    from teola_plugin.adapters.langchain.cross_encoder import TeolaCrossEncoder
     from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
     from teola_plugin.adapters.langchain.indexing import TeolaIndexer
     from teola_plugin.adapters.langchain.llm import TeolaLLM
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ChatTeola": "langchain.chat",
     "EngineMiddleware": "langgraph.middleware",
+    "TeolaCrossEncoder": "langchain.cross_encoder",
     "TeolaEmbeddings": "langchain.embeddings",
     "TeolaIndexer": "langchain.indexing",
     "TeolaLLM": "langchain.llm",
@@ -30,6 +32,7 @@ _HOMES = {
 __all__ = [
     "ChatTeola",
     "EngineMiddleware",
+    "TeolaCrossEncoder",
     "TeolaEmbeddings",
     "TeolaIndexer",
     "TeolaLLM",

@@ -32,7 +32,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_missing_document_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["demo", "--docs", str(tmp_path / "lost.txt")]) == 1
+    assert main(["demo", "--docs", str(tmp_path / "lost.txt")]) == 2
     said = capsys.readouterr().err
     assert "lost.txt" in said and "--docs" in said
 
@@ -91,3 +91,49 @@ def test_a_whole_demo() -> None:
         "decoding-pipelining",
     }
     assert Path(said["trace_html"]).is_file()
+
+
+BAD = {
+    "nothing": [],
+    "a command that is not there": ["nonsense"],
+    "an option that is not there": ["doctor", "--nonsense"],
+    "no repeats": ["demo", "--repeats", "0"],
+    "fewer": ["demo", "--repeats", "-3"],
+    "repeats of another kind": ["demo", "--repeats", "two"],
+    "a page in no folder": ["demo", "--trace", "no/such/folder/page.html"],
+    "no instances": ["scale", "llm", "0"],
+    "instances of another kind": ["scale", "llm", "many"],
+    "no file to start from": ["up", "no/such/pool.yaml"],
+    "a folder to start from": ["up", "."],
+    "no file to measure": ["calibrate", "no/such/pool.yaml"],
+    "an address without a port": ["status", "--address", "here:there"],
+    "an address of Ray Client": ["status", "--address", "ray://127.0.0.1:10001"],
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_meant_is_told_of_in_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(BAD[case])
+    except SystemExit as ended:  # as argparse ends
+        status = ended.code  # type: ignore[assignment]
+    said = capsys.readouterr().err.strip()
+    assert status == 2 and said.startswith("teola: ") and "Next: " in said, said
+    assert "\n" not in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("words", [["--help"], ["demo", "--help"], ["--version"], ["calibrate", "pool.yaml"]])
+def test_nobody_reads_what_is_printed(words: list[str], tmp_path: Path) -> None:
+    """`teola ... | true`: no traceback, and the status of a program that SIGPIPE has ended (argparse's own is 0)."""
+    (tmp_path / "pool.yaml").write_text("engines: {llm: {kind: fake}}")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "teola_plugin.cli.main", *words]
+    try:
+        done = subprocess.run(
+            command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path, env=environment
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == (141 if words[0] == "calibrate" else 0) and "Traceback" not in done.stderr, done.stderr

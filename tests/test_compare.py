@@ -333,6 +333,47 @@ def test_everybody_comes_first_and_last_equally_often(inputs: int) -> None:
         assert all(mine[i] == mine[i + 1][::-1] for i in range(0, repeats, 2)), "a round, and the same backwards"
 
 
+def paired(way: str, *seconds: float) -> list[Run]:
+    return [Run(way, 0, one, "a", round=i) for i, one in enumerate(seconds)]
+
+
+def test_a_ratio_and_its_interval() -> None:
+    """Of pairs: what drifts from round to round hits both, and does not count."""
+    drift = [1.0, 2.0, 4.0, 8.0, 3.0, 5.0, 7.0, 6.0]
+    runs = [*paired(SYNC, *drift), *paired(FAST_SYNC, *(one / 2 for one in drift))]
+    found = ratio_of(runs, SYNC, FAST_SYNC)
+    assert found is not None and (found.ratio, found.low, found.high, found.pairs) == (2.0, 2.0, 2.0, 8)
+    assert found.said() == "faster"
+    back = ratio_of(runs, FAST_SYNC, SYNC)
+    assert back is not None and back.said() == "slower"
+    assert ratio_of(runs, SYNC, FAST_ASYNC) is None
+
+
+def test_what_cannot_be_told() -> None:
+    """It printed 2.17 of an object without any gain: one cold run, or two."""
+    even, cold = [1.0] * 8, [5.0, 4.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0]
+    for plain, fast in ((cold, even), (even, cold), (even, even), (cold[:5], even[:5]), ([3.0] * 5, [1.0] * 5)):
+        runs = [*paired(SYNC, *plain), *paired(FAST_SYNC, *fast)]
+        found = ratio_of(runs, SYNC, FAST_SYNC)
+        assert found is not None and found.said() == "cannot tell", (plain, fast, found)
+
+
+def test_the_better_plain_way_counts_and_its_noise() -> None:
+    slow, quick = [2.0] * 8, [1.0, 1.01] * 4
+    runs = [*paired(SYNC, *slow), *paired(ASYNC, *quick), *paired(FAST_SYNC, *quick), *paired(FAST_ASYNC, *quick)]
+    latency = {
+        way: distribution([run for run in runs if run.way == way]) for way in (SYNC, ASYNC, FAST_SYNC, FAST_ASYNC)
+    }
+    found = speedup(runs, latency)
+    assert found is not None and found["plain"] == ASYNC and found["verdict"] == "cannot tell"
+    noisy = [*paired(ASYNC, *[1.2] * 8), *paired(CONTROL, *[1.0] * 8), *paired(FAST_ASYNC, *[1.1] * 8)]
+    latency = {way: distribution([run for run in noisy if run.way == way]) for way in (ASYNC, CONTROL, FAST_ASYNC)}
+    found = speedup(noisy, latency)
+    assert found is not None and found["low"] > 1.0 and found["verdict"] == "cannot tell", (
+        "it differs as much from itself"
+    )
+
+
 def test_shares_of_the_time_and_waste() -> None:
     def span(engine: str, begin: float, done: float, outcome: str = "done") -> Span:
         return Span(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.openai_stub import openai_stub
 
 from teola_plugin.cli.compare.measure import ASYNC, CONTROL, FAST_ASYNC, FAST_SYNC, SYNC
 from teola_plugin.cli.main import main
@@ -20,6 +21,7 @@ from teola_plugin.cli.main import main
 APP = '''
 """Apps of several frameworks, as users have them."""
 import functools
+import os
 import time
 from operator import add
 from typing import Annotated, TypedDict
@@ -100,6 +102,11 @@ def ask(text, model):
     return ChatPromptTemplate.from_template(text) | model | StrOutputParser()
 
 own = ask("Rewrite {question}", mine)
+
+def on_a_server():
+    """Of this machine; its address is the test's."""
+    from langchain_openai import ChatOpenAI
+    return ask("Rewrite {question}", ChatOpenAI(model="m", base_url=os.environ["STUB"], api_key="k", max_retries=0))
 
 def paired():
     pool = engines()
@@ -242,6 +249,32 @@ def test_pools_and_bindings_that_cannot_be_had(
     assert main(["compare", *(one.format(app=app) for one in arguments), "--inputs", "in.jsonl"]) == 2
     error = capsys.readouterr().err
     assert said in error and "Next: " in error and "Traceback" not in error
+
+
+def test_bindings_that_would_help(app: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs(QUESTION)
+    with openai_stub() as stub:
+        monkeypatch.setenv("STUB", stub.base_url)
+        found = compared(capfd, f"{app}:on_a_server", "--no-stream")
+        served = compared(capfd, f"{app}:on_a_server", "--no-stream", "--serve", "auto")
+        assert main(["compare", f"{app}:on_a_server", "--inputs", "in.jsonl", "--repeats", "1", "--no-stream"]) == 0
+    lines = [
+        "pool = EnginePool.local({",
+        f"    'llm': OpenAIServer(base_url='{stub.base_url}', model='m'),",
+        "}).start()",
+        "accelerate(..., pool=pool, bind=[(chat_open_ai, 'llm')])",
+    ]
+    assert found["bindings"] == lines and found["equality"]["state"] == "equal"
+    assert served["bindings"] == [] and served["equality"]["state"] == "equal"
+    assert next(iter(served["where_the_time_went"])).startswith("llm")
+    said = capfd.readouterr().out
+    assert all(line in said for line in lines) and "--serve auto tries it" in said
+
+
+def test_no_bindings_for_what_no_engine_serves(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert compared(capfd, f"{app}:engine")["bindings"] == []
+    inputs(QUESTION)
+    assert compared(capfd, f"{app}:own", "--no-stream")["bindings"] == []
 
 
 # ------------------------------------------------------------ what would spoil the figures

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from teola_plugin.cli.demo.report import Report, compared
 from teola_plugin.cli.demo.saved import ANSWER, ASK, INDEX, REST, TOLD, saved, waited_for
-from teola_plugin.cli.main import main
 from teola_plugin.observe import QueryTrace, Span
 
 
@@ -103,9 +102,3 @@ def test_ratios_in_words() -> None:
     assert compared(1.5, 1.0) == "1.50x faster"
     assert compared(1.0, 1.25) == "1.25x slower"
     assert compared(1.0, 1.01) == "as fast (0.99x)"
-
-
-def test_no_repeats_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--repeats", "0"]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "--repeats 0" in said and "1 or more" in said

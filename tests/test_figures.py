@@ -37,8 +37,8 @@ SENTENCES = {
 """Document -> what it says, with the place of each figure in the results."""
 
 GIVEN = {
-    "README.md": {"2.09": "the paper's"},
     "docs/benchmarks.md": {
+        "2.09": "the paper's",
         **dict.fromkeys(("0.35", "28.5", "0.164"), "the profile rtx3090"),
         "0.01": "test_the_busy_run_gave_the_same_ratios",
         "1.10": "what tests/benchmarks/test_single_query.py asserts",

@@ -60,7 +60,7 @@ class Hint:
 
 
 def _text(node: ast.AST, known: Mapping[str, ast.AST]) -> str:
-    """A literal's text; what is filled in at run time is `…`, and the alternatives of a conditional stand side by side."""
+    """A literal as text; what is filled in at run time is `…`, alternatives of a conditional stand side by side."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):

@@ -41,6 +41,7 @@ def test_star_import() -> None:
 
 PUBLIC = {
     "teola_plugin.adapters.langchain.chat": ["ChatTeola"],
+    "teola_plugin.adapters.langchain.cross_encoder": ["TeolaCrossEncoder"],
     "teola_plugin.adapters.langchain.embeddings": ["TeolaEmbeddings"],
     "teola_plugin.adapters.langchain.indexing": ["TeolaIndexer"],
     "teola_plugin.adapters.langchain.vectorstore": ["TeolaVectorStore"],
@@ -58,7 +59,7 @@ PUBLIC = {
     "teola_plugin.engines.tiny_llama": ["make"],
     "teola_plugin.engines.vector_pgvector": ["PgVectorEngine"],
     "teola_plugin.langchain": [
-        *("ChatTeola", "EngineMiddleware"),
+        *("ChatTeola", "EngineMiddleware", "TeolaCrossEncoder"),
         *("TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"),
         "read_only",
     ],

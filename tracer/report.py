@@ -8,6 +8,8 @@ from typing import Literal
 
 Level = Literal["lowered", "joined", "original"]
 """Understood / user code whose pool-backed parts join the query as they are called / called as it always was."""
+WORDS: dict[Level, str] = {"lowered": "optimized", "joined": "shared", "original": "unchanged"}
+"""What users read instead (the glossary of ARCHITECTURE.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class TraceReport:
 
     def __str__(self) -> str:
         rows = [
-            (n.level, n.path, n.class_name, " ".join([*n.components, *([f"({n.reason})"] if n.reason else [])]))
+            (WORDS[n.level], n.path, n.class_name, " ".join([*n.components, *([f"({n.reason})"] if n.reason else [])]))
             for n in self.nodes
         ]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.runnables import Runnable
 
 from teola_plugin.adapters.held import Reach, below
@@ -31,7 +32,7 @@ def fields(node: Any) -> Iterable[Any]:
         return node.values()
     if isinstance(node, list | tuple):
         return node
-    return vars(node).values() if isinstance(node, Runnable) else ()
+    return vars(node).values() if isinstance(node, Runnable | BaseDocumentCompressor) else ()
 
 
 def pools_below(root: Any, reach: Reach, *, most: int | None = None) -> dict[int, EnginePool]:

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -16,7 +17,13 @@ from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.early_work import joinable, log_fallback, runs_ahead, shape, submitted
 from teola_plugin.adapters.langchain.batches import Batches
-from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport, check_repeatable
+from teola_plugin.adapters.langchain.checking.shadow import (
+    OriginalCall,
+    Shadow,
+    ShadowReport,
+    check_repeatable,
+    shadow_of,
+)
 from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
 from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
@@ -110,7 +117,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     def shadowed(self, share: float) -> None:
         """From now on a share of the calls is compared. Raises `RegistrationError` for a chain that writes."""
         check_repeatable(self.bound, self._traced.template)
-        self._shadow = Shadow(share)
+        self._shadow = shadow_of(share)
 
     def tells_of(self, serving: Serving | None) -> None:
         """From now on `explain()` says what `serve=` has done."""
@@ -174,16 +181,14 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self.__teola_explained__(input).text(details=details)
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.explain import explain
+        from teola_plugin.adapters.langchain.side_by_side.told import told
 
-        ahead = None if self._routed is None else self._routed.early
-        told = explain(self._understood, self.plan(input), self._engines, trace=self._ended(), ahead=ahead)
-        return replace(told, served=served_section(self._serving))
-
-    def _ended(self) -> QueryTrace | None:
-        """The trace of the last call, if that is over."""
-        last = self._last[0].trace if self._last else None
-        return last.result() if last is not None and last.done() and not last.cancelled() else None
+        own, more = None if self._routed is None else self._routed.own_calls, told(self._chain)
+        trace = ended_trace(self._last)
+        found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more)
+        return replace(found, served=served_section(self._serving))
 
     @property
     def serving(self) -> Serving | None:
@@ -301,7 +306,8 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if self._shadow is not None and self._shadow.chosen():
-            return self._shadow.invoke(self._invoke, self.bound, input, config, kwargs)
+            fast = partial(self._invoke, input, config, **kwargs)
+            return self._shadow.call(fast, OriginalCall(self.bound, input, config, kwargs))
         return self._invoke(input, config, **kwargs)
 
     def _invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -311,7 +317,8 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if self._shadow is not None and self._shadow.chosen():
-            return await self._shadow.ainvoke(self._ainvoke, self.bound, input, config, kwargs)
+            fast = partial(self._ainvoke, input, config, **kwargs)
+            return await self._shadow.acall(fast, OriginalCall(self.bound, input, config, kwargs))
         return await self._ainvoke(input, config, **kwargs)
 
     async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from teola_plugin.observe.text import duration
 from teola_plugin.tracer.report import Level, TraceNode, TraceReport
 
 NOTHING_AHEAD = "no pool-backed object was found and none was bound: the graph runs as it always did"
+FIRST = "nothing stands before it"
 PREFILLED = "its next prompts are prefilled while tools run"
 BLOCK = 16
 """Tokens that an engine's cache keeps together, as most do: fewer are not kept."""
@@ -111,8 +112,9 @@ def _early(nodes: Sequence[NodeFacts]) -> Iterator[str]:
 
 def _expected(nodes: Sequence[NodeFacts], early: Sequence[str], note: str, trace: QueryTrace | None) -> str:
     """What it is worth; no figure before a call, since a graph decides as it runs."""
-    waiting = [f"{call.name} starts in its place: {call.why}" for node in nodes for call in node.calls if call.why]
-    why = note or (waiting[0] if waiting else "no call of an engine is seen in its nodes")
+    waiting = sorted((call for node in nodes for call in node.calls if call.why), key=lambda one: one.why == FIRST)
+    why = f"{waiting[0].name} starts in its place: {waiting[0].why}" if waiting else "no node is seen to call an engine"
+    why = note or why
     if not early and not any(call.why and PREFILLED in call.why for node in nodes for call in node.calls):
         return f"no gain: {why}"
     took = f"the last call took {duration(trace.seconds)}" if trace is not None else ""

@@ -15,7 +15,7 @@ from langgraph.constants import END, START
 from teola_plugin.adapters.held import below, held, is_own
 from teola_plugin.adapters.langgraph.agent_facts import asked_by, described, engine_of, tools_of
 from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
-from teola_plugin.adapters.langgraph.explain import WORTH, CallFacts, Choice, NodeFacts
+from teola_plugin.adapters.langgraph.explain import FIRST, WORTH, CallFacts, Choice, NodeFacts
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import pools_by_node
 from teola_plugin.adapters.langgraph.prompt_advice import Breaker, breakers_in, found_in, varying_partials
@@ -160,7 +160,7 @@ class GraphFacts:
         assert self._shape is not None
         before = [one for one in self._shape.nodes.values() if node.name in _follow(one) and one.name != START]
         if not before or node.name in self.starts:
-            return "nothing stands before it"
+            return FIRST
         if node.skippable:
             return "its node may not run: a result may be in a cache, or somebody is asked before"
         if all(one.pauses for one in before):

@@ -128,15 +128,14 @@ class AcceleratedGraph:
         return self.__teola_explained__(input).text(details=details)
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.langgraph.explain import NOTHING_AHEAD, explain_graph
         from teola_plugin.adapters.langgraph.facts import GraphFacts
 
         ours = self._teola
         facts = GraphFacts(self, ours.plans, ours.tools)
         note = NOTHING_AHEAD if ours.pool is None else ""
-        last = ours.last[0].trace if ours.last else None
-        trace = last.result() if last is not None and last.done() and not last.cancelled() else None
-        told = explain_graph(facts.nodes, facts.starts, facts.chosen, note, trace)
+        told = explain_graph(facts.nodes, facts.starts, facts.chosen, note, ended_trace(ours.last))
         return replace(told, served=served_section(ours.serving))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:

@@ -12,6 +12,7 @@ from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
+from teola_plugin.adapters.llamaindex.checking import shadow_of
 from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
 from teola_plugin.adapters.llamaindex.session import Session, Settings
 from teola_plugin.adapters.llamaindex.substitution import replaced
@@ -27,10 +28,7 @@ def accelerate_llamaindex(obj: Any, options: Options) -> Any:
     """See `teola_plugin.accelerate`. What is accelerated already is accelerated anew, on these terms."""
     if isinstance(obj, Accelerated):
         obj = obj.__teola_session__.served
-    if options.shadow:
-        raise RegistrationError(
-            "shadow= compares calls of LangChain Runnables only.", hint="compare engines by `teola compare`"
-        )
+    shadow = shadow_of(options.shadow, obj) if options.shadow else None
     terms = Settings(options.passes, options.speculate, options.app or "default", threads=options.threads)
     options = replace(options, pool=options.pool or the_pool_of(obj))
     serving = None
@@ -45,7 +43,7 @@ def accelerate_llamaindex(obj: Any, options: Options) -> Any:
     if isinstance(served, VectorStoreIndex):
         return accelerated_index(served)
     session = _session(obj, served, found, terms)
-    session.serving = serving
+    session.serving, session.shadow = serving, shadow
     return accelerated(session)
 
 

@@ -22,6 +22,8 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
+from teola_plugin.adapters.checking.shadow import ShadowReport
+from teola_plugin.adapters.llamaindex.checking import shadowed
 from teola_plugin.adapters.llamaindex.session import Session, chunks_input, nodes_input, query_input
 from teola_plugin.adapters.serving.serving import served_section
 from teola_plugin.adapters.terms import Asked
@@ -103,6 +105,12 @@ class Accelerated:
         """The trace of the last call that was started on this object; None before the first one."""
         last = self.__teola_session__.last
         return None if last is None else last.trace.result(timeout)
+
+    @property
+    def shadow(self) -> ShadowReport:
+        """How the calls that were made once more by the original compared; see `accelerate(..., shadow=)`."""
+        shadow = self.__teola_session__.shadow
+        return ShadowReport() if shadow is None else shadow.report
 
 
 class AcceleratedQueryEngine(QueryHooks, Accelerated):
@@ -233,6 +241,8 @@ def accelerated(session: Session) -> Any:
     kind = next((mine for theirs, mine in KINDS if isinstance(served, theirs)), None)
     if kind is None:
         raise _refusal(served)
+    if session.shadow is not None:
+        kind = shadowed(kind)
     if kind is not AcceleratedWorkflow:
         return sharing(_class(kind, type(served), session), served)
     if session.shown is None:
@@ -272,7 +282,7 @@ def _class(kind: type[Accelerated], theirs: type, session: Session) -> type:
 
 
 _OWN = "__teola_own__"
-_SHOWN = ("original", "with_terms", "report", "plan", "explain", "last_trace")
+_SHOWN = ("original", "with_terms", "report", "plan", "explain", "last_trace", "shadow")
 
 
 def _of_workflow(theirs: Any, served: Any) -> dict[str, Any]:

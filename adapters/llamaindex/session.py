@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.schema import QueryBundle, QueryType
+from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.own_models.beside import Beside, beside, entries_of, gains
@@ -32,9 +35,9 @@ from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXT
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
-    from teola_plugin.observe.spans import QueryTrace
 
 Given = dict[str, Any]
+NOBODY_TOLD = ThreadSafety()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Settings:
     """Seconds after which a query fails with `QueryTimeout`."""
     weight: float = 1.0
     """Their share among the queries of the pool; 1.0 is ordinary."""
-    threads: ThreadSafety = ThreadSafety()
+    threads: ThreadSafety = NOBODY_TOLD
     """Which of the user's own objects take several sync calls at once."""
 
     @property
@@ -111,7 +114,9 @@ class StartedCall(NamedTuple):
             return self.beside.in_force()
         return nullcontext() if self.run is None else failing(self.run)
 
-    def ending(self) -> AbstractContextManager[None]:
+    def ending(self) -> AbstractContextManager[Any]:
+        if self.beside is not None:
+            return closing(self.beside)
         return nullcontext() if self.run is None else ending(self.run)
 
 
@@ -127,6 +132,8 @@ class Session:
         self._part = part
         self.serving: Serving | None = None
         """What `serve=` has done."""
+        self.shadow: Shadow | None = None
+        """Compares a share of the calls with the original's."""
         self.shown: Any = None
         """The class of what users hold, where it is one for all terms."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
@@ -134,12 +141,14 @@ class Session:
 
     def of(self, node: Any) -> Session:
         """The same terms for another object."""
-        return Session(node, node, self.pool, self.terms, self._part)
+        made = Session(node, node, self.pool, self.terms, self._part)
+        made.shadow = copy.copy(self.shadow)  # with counts of its own
+        return made
 
     def under(self, terms: Settings) -> Session:
         """Other terms for the same object."""
         made = Session(self.original, self.served, self.pool, terms, self._part)
-        made._traced, made.serving = self._traced, self.serving
+        made._traced, made.serving, made.shadow = self._traced, self.serving, self.shadow
         return made
 
     # ------------------------------------------------------------ seeing it
@@ -162,19 +171,22 @@ class Session:
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         """What `explain()` says of an entry."""
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.explain import explain
 
-        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=self.ended)
+        trace, more = ended_trace(self._last), self._beside_in_words(entry)
+        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=trace, more=more)
+
+    def _beside_in_words(self, entry: str) -> tuple[str, ...]:
+        """What begins early of the user's own models, without a pool."""
+        if self.pool is not None or self.terms.speculate == "off":
+            return ()
+        early = gains(self.served, entry, self.terms.threads)
+        return (f"calls that {type(self.original).__name__} makes one after the other, side by side",) if early else ()
 
     @property
     def last(self) -> Run | None:
         return self._last[0] if self._last else None
-
-    @property
-    def ended(self) -> QueryTrace | None:
-        """The trace of the last call, if that is over."""
-        last = None if self.last is None else self.last.trace
-        return last.result() if last is not None and last.done() and not last.cancelled() else None
 
     # ------------------------------------------------------------ one call
 
@@ -194,7 +206,7 @@ class Session:
                 made = await plain(call.node if call.run is None else nonblocking(call.node))
         return _kept_open(call, made)
 
-    def _begin(self, entry: str, given: Given | None, *, is_async: bool) -> StartedCall:
+    def _begin(self, entry: str, given: Given | None, *, is_async: bool = True) -> StartedCall:
         """The live query, and what runs beside it; without one the original just runs."""
         current = current_run.get()
         runs = [] if current is None else [current]
@@ -209,22 +221,22 @@ class Session:
                 return StartedCall(run, node, None, Deadline.of(run))
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
         terms, deadline = unplanned(self.terms.asked, runs, self.terms.app, clock)
-        if self.pool is not None or self.terms.speculate == "off":
+        off = is_async or self.terms.speculate == "off" or isinstance(self.served, Workflow)
+        if self.pool is not None or off:
             return StartedCall(None, self.served, terms, deadline)
-        return self._begin_alone(entry, given, terms, deadline, is_async=is_async)
+        return self._begin_alone(entry, given, terms, deadline)
 
     def _begin_alone(
-        self, entry: str, given: Given | None, terms: Terms | None, deadline: Deadline | None, *, is_async: bool
+        self, entry: str, given: Given | None, terms: Terms | None, deadline: Deadline | None
     ) -> StartedCall:
-        """Without a pool: with what runs ahead of the user's own models, or of parts of it that are called."""
-        threads = self.terms.threads
+        """A sync call without a pool: with what runs ahead of the user's own models, or of parts that are called."""
         try:
-            own = beside(self.served, entry, given, threads, self._part, is_async=is_async)
+            own = beside(self.served, entry, given, self.terms.threads, self._part)
             node = self.served if own is None else own.node
-            if own is None and _has_gaining_parts(node, threads, is_async=is_async):
+            if own is None and _has_gaining_parts(node, self.terms.threads):
                 node = with_parts(node, frozenset(), self._part)
         except Exception as error:  # nothing of the original has run yet
-            log_fallback(error)
+            log_fallback(error, self.original, f"a call of `{entry}`")
             own, node = None, self.served
         return StartedCall(None, node, terms, deadline, own)
 
@@ -248,11 +260,11 @@ class Session:
         return with_parts(self.served, known, self._part)
 
 
-def _has_gaining_parts(node: Any, threads: ThreadSafety, *, is_async: bool) -> bool:
+def _has_gaining_parts(node: Any, threads: ThreadSafety) -> bool:
     """Whether accelerating what it holds is of any use."""
     held = [one for value in vars(node).values() for one in (value if isinstance(value, (list, tuple)) else [value])]
     parts = [one for one in held if isinstance(one, PARTS)]
-    return any(gains(one, entry, threads, is_async=is_async) for one in parts for entry in entries_of(one))
+    return any(gains(one, entry, threads) for one in parts for entry in entries_of(one))
 
 
 def query_input(query: QueryType) -> Given | None:

@@ -36,8 +36,9 @@ from teola_plugin.errors import (
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate
+from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.context import current_run
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.handles import CallHandle, PieceLog
 
 log = logging.getLogger("teola_plugin")
 _OF_THE_POOL = (QueryError, EngineUnavailable, EngineOverloaded)
@@ -121,7 +122,8 @@ class _Transport:
     def _streaming(self, handle: CallHandle, request: Any) -> Iterator[None]:
         """Whoever leaves a stream early no longer wants it; a stream that fails does so as the client's own would."""
         try:
-            yield
+            with self._in_time(handle, request):
+                yield
         except _OF_THE_POOL:
             raise
         except TeolaError as error:
@@ -129,6 +131,17 @@ class _Transport:
         except BaseException:
             handle.cancel()
             raise
+
+    @contextlib.contextmanager
+    def _in_time(self, handle: CallHandle, request: Any) -> Iterator[None]:
+        """What comes too late is given up, and told as the client's own connection tells it."""
+        try:
+            yield
+        except _OF_THE_POOL:
+            raise
+        except TimeoutError as error:
+            handle.cancel()
+            raise self._http.ReadTimeout(str(error), request=request) from error
 
     def _streamed(self, stream: Any) -> Any:
         return self._http.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
@@ -145,6 +158,17 @@ def _never_sent(error: TeolaError) -> bool:
 
 def _seconds(request: Any) -> float | None:
     return (request.extensions.get("timeout") or {}).get("read")  # type: ignore[no-any-return]
+
+
+async def _within(pieces: PieceLog, seconds: float | None) -> AsyncIterator[Piece]:
+    """The pieces. Raises `TimeoutError` when the next one takes longer than that."""
+    async with contextlib.aclosing(aiter(pieces)) as found:  # type: ignore[type-var]
+        while True:
+            async with asyncio.timeout(seconds):
+                piece = await anext(found, None)
+            if piece is None:
+                return
+            yield piece
 
 
 def _like(inner: Any) -> dict[str, Any]:
@@ -177,8 +201,9 @@ class EngineTransport(_Transport):
     def _stream(self, taken: _Taken, request: Any) -> Any:
         """Waits for the first chunk, so that a refusal is one."""
         handle, encoder = taken.handle, EventEncoder(taken.asked, taken.body)
-        pieces = iter(handle.pieces)
-        first = next(pieces, None)
+        pieces = handle.pieces.within(_seconds(request))
+        with self._in_time(handle, request):
+            first = next(pieces, None)
         if first is None:
             handle.result()  # raises what the server said
 
@@ -228,8 +253,9 @@ class AsyncEngineTransport(_Transport):
 
     async def _stream(self, taken: _Taken, request: Any) -> Any:
         handle, encoder = taken.handle, EventEncoder(taken.asked, taken.body)
-        pieces = aiter(handle.pieces)
-        first = await anext(pieces, None)
+        pieces = _within(handle.pieces, _seconds(request))
+        with self._in_time(handle, request):
+            first = await anext(pieces, None)
         if first is None:
             await handle
 

@@ -255,6 +255,54 @@ def ensemble(kit: Kit) -> Chain:
     return {"context": context, "question": itemgetter("question")} | ask(RAG) | kit.chat(ANSWER) | StrOutputParser()
 
 
+def merged_searches(kit: Kit) -> Chain:
+    """Three retrievers, one after the other in sync code."""
+    from langchain_classic.retrievers import MergerRetriever
+
+    merger = MergerRetriever(retrievers=[retriever(kit), kit.keywords, kit.web])
+    context = itemgetter("question") | merger | (lambda found: joined(found[:4]))
+    return {"context": context, "question": itemgetter("question")} | ask(RAG) | kit.chat(ANSWER) | StrOutputParser()
+
+
+def queries_times_searches(kit: Kit) -> Chain:
+    """Several queries, each asked of an ensemble."""
+    from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
+
+    three = EnsembleRetriever(retrievers=[retriever(kit), kit.keywords, kit.web], weights=[0.4, 0.3, 0.3])
+    several = MultiQueryRetriever.from_llm(three, kit.chat(QUERIES), PromptTemplate.from_template(SEVERAL))
+    context = itemgetter("question") | several | (lambda found: joined(found[:6]))
+    return {"context": context, "question": itemgetter("question")} | ask(RAG) | kit.chat(ANSWER) | StrOutputParser()
+
+
+def extraction(kit: Kit) -> Chain:
+    """What matters of each passage, by a model."""
+    from langchain_classic.retrievers import ContextualCompressionRetriever
+    from langchain_classic.retrievers.document_compressors import LLMChainExtractor
+
+    extractor = LLMChainExtractor.from_llm(kit.chat(ANSWER))
+    found = ContextualCompressionRetriever(base_compressor=extractor, base_retriever=retriever(kit))
+    context = itemgetter("question") | found | joined
+    return {"context": context, "question": itemgetter("question")} | ask(RAG) | kit.chat(ANSWER) | StrOutputParser()
+
+
+def relevance_filter(kit: Kit) -> Chain:
+    """A model says of each passage whether it matters."""
+    from langchain_classic.output_parsers import BooleanOutputParser
+    from langchain_classic.retrievers import ContextualCompressionRetriever
+    from langchain_classic.retrievers.document_compressors import LLMChainFilter
+
+    prompt = PromptTemplate(
+        template="Is the context relevant? Say 'yes' or 'no' and nothing else.\n{context}\n{question}",
+        input_variables=["context", "question"],
+        output_parser=BooleanOutputParser(true_val="yes", false_val="no"),
+    )
+    found = ContextualCompressionRetriever(
+        base_compressor=LLMChainFilter.from_llm(kit.chat(2), prompt), base_retriever=retriever(kit)
+    )
+    context = itemgetter("question") | found | joined
+    return {"context": context, "question": itemgetter("question")} | ask(RAG) | kit.chat(ANSWER) | StrOutputParser()
+
+
 def compression(kit: Kit) -> Chain:
     """Many candidates, reranked."""
     from langchain_classic.retrievers import ContextualCompressionRetriever
@@ -345,6 +393,15 @@ def map_reduce(kit: Kit) -> Chain:
         | kit.chat(ANSWER)
         | StrOutputParser()
     )
+
+
+def map_reduce_chain(kit: Kit) -> Chain:
+    """`load_summarize_chain` of langchain_classic over what was found."""
+    from langchain_classic.chains.summarize import load_summarize_chain
+
+    model = kit.chat(ANSWER).model_copy(update={"custom_get_token_ids": lambda text: list(range(len(text) // 4))})
+    summary = load_summarize_chain(model, chain_type="map_reduce")
+    return {"input_documents": itemgetter("question") | retriever(kit, 6)} | summary | itemgetter("output_text")  # type: ignore[no-any-return]
 
 
 def refine(kit: Kit) -> Chain:
@@ -444,10 +501,15 @@ PATTERNS: dict[str, Pattern] = {
     "routed": Pattern(routed),
     "hybrid": Pattern(hybrid),
     "ensemble": Pattern(ensemble),
+    "merged searches": Pattern(merged_searches),
+    "queries times searches": Pattern(queries_times_searches),
     "compression": Pattern(compression),
+    "extraction": Pattern(extraction),
+    "relevance filter": Pattern(relevance_filter),
     "upload": Pattern(upload, more=(("document", document(chunks=120)),)),
     "conversational": Pattern(conversational, more=(("input", ASKED),)),
     "map-reduce": Pattern(map_reduce),
+    "map-reduce chain": Pattern(map_reduce_chain),
     "refine": Pattern(refine),
     "refine chain": Pattern(refine_chain),
     "aspects": Pattern(aspects),

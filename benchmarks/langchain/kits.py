@@ -32,7 +32,8 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, bag_of_words, embed_words
-from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
+from teola_plugin.engines.profiles import scaled as scaled
+from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Prompt, Sampling
 
 K = PrimitiveKind
@@ -57,17 +58,10 @@ class Kit:
     """Nothing of an earlier query helps the next."""
     web: BaseRetriever
     """A search on the web, as slow as those are: the user's own in both kits."""
-
-
-def scaled(machine: Machine, scale: float) -> dict[str, EngineProfile]:
-    """The same machine, `scale` times as slow."""
-    return {
-        name: replace(
-            profile,
-            curves={kind: Curve(tuple((n, s * scale) for n, s in c.points)) for kind, c in profile.curves.items()},
-        )
-        for name, profile in machine.items()
-    }
+    concurrent: tuple[Any, ...] = ()
+    """What of the user's own several threads may call, as a client of an API: for `accelerate(concurrent=)`."""
+    slow: Slow | None = None
+    """What the own models sleep, where that is all there is."""
 
 
 # ------------------------------------------------------------ what models say
@@ -138,20 +132,30 @@ def _filled(store: VectorStore) -> VectorStore:
 
 
 class Slow:
-    """Sleeps as long as a profile says."""
+    """How long a profile says that calls take; `took` keeps it, by what was asked for, in the order of the calls."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self.took: dict[str, list[float]] = {"write": [], "embed": [], "rerank": []}
+
+    def clear(self) -> None:
+        for kept in self.took.values():
+            kept.clear()
+
+    def _kept(self, kind: str, seconds: float) -> float:
+        self.took[kind].append(seconds)
+        return seconds
 
     def generate(self, prompt: str, text: str) -> float:
         llm = self._machine["llm"]
-        return llm.seconds(K.PREFILLING, tokens_of(prompt)) + llm.seconds(K.DECODING, tokens_of(text))
+        seconds = llm.seconds(K.PREFILLING, tokens_of(prompt)) + llm.seconds(K.DECODING, tokens_of(text))
+        return self._kept("write", seconds)
 
     def embed(self, texts: int) -> float:
-        return self._machine["embedder"].seconds(K.EMBEDDING, texts)
+        return self._kept("embed", self._machine["embedder"].seconds(K.EMBEDDING, texts))
 
     def rerank(self, pairs: int) -> float:
-        return self._machine["reranker"].seconds(K.RERANKING, pairs)
+        return self._kept("rerank", self._machine["reranker"].seconds(K.RERANKING, pairs))
 
 
 class OwnChat(BaseChatModel):
@@ -259,6 +263,8 @@ def own_kit(machine: Machine) -> Kit:
         None,
         uploads.store.clear,
         web(machine),
+        concurrent=(OwnChat, OwnEmbeddings, Keywords),
+        slow=slow,
     )
 
 
@@ -270,4 +276,4 @@ def mixed_kit(machine: Machine) -> Kit:
         pool.fresh()
         own.fresh()
 
-    return replace(own, name="mixed", chat=pool.chat, pool=pool.pool, fresh=fresh)
+    return replace(own, name="mixed", chat=pool.chat, pool=pool.pool, fresh=fresh, slow=None)

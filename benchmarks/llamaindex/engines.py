@@ -157,7 +157,7 @@ PATTERNS: dict[str, Pattern] = {
     "fusion": Pattern(fusion),
     "HyDE": Pattern(hyde),
     "sub-questions": Pattern(sub_questions),
-    "router, several": Pattern(router_multi),
+    "router, several": Pattern(router_multi, "What would have to change first, and why?"),
     "multi-step": Pattern(multi_step),
     "retry": Pattern(retry),
     "accumulate": Pattern(accumulate),

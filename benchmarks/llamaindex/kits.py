@@ -58,6 +58,8 @@ class Kit:
     pool: EnginePool | None = None
     bind: tuple[tuple[Any, str], ...] = ()
     """Own models, and the engines that say what they say."""
+    concurrent: tuple[Any, ...] = ()
+    """Own objects that take several sync calls at once, like what is behind an API."""
 
     def fresh(self) -> None:
         """Nothing of an earlier query helps the next."""
@@ -116,6 +118,7 @@ def own_kit(machine: Machine, sizes: Sizes, manager: CallbackManager | None = No
         lambda top_n: OwnRerank(top_n=top_n, slow=slow),
         ledger,
         manager,
+        concurrent=(llm, embedding, OwnStore),
     )
 
 

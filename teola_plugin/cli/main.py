@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """What the command takes."""
-    made = _Parser(prog="teola", description="Make a LangChain or LlamaIndex app answer sooner.")
+    made = _Parser(prog="teola", description="Make a LangChain or LlamaIndex app answer faster.")
     made.add_argument("--version", action="version", version=f"teola-plugin {__version__}")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     from teola_plugin.cli.compare.command import add_compare

@@ -46,6 +46,7 @@ def checked(address: str) -> str:
             hint="give the cluster's own address, e.g. '10.0.0.1:6379' (what `ray start --head` prints), or 'auto' on "
             "one of its nodes",
         )
+    host_and_port(address)
     return address
 
 

@@ -1,6 +1,11 @@
-"""Named latency profiles: `{"llm": ..., "embedder": ..., "reranker": ..., "store": ...}`."""
+"""Named latency profiles: `{"llm": ..., "embedder": ..., "reranker": ..., "store": ...}`.
+
+`fake_engines(scaled(rtx3090(), 0.1))` are engines of a tenth of the time.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
@@ -60,3 +65,8 @@ def noop() -> dict[str, EngineProfile]:
         "reranker": EngineProfile(),
         "store": EngineProfile(batching=Batching.CONTINUOUS),
     }
+
+
+def scaled(machine: Mapping[str, EngineProfile], factor: float) -> dict[str, EngineProfile]:
+    """The same machine, `factor` times as slow; see `EngineProfile.scaled`, which raises `ValueError`."""
+    return {name: profile.scaled(factor) for name, profile in machine.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from teola_plugin.graph.device import normal
@@ -37,6 +37,10 @@ class Curve:
     @staticmethod
     def linear(fixed: float, per_unit: float) -> Curve:
         return Curve(((0, fixed), (1_000_000, fixed + per_unit * 1_000_000)))
+
+    def scaled(self, factor: float) -> Curve:
+        """`factor` times as many seconds at every size."""
+        return Curve(tuple((size, seconds * factor) for size, seconds in self.points))
 
 
 TAKING_TURNS = 0.8
@@ -82,6 +86,15 @@ class EngineProfile:
     def takes_turns(self) -> bool:
         """Whether a prefilling beside a decoding gains nothing: interference near 1, as on a CPU."""
         return self.interference >= TAKING_TURNS
+
+    def scaled(self, factor: float) -> EngineProfile:
+        """The same engine, `factor` times as slow: 0.25 takes a quarter of the time, 0 none. Limits stay.
+
+        Raises `ValueError` for what is no finite number of 0 or more.
+        """
+        if not (0 <= factor < float("inf")):
+            raise ValueError(f"a profile cannot be scaled by {factor!r}: give a number of 0 or more")
+        return replace(self, curves={kind: curve.scaled(factor) for kind, curve in self.curves.items()})
 
     def measured(self, kind: PrimitiveKind) -> bool:
         """Whether there is a curve for `kind`."""

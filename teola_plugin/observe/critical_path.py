@@ -68,12 +68,14 @@ class _Held:
 
 @dataclass(slots=True)
 class _Around:
-    """A step of the plain object, or the query itself: what is directly in it."""
+    """A step of the plain object, a call of the user's own object, or the query itself: what is directly in it."""
 
     step: Step | None
     began: float
     waits: list[Wait] = field(default_factory=list)
     inner: list[Step] = field(default_factory=list)
+    code: Span | None = None
+    """What its own code is shown as, where that is a span."""
 
 
 class _Walk:
@@ -89,6 +91,8 @@ class _Walk:
         ]
         self._seen: set[int] = set()
         """What was walked through, by identity: nothing is twice, whatever a trace says."""
+        self._within: dict[str, list[Wait]] = {}
+        """Calls of engines that calls of the user's own objects have made, by the names of their spans."""
         if trace.waits is not None:
             self._around = self._nested(trace.waits)
         else:
@@ -121,6 +125,9 @@ class _Walk:
             if place is not None:
                 found[place.id].inner.append(early)
         for wait in waits:
+            if wait.within in self._spans:
+                self._within.setdefault(wait.within, []).append(wait)
+                continue
             found[wait.step if wait.step in found else 0].waits.append(wait)
         return found
 
@@ -157,7 +164,8 @@ class _Walk:
             under_way = jumped and _begin(one) < self._at
             return id(one) not in self._seen and (under_way or _end(one, self._trace) <= self._at)
 
-        found = [one for one in (*around.waits, *around.inner) if known(one)]
+        both: list[Wait | Step] = [*around.waits, *around.inner]
+        found = [one for one in both if known(one)]
         return max(found, key=lambda one: (min(self._at, _end(one, self._trace)), _begin(one)), default=None)
 
     def _answered(self, around: _Around, wait: Wait) -> None:
@@ -186,6 +194,8 @@ class _Walk:
         from teola_plugin.observe.spans import Span
 
         trace, step = self._trace, around.step
+        if around.code is not None:
+            return around.code
         name = YOUR_CODE if step is None else f"{step.label}{' (early)' if step.early else ''}"
         began = trace.started if step is None else step.began
         ended = trace.ended if step is None or step.ended is None else step.ended
@@ -211,9 +221,13 @@ class _Walk:
                 self._at = min(self._at, max(self._trace.started, span.done or self._at))
                 return
             self._seen.add(id(span))
-            held = _Held(span)
-            self._found.append(held)
-            held.seconds = self._back_to(span.begin)
+            inside = [wait for name in (span.primitive, *span.also) for wait in self._within.get(name, ())]
+            if inside:
+                self._plain(_Around(None, span.begin, inside, code=span))
+            if not self._found or self._found[-1].span is not span:
+                self._found.append(_Held(span))
+            held = self._found[-1]
+            held.seconds += self._back_to(span.begin)
             held.waited = self._back_to(span.queued)
             before = self._before(span)
             if before is not None:
@@ -227,7 +241,7 @@ class _Walk:
         return seconds
 
     def _before(self, span: Span) -> Span | None:
-        """What let it begin: as the scheduler knows, else the last of what it waited for. None: the plain object's code.
+        """What let it begin: as the scheduler knows, else the last of what it waited for. None: the plain object.
 
         A parent that outlasts it has streamed to it.
         """

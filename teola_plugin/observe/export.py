@@ -127,6 +127,8 @@ def _args(trace: QueryTrace, span: Span) -> Event:
         "cached": span.cached,
         "tentative": span.tentative,
         **({"step": span.step} if span.step else {}),
+        **({"written": span.written} if span.written else {}),
+        **({"also": list(span.also)} if span.also else {}),
         **{f"detail.{key}": value for key, value in span.detail},
     }
 
@@ -134,8 +136,8 @@ def _args(trace: QueryTrace, span: Span) -> Event:
 def _flows(traces: Sequence[QueryTrace], places: dict[int, tuple[int, int]], origin: float) -> Iterator[Event]:
     number = 0
     for trace in traces:
-        latest = {s.primitive: s for s in trace.spans if s.started is not None and s.done is not None}
-        for child in latest.values():
+        latest = {name: s for name, s in trace.finished().items() if s.started is not None}
+        for child in {id(s): s for s in latest.values()}.values():
             for parent in (latest[p] for p in child.parents if p in latest):
                 assert parent.done is not None
                 # An arrow must leave from inside its slice and may not point back in time.

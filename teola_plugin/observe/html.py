@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from teola_plugin.observe.spans import PathStep, QueryTrace
+from teola_plugin.observe.path_table import path_section
+from teola_plugin.observe.runs import Runs, grouped
+from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.svg import element, facts, family, family_label, step_facts, words
 from teola_plugin.observe.svg_graph import graph_svg
 from teola_plugin.observe.svg_timeline import timeline_svg
@@ -23,29 +25,38 @@ _SHARED_MARKS = """<svg width="0" height="0" style="position:absolute" aria-hidd
 <line x1="0" y1="0" x2="0" y2="6" class="hatch"/></pattern></defs></svg>"""
 
 
-def html_page(traces: Iterable[QueryTrace], title: str = "Query trace", *, labels: Sequence[str] = ()) -> str:
+def html_page(
+    traces: Iterable[QueryTrace],
+    title: str = "Query trace",
+    *,
+    labels: Sequence[str] = (),
+    seconds: Sequence[float] = (),
+) -> str:
     """One page for `traces`, which share one time scale. `labels` names them; else their apps or query ids do.
 
-    With several traces the first is what the others are compared to: give the plain run first.
+    Traces of one label are runs of one thing: the page tells their median, and how many they are, and draws the run
+    nearest to it. With several labels the first is what the others are compared to: give the plain runs first.
+    `seconds`: how long each run took, where that was measured outside. Raises `ValueError` for too few of them.
     """
     found = list(traces)
-    names = [*labels[: len(found)], *_names(found)[len(labels) :]]
-    longest = max((t.seconds for t in found), default=0.0)
-    timelines = "".join(_timeline(t, i, names[i], found[0], longest) for i, t in enumerate(found))
+    runs = grouped(found, labels, seconds)
+    longest = max((one.shown.seconds for one in runs), default=0.0)
+    timelines = "".join(_timeline(one, i, runs[0], longest) for i, one in enumerate(runs))
     parts = [
         _SHARED_MARKS,
         element("header", element("h1", escape(title)) + _subtitle(found)),
-        _comparison(found, names) if len(found) > 1 else "".join(_tiles(t) for t in found),
-        element("section", element("h2", "Timeline") + timelines + _timeline_legend(found), cls="panel")
-        if found
+        _comparison(runs) if len(runs) > 1 else "".join(_tiles(one) for one in runs),
+        element("section", element("h2", "Timeline") + timelines + _timeline_legend(runs), cls="panel")
+        if runs
         else "<p>No traces.</p>",
-        *(_sections(t, i, names[i] if len(found) > 1 else "") for i, t in enumerate(found)),
+        *(_sections(one.shown, i, one.name if len(runs) > 1 else "") for i, one in enumerate(runs)),
         '<div id="tip" hidden></div>',
-        f'<script type="application/json" id="facts">{_safe_json(_facts(found))}</script>',
+        f'<script type="application/json" id="facts">{_safe_json(_facts([one.shown for one in runs]))}</script>',
         f"<script>{_asset('page.js')}</script>",
     ]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>{escape(title)}</title><style>{_asset('page.css')}</style>"
     )
@@ -61,11 +72,6 @@ def _asset(name: str) -> str:
 def _safe_json(data: object) -> str:
     """JSON that cannot end the script element it stands in."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-
-
-def _names(traces: Sequence[QueryTrace]) -> list[str]:
-    apps = [t.app for t in traces]
-    return apps if all(apps) and len(set(apps)) == len(apps) else [t.query_id for t in traces]
 
 
 def _facts(traces: Sequence[QueryTrace]) -> dict[str, list[tuple[str, str]]]:
@@ -84,7 +90,8 @@ def _facts(traces: Sequence[QueryTrace]) -> dict[str, list[tuple[str, str]]]:
             found[f"{i}:{name}"] = [("", name), *about]
         for number, span in enumerate(trace.spans):
             lines = [("", span.primitive), *facts(span, trace.started, steps.get(span.step))]
-            found[f"{i}/{number}"] = found[f"{i}:{span.primitive}"] = lines
+            keys = (f"{i}/{number}", *(f"{i}:{name}" for name in (*span.also, span.primitive)))
+            found |= dict.fromkeys(keys, lines)
         for step in trace.steps:
             around = steps[step.parent].label if step.parent in steps else ""
             found[f"{i}/s{step.id}"] = [("", step.name), *step_facts(step, around, trace.started)]
@@ -97,19 +104,22 @@ def _subtitle(traces: Sequence[QueryTrace]) -> str:
     return element("p", escape(" · ".join([*apps, *ids[:3], *(["…"] if len(ids) > 3 else [])])), cls="sub")
 
 
-def _tiles(trace: QueryTrace) -> str:
-    figures = trace.summary()
-    waited = figures["critical_waited"]
+def _tiles(runs: Runs) -> str:
+    trace = runs.shown
+    figures, waited = trace.summary(), trace.waited_for()
     lost = f", {trace.left_out} more left out" if trace.left_out else ""
+    engines = sum(seconds for engine, seconds in waited.items() if engine not in ("queued", "code"))
     tiles = [
-        ("total", duration(trace.seconds), trace.outcome),
+        ("total", duration(runs.seconds), runs.told or trace.outcome),
+        ("waiting for engines", duration(engines), _share(engines, trace)),
+        ("in their queues", duration(waited["queued"]), _share(waited["queued"], trace)),
+        ("your code", duration(waited["code"]), _share(waited["code"], trace)),
         ("primitives", str(figures["primitives"]), f"{figures['critical_primitives']} on the critical path{lost}"),
         (
             "work",
             duration(figures["work_seconds"]),
             f"{_ratio(figures['work_seconds'], trace.seconds)} the time taken",
         ),
-        ("waiting", duration(waited), "on the critical path"),
     ]
     if figures["tokens"]:
         tiles.append(("tokens", f"{figures['tokens']:,}", f"{figures['cached_tokens']:,} cached"))
@@ -121,36 +131,45 @@ def _tiles(trace: QueryTrace) -> str:
     return element("dl", "".join(cells), cls="tiles")
 
 
+def _share(seconds: float, trace: QueryTrace) -> str:
+    return f"{100 * seconds / trace.seconds:.0f} % of the answer's time" if trace.seconds else ""
+
+
 def _ratio(part: float, whole: float) -> str:
     return f"{part / whole:.2f}×" if whole else "–"
 
 
-def _comparison(traces: Sequence[QueryTrace], names: Sequence[str]) -> str:
-    """A bar for each trace, with how much sooner than the first it ended."""
-    longest = max(t.seconds for t in traces) or 1.0
+def _comparison(found: Sequence[Runs]) -> str:
+    """A bar for each, with how much sooner than the first it ended."""
+    longest = max(runs.seconds for runs in found) or 1.0
     rows = []
-    for i, (trace, name) in enumerate(zip(traces, names, strict=True)):
-        bar = element("i", " ", style=f"width:{100 * trace.seconds / longest:.2f}%")
-        cells = element("th", escape(name)) + element("td", bar, cls="bar")
-        cells += element("td", duration(trace.seconds), cls="n")
-        rows.append(element("tr", cells + element("td", _sooner(trace, traces[0]) if i else "", cls="ratio")))
+    for i, runs in enumerate(found):
+        bar = element("i", " ", style=f"width:{100 * runs.seconds / longest:.2f}%")
+        told = element("small", runs.told) if runs.told else ""
+        cells = element("th", escape(runs.name) + told) + element("td", bar, cls="bar")
+        cells += element("td", duration(runs.seconds), cls="n")
+        rows.append(element("tr", cells + element("td", _sooner(runs, found[0]) if i else "", cls="ratio")))
     return element("table", "".join(rows), cls="compare")
 
 
-def _sooner(trace: QueryTrace, base: QueryTrace) -> str:
-    if not (trace.seconds and base.seconds):
+def _sooner(runs: Runs, base: Runs) -> str:
+    if not (runs.seconds and base.seconds):
         return ""
-    ratio = base.seconds / trace.seconds
+    ratio = base.seconds / runs.seconds
     return f"{ratio:.2f}× sooner" if ratio >= 1 else f"{1 / ratio:.2f}× later"
 
 
-def _timeline(trace: QueryTrace, index: int, name: str, base: QueryTrace, longest: float) -> str:
-    mark = element("span", _sooner(trace, base), cls="badge") if index else ""
-    head = element("h3", escape(name) + element("span", duration(trace.seconds), cls="total") + mark)
+def _timeline(runs: Runs, index: int, base: Runs, longest: float) -> str:
+    trace = runs.shown
+    mark = element("span", _sooner(runs, base), cls="badge") if index else ""
+    which = f", the run nearest to the median of {len(runs.times)}" if runs.told else ""
+    total = element("span", f"{duration(trace.seconds)}{which}", cls="total")
+    head = element("h3", escape(runs.name) + total + mark)
     return head + element("div", timeline_svg(trace, index, longest), cls="scroll")
 
 
-def _timeline_legend(traces: Sequence[QueryTrace]) -> str:
+def _timeline_legend(found: Sequence[Runs]) -> str:
+    traces = [runs.shown for runs in found]
     spans = [s for t in traces for s in t.spans]
     items = [_swatch(name) for name in dict.fromkeys(family(s.kind) for s in spans)]
     items.append('<li><svg class="sample"><rect class="wait" y="4" width="22" height="6"/></svg>in a queue</li>')
@@ -178,10 +197,10 @@ def _sections(trace: QueryTrace, index: int, name: str) -> str:
     """Graph, critical path, passes and texts of one trace."""
     suffix = element("span", escape(name), cls="of") if name else ""
     graph = element("h2", f"Graph{suffix}") + element("div", graph_svg(trace, index), cls="scroll")
-    path = element("h2", f"Critical path{suffix}") + element("div", _path_table(trace, index), cls="scroll")
+    path = element("h2", f"What the answer waited for{suffix}") + path_section(trace, index)
     blocks = [element("section", graph + _graph_legend(trace), cls="panel")] if trace.view().nodes else []
     blocks.append(element("section", path, cls="panel"))
-    if trace.passes or trace.graph_text or trace.pgraph_text:
+    if trace.passes or (trace.view().nodes and (trace.graph_text or trace.pgraph_text)):
         blocks.append(element("section", element("h2", f"Plan{suffix}") + _plan(trace), cls="panel"))
     return "".join(blocks)
 
@@ -196,43 +215,6 @@ def _graph_legend(trace: QueryTrace) -> str:
     if any(node[4] for node in view.nodes):
         items.append(line.format("tentative", "tentative"))
     return element("ul", "".join([*items, line.format("critical", "critical path")]), cls="legend")
-
-
-def _path_table(trace: QueryTrace, index: int) -> str:
-    path = trace.critical_path()
-    head = "".join(element("th", name) for name in ("", "Primitive", "Kind", "Engine", "Waited", "Ran", "Share", ""))
-    rows = [_path_row(step, number, trace, index) for number, step in enumerate(path, start=1)]
-    after = max(0.0, trace.seconds - sum(step.total for step in path))
-    if after > 0.001 * trace.seconds:
-        cells = "<td></td><td>after the last primitive</td><td></td><td></td><td></td>"
-        rows.append(element("tr", cells + _figures(after, after, trace), cls="rest"))
-    foot = f"<tr><td></td><td>total</td><td></td><td></td>{_seconds(sum(s.idle + s.waited for s in path))}"
-    foot += f'{_seconds(sum(s.seconds for s in path) + after)}<td class="n">100 %</td><td></td></tr>'
-    return (
-        f'<table class="path"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody><tfoot>{foot}</tfoot></table>'
-    )
-
-
-def _path_row(step: PathStep, number: int, trace: QueryTrace, index: int) -> str:
-    span, tone = step.span, f"k-{family(step.span.kind)}"
-    dot = f'<i class="dot {tone}"></i>'
-    cells = f'<td class="n dim">{number}</td><td class="id">{dot}{escape(span.primitive)}</td>'
-    cells += f"<td>{escape(words(span.kind))}</td><td>{escape(span.engine or 'client')}</td>"
-    cells += _seconds(step.idle + step.waited) + _figures(step.seconds, step.total, trace)
-    where = f"{index}:{span.primitive}"
-    return element("tr", cells, cls=tone, data_p=where, data_k=where)
-
-
-def _figures(seconds: float, total: float, trace: QueryTrace) -> str:
-    share = 100 * total / trace.seconds if trace.seconds else 0.0
-    ran = share * seconds / total if total else 0.0
-    bar = element("i", " ", cls="lead", style=f"width:{share - ran:.1f}%") if share - ran > 0.05 else ""
-    bar += element("i", " ", style=f"width:{ran:.1f}%")
-    return f'{_seconds(seconds)}<td class="n">{share:.0f} %</td><td class="bar">{bar}</td>'
-
-
-def _seconds(value: float) -> str:
-    return f'<td class="n">{duration(value) if value > 1e-9 else "–"}</td>'
 
 
 def _plan(trace: QueryTrace) -> str:

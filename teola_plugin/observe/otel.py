@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.observe.spans import QueryTrace, Span
+from teola_plugin.observe.spans import GENERATION, QueryTrace, Span
 from teola_plugin.observe.steps import Step
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _SPAN_KINDS = {
     "FULL_PREFILLING": "LLM",
     "DECODING": "LLM",
     "PARTIAL_DECODING": "LLM",
+    "GENERATION": "LLM",
     "TOOL": "TOOL",
 }
 """`openinference.span.kind` of each kind of primitive; CHAIN for the others."""
@@ -71,7 +72,9 @@ def emit(
         steps[step.id] = _emit_step(tracer, around, step, trace, clock), step.began
     made: dict[str, SpanContext] = {}
     for span in sorted(trace.spans, key=lambda s: s.begin):
-        made[span.primitive] = _emit_span(tracer, steps, span, trace, clock, made, model_of)
+        made |= dict.fromkeys(
+            (span.primitive, *span.also), _emit_span(tracer, steps, span, trace, clock, made, model_of)
+        )
     root.end(clock.nanos(trace.ended))
     return 1 + len(trace.steps) + len(trace.spans)
 
@@ -189,10 +192,12 @@ def _operation_attributes(span: Span, model_of: ModelOf | None) -> dict[str, str
 
 def _token_attributes(span: Span) -> dict[str, int]:
     """Tokens, cached ones among those of the prompt."""
-    if not span.tokens:
+    if not span.tokens and not span.written:
         return {}
-    if span.kind.endswith("PREFILLING"):
+    written = {"llm.token_count.completion": span.written, "gen_ai.usage.output_tokens": span.written}
+    if span.kind == GENERATION or span.kind.endswith("PREFILLING"):
         return {
+            **(written if span.kind == GENERATION else {}),
             "llm.token_count.prompt": span.tokens,
             "llm.token_count.prompt_details.cache_read": span.cached,
             "gen_ai.usage.input_tokens": span.tokens,

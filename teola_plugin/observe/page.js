@@ -30,7 +30,7 @@ function move(event) {
   tip.style.top = Math.max(4, top) + "px";
 }
 
-document.addEventListener("mousemove", (event) => {
+function show(event) {
   const found = event.target.closest("[data-p]");
   if (found !== hot) {
     if (hot) mark(hot, false);
@@ -40,4 +40,7 @@ document.addEventListener("mousemove", (event) => {
     if (!tip.hidden) fill(facts[found.dataset.k]);
   }
   if (!tip.hidden) move(event);
-});
+}
+
+document.addEventListener("mousemove", show);
+document.addEventListener("click", show); // a tap

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from teola_plugin.observe.spans import GENERATION, Detail, GraphView, PassRun, QueryTrace, Span
+from teola_plugin.observe.open_spans import OpenQuery, OpenSpan, closed, told
+from teola_plugin.observe.spans import GENERATION, Detail, GraphView, PassRun, QueryTrace
 from teola_plugin.observe.steps import StepLog
 from teola_plugin.observe.waits import Wait
 
@@ -23,73 +24,6 @@ class TraceSink(Protocol):
 
     def close(self) -> None:
         """No more will come; what was told is passed on, within a bounded time. On the thread that closes the pool."""
-
-
-class _OpenSpan:
-    """A span under way. Plain slots: this is written several times a primitive."""
-
-    __slots__ = (
-        "about", "also", "batch", "cached", "cause", "cut", "done", "first", "instance", "kind", "merged", "name",
-        "outcome", "queued", "started", "step", "tokens", "written",
-    )  # fmt: skip
-
-    def __init__(self, queued: float, about: tuple[str, str, tuple[str, ...], int, int, bool, tuple[str, ...], Detail]):
-        self.queued = queued
-        self.about = about
-        self.started: float | None = None
-        self.first: float | None = None
-        self.done: float | None = None
-        self.outcome = ""
-        self.instance = ""
-        self.batch = -1
-        self.tokens = self.cached = self.step = self.written = 0
-        self.cause = self.name = ""
-        self.kind = about[0]
-        self.also: tuple[str, ...] = ()
-        self.cut = False
-        """Whether who asked for it has given it up."""
-        self.merged = False
-        """Whether another span stands for it."""
-
-
-class _OpenQuery:
-    """A query under way: its live spans by primitive, and all of them in the order they were queued. Of more than
-    `most` the first half is kept, and the latest."""
-
-    __slots__ = (
-        "_first", "_half", "_latest", "app", "graph", "graph_text", "left_out", "live", "passes", "pgraph_text",
-        "started", "wall",
-    )  # fmt: skip
-
-    def __init__(self, app: str, started: float, wall: float, most: int) -> None:
-        self.app = app
-        self.started = started
-        self.wall = wall
-        self.live: dict[str, _OpenSpan] = {}
-        self.left_out = 0
-        self._half = max(1, most // 2)
-        self._first: list[tuple[str, _OpenSpan]] = []
-        self._latest: deque[tuple[str, _OpenSpan]] = deque()
-        self.graph: GraphView | None = None
-        self.graph_text = self.pgraph_text = ""
-        self.passes: tuple[PassRun, ...] = ()
-
-    @property
-    def order(self) -> list[tuple[str, _OpenSpan]]:
-        """Those that are kept."""
-        return [*self._first, *self._latest]
-
-    def add(self, primitive: str, span: _OpenSpan) -> None:
-        self.live[primitive] = span
-        if len(self._first) < self._half:
-            self._first.append((primitive, span))
-            return
-        self._latest.append((primitive, span))
-        if len(self._latest) > self._half:
-            name, gone = self._latest.popleft()
-            self.left_out += 1
-            if self.live.get(name) is gone:
-                del self.live[name]
 
 
 MOST_SPANS = 1024
@@ -120,7 +54,7 @@ class TraceRecorder:
         self.sink = sink
         self._wall = wall
         self._most = most
-        self._open: dict[str, _OpenQuery] = {}
+        self._open: dict[str, OpenQuery] = {}
         self._keep = keep
         self._kept: deque[QueryTrace] = deque()
         self._spans = 0
@@ -140,7 +74,7 @@ class TraceRecorder:
 
     def begin(self, query_id: str, app: str, at: float, *, ago: float = 0.0) -> None:
         """A query starts, or did so `ago` seconds; `at` as everywhere in seconds on the runtime's clock."""
-        self._open[query_id] = _OpenQuery(app, at, self._wall() - ago if self._wall else 0.0, self._most)
+        self._open[query_id] = OpenQuery(app, at, self._wall() - ago if self._wall else 0.0, self._most)
         if self.sink is not None:
             self.sink.began(query_id)
 
@@ -184,7 +118,7 @@ class TraceRecorder:
         if query is None:
             return
         about = (kind, engine, scope, depth, size, tentative, parents, detail if self.details else ())
-        span = _OpenSpan(at, about)
+        span = OpenSpan(at, about)
         span.step, span.cause = step, cause
         query.add(primitive, span)
 
@@ -208,13 +142,23 @@ class TraceRecorder:
         span = self._find(query_id, primitive)
         return (primitive,) if span is None else tuple(dict.fromkeys((primitive, *span.also)))
 
-    def merge(self, query_id: str, primitive: str, others: Iterable[str], *, kind: str = "", name: str = "") -> None:
-        """One span from now on, where there were several: of that kind, and of that name, if those are given."""
+    def merge(
+        self,
+        query_id: str,
+        primitive: str,
+        others: Iterable[str],
+        *,
+        kind: str = "",
+        name: str = "",
+        engine: str | None = None,
+    ) -> None:
+        """One span from now on, where there were several: of that kind, name and engine, if those are given."""
         query, span = self._open.get(query_id), self._find(query_id, primitive)
         if query is None or span is None:
             return
         if kind:
             span.kind, span.first = kind, None
+        span.engine = span.engine if engine is None else engine
         if name and not span.name:
             span.name, span.also = name, (*span.also, primitive)
         for other in others:
@@ -309,7 +253,7 @@ class TraceRecorder:
             query.app,
             query.started,
             at,
-            tuple(_closed(query_id, query.app, name, span) for name, span in query.order if not span.merged),
+            tuple(closed(query_id, query.app, name, span) for name, span in query.order if not span.merged),
             query.graph_text,
             query.pgraph_text,
             query.passes,
@@ -329,7 +273,7 @@ class TraceRecorder:
     def story(self, query_id: str, most: int = 50) -> tuple[str, ...]:
         """What has happened to a running query so far, a line a primitive; the last ones where there are many."""
         query = self._open.get(query_id)
-        lines = [_line(name, span, query.started) for name, span in query.order[-most:]] if query is not None else []
+        lines = [told(name, span, query.started) for name, span in query.order[-most:]] if query is not None else []
         return tuple(lines)
 
     def _keep_trace(self, trace: QueryTrace) -> None:
@@ -339,43 +283,6 @@ class TraceRecorder:
             gone = self._kept.popleft()
             self._spans -= len(gone.spans) + len(gone.steps)
 
-    def _find(self, query_id: str, primitive: str) -> _OpenSpan | None:
+    def _find(self, query_id: str, primitive: str) -> OpenSpan | None:
         query = self._open.get(query_id)
         return None if query is None else query.live.get(primitive)
-
-
-def _line(name: str, span: _OpenSpan, began: float) -> str:
-    engine = f" at {span.about[1]}" if span.about[1] else ""
-    times = [("queued", span.queued), ("started", span.started), ("first piece", span.first), ("ended", span.done)]
-    told = ", ".join(f"{what} {1000 * (at - began):.1f} ms" for what, at in times if at is not None)
-    return f"{name}{engine}: {span.outcome or 'not ended'} ({told})"
-
-
-def _closed(query_id: str, app: str, primitive: str, span: _OpenSpan) -> Span:
-    _, engine, scope, depth, size, tentative, parents, detail = span.about
-    return Span(
-        query_id=query_id,
-        app=app,
-        primitive=span.name or primitive,
-        kind=span.kind,
-        queued=span.queued,
-        started=span.started,
-        first=span.first,
-        done=span.done,
-        engine=engine,
-        instance=span.instance,
-        batch=span.batch,
-        scope=scope,
-        depth=depth,
-        outcome=span.outcome or ("cancelled" if span.done is None else "done"),
-        size=size,
-        tokens=span.tokens,
-        cached=span.cached,
-        tentative=tentative,
-        parents=parents,
-        detail=detail,
-        step=span.step,
-        written=span.written,
-        cause=span.cause,
-        also=span.also,
-    )

@@ -23,8 +23,10 @@ _FAMILIES = {
     "FULL_PREFILLING": "prefilling",
     "DECODING": "decoding",
     "PARTIAL_DECODING": "decoding",
+    "GENERATION": "generation",
     "TOOL": "tool",
     "OPAQUE": "tool",
+    "CODE": "tool",
 }
 
 
@@ -109,6 +111,10 @@ def facts(span: Span, origin: float, step: Step | None = None) -> list[tuple[str
         found.append(("requests", str(span.size)))
     if span.tokens:
         found.append(("tokens", f"{span.tokens}, {span.cached} cached" if span.cached else str(span.tokens)))
+    if span.written:
+        found.append(("tokens written", str(span.written)))
+    if span.also:
+        found.append(("also", ", ".join(span.also)))
     if span.batch >= 0:
         found.append(("batch", str(span.batch)))
     found.append(("depth", str(span.depth)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import pairwise
 
+from teola_plugin.observe.critical_path import CODE
 from teola_plugin.observe.layout import layered
 from teola_plugin.observe.spans import GraphNode, GraphView, QueryTrace
 from teola_plugin.observe.svg import MONO, element, family, fitted, text, words
@@ -48,8 +48,8 @@ class _Size:
 def graph_svg(trace: QueryTrace, index: int) -> str:
     """`trace`'s graph, with the critical path in the accent colour. `index` is the trace's, for hovering."""
     view = trace.view()
-    path = [step.span.primitive for step in trace.critical_path()]
-    unused = {s.primitive for s in trace.spans if s.unused}
+    path = _on_the_path(trace)
+    unused = {name for s in trace.spans if s.unused for name in (s.primitive, *s.also)}
     plan = layered(view)
     size = _Size.of(view, plan.layers)
     full = 2 * _MARGIN + plan.layers * (size.width + size.gap) - size.gap
@@ -62,7 +62,7 @@ def graph_svg(trace: QueryTrace, index: int) -> str:
         return _MARGIN + (row + 0.5) * size.height
 
     tentative = {node[0] for node in view.nodes if node[4]}
-    hot = set(pairwise(path))
+    hot = {(a, b) for a, b, _ in view.edges if a in path and b in path and 0 <= path[b] - path[a] <= 1}
     data = {(a, b) for a, b, kind in view.edges if kind == "data"}
     drawn = []
     for edge, route in sorted(plan.routes.items(), key=lambda item: item[0] in hot):
@@ -78,11 +78,17 @@ def graph_svg(trace: QueryTrace, index: int) -> str:
         "svg",
         "".join(drawn),
         viewBox=f"0 0 {full:.0f} {height:.0f}",
-        style=f"max-width:{full:.0f}px;min-width:{full * 0.66:.0f}px",
+        style=f"--full:{full:.0f}px;max-width:{full:.0f}px;min-width:{full * 0.66:.0f}px",
         cls="graph",
         role="img",
         aria_label=f"graph of {len(view.nodes)} primitives",
     )
+
+
+def _on_the_path(trace: QueryTrace) -> dict[str, int]:
+    """Which primitives the answer waited for, and after how many others; those of one span have one number."""
+    spans = [step.span for step in trace.critical_path() if step.span.kind != CODE]
+    return {name: number for number, span in enumerate(spans) for name in (span.primitive, *span.also)}
 
 
 def _labels(node: GraphNode) -> tuple[str, str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from teola_plugin.observe.critical_path import PathStep
 from teola_plugin.observe.layout import pack_lanes
-from teola_plugin.observe.spans import PathStep, QueryTrace, Span
+from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.observe.steps import Step, nested
 from teola_plugin.observe.svg import MONO, element, family, fitted, text, tick_label, ticks
 from teola_plugin.observe.text import shortened

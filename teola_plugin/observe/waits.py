@@ -18,6 +18,8 @@ class Wait:
     """The primitives that it waited for, by the names of their spans."""
     step: int = 0
     """Id of the step that called; 0 where that is not known."""
+    within: str = ""
+    """The span of the call of the user's own object that it was made in, if any."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +41,7 @@ class OwnCall:
 class OpenWait:
     """A call under way. What it waits for is known at its end: requests that failed are made again."""
 
-    __slots__ = ("answered", "asked", "own", "spans", "step")
+    __slots__ = ("answered", "asked", "own", "spans", "step", "within")
 
     def __init__(self, asked: float, step: int) -> None:
         self.asked, self.step = asked, step
@@ -47,6 +49,8 @@ class OpenWait:
         self.spans: tuple[str, ...] = ()
         self.own: OwnCall | None = None
         """Where it is one of the user's own objects that is called."""
+        self.within: OwnCall | None = None
+        """The call of one of those, in which it is made."""
 
 
 MOST_WAITS = 1024

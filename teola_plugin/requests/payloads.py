@@ -169,5 +169,5 @@ class Generation:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values were found in the prefix cache. An engine of which this is always true says so
-    with an attribute, `tells_cached = True`; of another one, 0 may mean that it does not know."""
+    """Prompt tokens whose keys and values were found in the prefix cache. An engine that always tells says so with an
+    attribute, `tells_cached = True`; of another one, 0 may mean that it does not know."""

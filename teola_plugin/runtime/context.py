@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from teola_plugin.graph import Terms
 from teola_plugin.observe.steps import OpenStep
+from teola_plugin.observe.waits import OwnCall
 from teola_plugin.runtime.forks import in_child
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class CallPlace:
 NOWHERE = CallPlace()
 
 current_place: ContextVar[CallPlace] = ContextVar("teola_current_place", default=NOWHERE)
+
+current_call: ContextVar[OwnCall | None] = ContextVar("teola_current_call", default=None)
+"""The call of one of the user's own objects that runs, for traces: an engine may do its work."""
 
 
 @contextmanager

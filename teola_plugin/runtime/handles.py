@@ -21,6 +21,8 @@ class PieceLog:
 
     def __init__(self, *, tentative: bool = False) -> None:
         self.tentative = tentative
+        self.lost: Callable[[], object] = _nobody
+        """Told when a reader cannot go on: its loop is closed."""
         self._pieces: list[Piece] = []
         self._closed = False
         self._lock = threading.Lock()
@@ -50,6 +52,10 @@ class PieceLog:
             return self._pieces[start:], self._closed
 
     def __iter__(self) -> Iterator[Piece]:
+        return self.within(None)
+
+    def within(self, seconds: float | None) -> Iterator[Piece]:
+        """The pieces. Raises `TimeoutError` when the next one takes longer than that."""
         start, news = 0, threading.Event()
         while True:
             news.clear()
@@ -58,15 +64,15 @@ class PieceLog:
             start += len(pieces)
             if closed and not pieces:
                 return
-            if not pieces:
-                news.wait()
+            if not pieces and not news.wait(seconds):
+                raise TimeoutError(f"nothing came for {seconds:g} s.")
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         loop = asyncio.get_running_loop()
         start = 0
         while True:
             news = asyncio.Event()
-            pieces, closed = self.take(start, lambda e=news: _wake(loop, e))  # type: ignore[misc]
+            pieces, closed = self.take(start, lambda e=news: self._wake(loop, e))  # type: ignore[misc]
             for piece in pieces:
                 yield piece
             start += len(pieces)
@@ -75,12 +81,14 @@ class PieceLog:
             if not pieces:
                 await news.wait()
 
+    def _wake(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+        try:
+            loop.call_soon_threadsafe(event.set)
+        except RuntimeError:
+            self.lost()
 
-def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    try:
-        loop.call_soon_threadsafe(event.set)
-    except RuntimeError:  # the reader's loop is closed: nobody waits any more
-        pass
+
+def _nobody() -> None: ...
 
 
 class CallHandle:
@@ -97,11 +105,15 @@ class CallHandle:
         pieces: PieceLog | None = None,
         cancel: Callable[[], object] = lambda: None,
         owner: int = 0,
+        lost: Callable[[], object] = _nobody,
     ) -> None:
+        """`lost` is told when whoever waits cannot go on, since their loop is closed."""
         self._future = future
         self.pieces = pieces or PieceLog()
+        self.pieces.lost = lost
         self._cancel = cancel
         self._owner = owner
+        self._lost = lost
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """Values of all requests. Raises their error, or `TimeoutError`; never call it on the pool's own thread."""
@@ -127,11 +139,19 @@ class CallHandle:
         return self._wait().__await__()
 
     async def _wait(self) -> list[Any]:
-        waiter = asyncio.wrap_future(self._future)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[list[Any]] = loop.create_future()
+
+        def ended(future: Future[list[Any]]) -> None:
+            try:
+                loop.call_soon_threadsafe(_hand_over, future, waiter)
+            except RuntimeError:  # their loop is closed: nobody waits any more
+                self._lost()
+
+        self._future.add_done_callback(ended)
         try:
-            return await asyncio.shield(waiter)
+            return await waiter
         except BaseException:
-            waiter.add_done_callback(_seen)
             self.cancel()
             raise
 
@@ -141,7 +161,12 @@ class CallHandle:
             self._cancel()
 
 
-def _seen(waiter: asyncio.Future[Any]) -> None:
-    """Nobody waits any more: asyncio need not complain about an error that nobody looks at."""
-    if not waiter.cancelled():
-        waiter.exception()
+def _hand_over(future: Future[list[Any]], waiter: asyncio.Future[list[Any]]) -> None:
+    if waiter.done():  # who waited has gone
+        return
+    if future.cancelled():
+        waiter.cancel()
+    elif (error := future.exception()) is not None:
+        waiter.set_exception(error)
+    else:
+        waiter.set_result(future.result())

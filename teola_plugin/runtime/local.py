@@ -20,7 +20,7 @@ from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import Version
 from teola_plugin.runtime.calls import Call, PlainCalls
-from teola_plugin.runtime.context import current_place, current_terms
+from teola_plugin.runtime.context import current_call, current_place, current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
@@ -308,11 +308,16 @@ class LocalRuntime:
             place = current_place.get()
             call.step, call.held = run.steps.id_of(place.step), place.held
             call.wait = run.waits.asked(self.time(), call.step)
+            call.wait.within = current_call.get()
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
             call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
         loop, calls = self.loop, self._calls
         loop.post(calls.join, run, call)
-        return CallHandle(future, pieces=log, cancel=lambda: loop.tell(calls.give_up, call), owner=loop.ident)
+        # Of a caller whose loop is closed, the query will never be closed: what is left of it would stay for ever.
+        lost = run.close if run is not None else lambda: None
+        return CallHandle(
+            future, pieces=log, cancel=lambda: loop.tell(calls.give_up, call), owner=loop.ident, lost=lost
+        )
 
     def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
         """The values of a call are there. On the loop."""

@@ -34,7 +34,8 @@ def warmed(work: Work, value: Any) -> WarmedPrefix | None:
 
 
 def note_use(warmups: Sequence[WarmedPrefix], work: Work, value: Any, *, tells: bool | None) -> None:
-    """A generation has ended with this value: the warm-ups whose prefix it began with were of use, as far as it found them cached.
+    """A generation has ended with this value: warm-ups of what its prompt began with were of use, if it found
+    them cached.
 
     `tells`: whether its engine says how much it found; None where that is not known, and then only a number counts. Of
     prefixes that grew, each is of use that added to what was found.

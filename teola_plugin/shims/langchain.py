@@ -26,6 +26,7 @@ EXTENSION_POINTS: Mapping[str, str] = {
     "_stream": "the same, in chunks",
     "_astream": "the same, in chunks in a loop",
     "_acall": "LLM: the same, of a text model in a loop",
+    "_call": "LLM: the same, of a text model",
     "_llm_type": "BaseLanguageModel: what a model of one's own is called in traces",
     "_get_ls_params": "BaseLanguageModel, BaseRetriever: what it tells traces; langchain-tests asks for it",
     "_get_relevant_documents": "BaseRetriever: what a retriever of one's own writes",

@@ -122,7 +122,7 @@ def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: Any
         assert [(one["engine"], len(one["instances"])) for one in found] == [("embedder", 1), ("llm", 2)]
         assert seen["scale"][1].strip() == "llm: 3 instances"
         assert seen["table"][0] == 0 and "embedder" in seen["table"][1]
-        assert seen["changed"][0] == 1 and "other settings" in seen["changed"][2]
+        assert seen["changed"][0] == 2 and "other settings" in seen["changed"][2]
         assert seen["app"] == 32
         closed_to_others(env, tmp_path / "cache")
     finally:
@@ -141,10 +141,10 @@ def test_faults_are_named(env: dict[str, str], tmp_path: Path) -> None:
         (env, ("status", "--address", "ray://127.0.0.1:10001")),
         (env, ("up", str(good(tmp_path)), "--address", "127.0.0.1:1", "--host", "10.0.0.1")),
     )
-    assert faulty.returncode == 1 and f"{path}, line 2" in faulty.stderr
+    assert faulty.returncode == 2 and f"{path}, line 2" in faulty.stderr
     assert nothing.returncode == 1 and "teola up" in nothing.stderr
-    assert client.returncode == 1 and "6379" in client.stderr
-    assert both.returncode == 1 and "either --address or --host" in both.stderr
+    assert client.returncode == 2 and "6379" in client.stderr
+    assert both.returncode == 2 and "either --address or --host" in both.stderr
 
 
 def addresses() -> list[str]:
@@ -198,4 +198,4 @@ def test_calibrating(env: dict[str, str], tmp_path: Path) -> None:
     profile = json.loads(done.stdout)["embedder"]
     assert len(profile["curves"]["embedding"]) >= 1 and profile["max_efficient_batch"] >= 1
     assert list((tmp_path / "cache").rglob("embedder-*.json"))
-    assert wrong.returncode == 1 and "embedder" in wrong.stderr
+    assert wrong.returncode == 2 and "embedder" in wrong.stderr

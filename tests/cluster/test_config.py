@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from teola_plugin.cluster.config import Autoscale, PoolConfig
+from teola_plugin.cluster.config import Autoscale, EngineConfig, PoolConfig
 from teola_plugin.cluster.connection import checked
 from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.names import engine_spec
@@ -42,14 +44,14 @@ def test_a_whole_file() -> None:
         ("engines:\n  llm: {kind: vllm}\n", 2, "needs model"),
         ("engines:\n  llm:\n    kind: vlm\n    model: x\n", 3, "'vllm'"),
         ("engines:\n  a: {kind: fake}\n  b:\n    kind: fake\n    instances: 0\n", 5, "greater than or equal to 1"),
-        ("engines:\n  a:\n    kind: fake\n    instnces: 2\n", 4, "not permitted"),
+        ("engines:\n  a:\n    kind: fake\n    instnces: 2\n", 4, "instnces: there is no such setting"),
         ("engines:\n  a:\n    kind: fake\n    policy: fifo\n", 4, "topology-aware"),
         ("engines:\n  a: {kind: fake}\nname: no spaces here\n", 3, "pattern"),
         ("engines:\n  a:\n    model: x\n", 2, "kind or factory"),
         ("engines:\n  a:\n    kind: fake\n    autoscale: {least: 5, most: 2}\n", 4, "most"),
         ("engines:\n  a:\n    kind: fake\n    engine_args: {x: 1}\n", 2, "vLLM's"),
         ("engines:\n  a: {kind: fake, cores: ['0'], instances: 2}\n", 2, "cores name 1"),
-        ("engines: {}\n", 1, "at least 1"),
+        ("engines: {}\n", 1, "engines: it is empty"),
         ("engines:\n  a: [1, 2\n", 3, "expected"),
         ("just text", 1, "no settings"),
         ("", 1, "no settings"),
@@ -102,3 +104,68 @@ def test_credentials_are_not_shown() -> None:
     config = PoolConfig.parse(text)
     assert config.engines["a"].base_url == "http://me:secret@there/v1"
     assert "secret" not in repr(config) + str(config)
+
+
+WRONG: dict[str, list[Any]] = {
+    "kind": ["vlm", 1, [], {}],
+    "factory": ["no_colon", 1, ["a:b"]],
+    "model": [1, [], {}, None, True],
+    "dsn": [1, []],
+    "base_url": [1, {}],
+    "instances": ["two", 0, 1.5, [], {}, None, True, 99999],
+    "cpus": [-1, "x", [], None, True],
+    "gpus": [-1, 1.5, "x", [], None, False],
+    "cores": ["2", "0-3", 2, [["a"]], {"a": 1}, [None], ["x"], ["3-1"], [1.5], True],
+    "resources": ["x", [], {"a": "b"}, {"a": -1}, {1: 2}, None],
+    "engine_args": ["x", [], 1, None],
+    "options": ["x", [], 1, None],
+    "policy": ["fifo", 1, [], None],
+    "max_queued": [0, "x", [], 1.5, True],
+    "autoscale": [
+        "x",
+        [],
+        1,
+        {},
+        {"most": "a"},
+        {"least": 3, "most": 1},
+        {"most": 2, "up_after": "x"},
+        {"most": 1, "no": 1},
+    ],
+}
+
+
+@pytest.mark.parametrize("field", EngineConfig.model_fields)
+def test_a_value_of_a_wrong_kind_is_told_of_in_one_line(field: str) -> None:
+    for value in WRONG[field]:
+        engine = {"kind": "vllm", "model": "m", field: value}
+        if field == "factory":
+            del engine["kind"]
+        with pytest.raises(ConfigError) as caught:
+            PoolConfig.parse(yaml.safe_dump({"engines": {"llm": engine}}), "pool.yaml")
+        said = str(caught.value)
+        assert said.startswith("pool.yaml, line ") and "\n" not in said, (value, said)
+        assert field in said and "Input should" not in said and "pydantic" not in said, (value, said)
+        assert "docs/cluster.md" in caught.value.hint
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        PoolConfig.parse("engines: {store: {kind: pgvector, dsn: 12345678}}")
+    assert "12345678" not in str(caught.value)
+
+
+def test_a_setting_that_stands_twice_is_not_lost() -> None:
+    text = "engines:\n  llm: {kind: fake}\n  llm: {kind: fake, instances: 2}\n"
+    with pytest.raises(ConfigError, match=r"pool.yaml, line 3: llm stands there twice"):
+        PoolConfig.parse(text, "pool.yaml")
+    with pytest.raises(ConfigError):
+        PoolConfig.parse("engines: &x\n  a: *x\n", "pool.yaml")  # it holds itself
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        PoolConfig.read(path)
+    with pytest.raises(ConfigError, match="directory"):
+        PoolConfig.read(tmp_path)

@@ -146,6 +146,6 @@ def test_a_closed_pool_is_the_plain_objects_own_error() -> None:
 
 
 def test_explain_says_what_is_what(p: Parts) -> None:
-    text = accelerate(CHAINS["mapped_retrieval"][0](p)).explain(QUESTION)
+    text = accelerate(CHAINS["mapped_retrieval"][0](p)).explain(QUESTION, details=True)
     for expected in ("What was understood", "p-graph", "e-graph", "PARTIAL_DECODING", "decoding-pipelining", "fired"):
         assert expected in text

@@ -60,6 +60,16 @@ class TestFakeEmbedder(Conformance):
         return FakeEmbedder()
 
 
+class TestFakeEmbedderThatIsTold(Conformance):
+    async def make(self) -> Engine:
+        return FakeEmbedder(dimension=2, answer=lambda text, role: (len(text), role == "query"))
+
+
+class TestFakeRerankerThatIsTold(Conformance):
+    async def make(self) -> Engine:
+        return FakeReranker(answer=lambda query, text: len(query) - len(text))
+
+
 class TestFakeReranker(Conformance):
     async def make(self) -> Engine:
         return FakeReranker()

@@ -438,3 +438,40 @@ async def test_the_fakes_are_engines_that_start_and_stop_twice(engine: FakeEngin
         await step()
     assert engine.load().requests == 0
     assert engine.profile is profiles.noop()[engine.name] or engine.profile == profiles.noop()[engine.name]
+
+
+def test_what_the_embedder_and_the_reranker_say() -> None:
+    told = FakeEmbedder(dimension=2, answer=lambda text, role: [len(text), role == "document"])
+    asked = [EmbedText("abc"), EmbedText("abc", "document")]
+    found = run_virtual(collect(told, [Request(str(i), K.EMBEDDING, one) for i, one in enumerate(asked)]))
+    assert [value(found, "0"), value(found, "1")] == [(3.0, 0.0), (3.0, 1.0)]
+    judge, pairs = FakeReranker(answer=lambda query, text: query == text), [ScorePair("a", "a"), ScorePair("a", "b")]
+    found = run_virtual(collect(judge, [Request(str(i), K.RERANKING, one) for i, one in enumerate(pairs)]))
+    assert repr([value(found, "0"), value(found, "1")]) == "[1.0, 0.0]"
+
+
+def test_an_answer_that_cannot_be_fails_its_request_alone() -> None:
+    def answer(text: str, role: str) -> Sequence[float]:
+        if text == "raises":
+            raise LookupError("nothing is known of it")
+        return (1.0,) * (3 if text == "long" else 2)
+
+    found = run_virtual(collect(FakeEmbedder(dimension=2, answer=answer), embeds("good", "raises", "long")))
+    assert value(found, "0:good") == (1.0, 1.0)
+    for name, says in (("1:raises", "LookupError"), ("2:long", "dimension is 2")):
+        end = ends(found)[name][1]
+        assert isinstance(end, Failed) and says in str(end.error)
+
+
+def test_a_machine_that_is_a_quarter_as_slow() -> None:
+    machine = profiles.rtx3090()
+    for name, profile in profiles.scaled(machine, 0.25).items():
+        assert profile == machine[name].scaled(0.25)
+        for kind in machine[name].curves:
+            for size in (1, 7, 200):
+                assert profile.seconds(kind, size) == pytest.approx(machine[name].seconds(kind, size) / 4)
+        assert replace(profile, curves=machine[name].curves) == machine[name], "limits stay"
+    assert machine["llm"].scaled(0).seconds(K.PREFILLING, 1000) == 0
+    for factor in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="scaled by"):
+            machine["llm"].scaled(factor)

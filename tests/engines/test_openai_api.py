@@ -362,6 +362,35 @@ async def test_nothing_is_measured_unless_declared(
     assert not profile.curves and ("does not tell how many tokens" in caplog.text) is asked
 
 
+@pytest.mark.parametrize(
+    ("options", "own", "asked"),
+    [
+        ({}, False, ["/v1/models"]),
+        ({"model": "echo", "check": False}, False, []),
+        ({"own": True, "calibrate": False}, True, ["/v1/models", "/tokenize", CHAT, CHAT]),
+        ({"own": True, "prefix_caching": False}, True, ["/v1/models"]),
+        ({"prefix_caching": True, "calibrate": False}, True, ["/v1/models", "/tokenize", CHAT, CHAT]),
+    ],
+    ids=str,
+)
+async def test_only_a_server_of_ones_own_is_sent_what_nobody_asked_for(
+    odd: tuple[Odd, str], options: Any, own: bool, asked: list[str]
+) -> None:
+    state, url = odd
+    state.answers |= {"/tokenize": (200, '{"tokens": [1]}', 0.0), CHAT: (200, ONE_TOKEN, 0.0)}
+    engine = OpenAIServer(base_url=url, **options)
+    await engine.start()
+    try:
+        await calibrate(engine, fresh=True)
+        [warmed] = await collect(engine, [warm("its beginning", LONG)])
+    finally:
+        await engine.stop()
+    assert engine.profile.own is own and isinstance(warmed, Done)
+    sent = [path for path, _, _ in state.asked if path not in ("/version", "/metrics")]
+    assert sent[: len(asked)] == asked
+    assert (len(sent) > len(asked)) is engine.profile.prefix_caching, "a prefix goes to a server that keeps it"
+
+
 async def test_a_stream_that_breaks_off(odd: tuple[Odd, str]) -> None:
     state, url = odd
     chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": "Hel"}}]})

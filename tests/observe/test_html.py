@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from teola_plugin.observe import html_page
+from teola_plugin.observe.path_table import shares
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import Step
 from teola_plugin.observe.svg import ticks
@@ -73,10 +74,13 @@ def test_every_primitive_is_in_graph_and_timeline_and_has_facts() -> None:
 def test_the_critical_path_is_marked_in_graph_timeline_and_table() -> None:
     found = trace()
     page = Page(html_page([found]))
-    path = [f"0:{step.span.primitive}" for step in found.critical_path()]
+    path = [f"0:{step.span.primitive}" for step in found.critical_path() if not step.is_code]
     assert {a["data-p"] for a in page.classes("g", "node") if "critical" in str(a["class"])} == set(path)
     assert {a["data-p"] for a in page.classes("g", "span") if "critical" in str(a["class"])} == set(path)
-    assert [a["data-p"] for t, a in page.tags if t == "tr" and "data-p" in a] == path
+    least = 0.005 * found.seconds
+    long = [f"0:{step.span.primitive}" for step in found.critical_path() if step.total >= least]
+    assert [a["data-p"] for t, a in page.tags if t == "tr" and "data-p" in a] == long and "0:your code" in long
+    assert "1 more, of less than 0.5 % each" in page.text["td"]
     assert len(page.classes("path", "critical")) >= len(path) - 1
 
 
@@ -96,6 +100,53 @@ def test_several_traces_share_a_scale_and_show_the_ratio() -> None:
     ends = [float(str(a["x1"])) for a in Page(text).classes("line", "end")]
     assert (ends[0] - 132) / (ends[1] - 132) == pytest.approx(3.33 / 2.16, rel=1e-3)
     assert "1.54× later" in html_page([trace(), trace("plain", PLAIN)])
+
+
+def test_the_page_tells_the_median_of_runs_and_how_many_they_are() -> None:
+    """Not the last: two runs of each are faster or slower than the one in the middle."""
+    runs = [dataclasses.replace(trace(), query_id=f"q{i}", ended=100 + seconds) for i, seconds in enumerate((9, 3, 4))]
+    plain = [dataclasses.replace(trace("plain", PLAIN), ended=100 + seconds) for seconds in (8.0, 6.0, 30.0)]
+    page = html_page([*plain, *runs], labels=["plain"] * 3 + ["accelerated"] * 3)
+    assert "2.00× sooner" in page and "median of 3 runs, 3.00 s to 9.00 s" in page
+    assert "8.00 s, the run nearest to the median of 3" in page and "4.00 s, the run nearest" in page
+    assert Page(page).text["td"].count("8.00 s") >= 1 and "30.0 s" in page
+    alone = html_page(runs, labels=["all"] * 3)
+    assert Page(alone).text["dd"][0] == "4.00 s" and "median of 3 runs" in alone
+    assert "median" not in html_page([trace("plain", PLAIN), trace()], labels=["plain", "accelerated"])
+
+
+def test_seconds_that_were_measured_outside_are_those_of_the_headline() -> None:
+    """A trace may be of another run, e.g. on engines, of what was measured without."""
+    page = html_page([trace("plain", PLAIN), trace()], labels=["plain", "fast"], seconds=[12.0, 6.0])
+    assert "12.0 s" in page and "2.00× sooner" in page
+    with pytest.raises(ValueError, match="1 seconds were given for 2 traces"):
+        html_page([trace("plain", PLAIN), trace()], seconds=[1.0])
+
+
+def test_the_shares_of_the_time_add_up() -> None:
+    found = trace()
+    assert sum(seconds for _, _, seconds in shares(found)) == pytest.approx(found.seconds)
+    bars = [a for a in re.findall(r'<div class="shares">(.*?)</div>', html_page([found]))]
+    widths = [float(width) for width in re.findall(r"width:([\d.]+)%", bars[0])]
+    assert sum(widths) == pytest.approx(100, abs=0.1)
+
+
+def test_a_generation_is_one_bar_and_marks_both_of_its_nodes() -> None:
+    base = trace("plain", PLAIN[3:5], tail=0.0)
+    whole = dataclasses.replace(
+        base.spans[0],
+        primitive="expand",
+        kind="GENERATION",
+        done=base.spans[1].done,
+        written=7,
+        also=("expand.prefilling", "expand.decoding"),
+    )
+    page = Page(html_page([dataclasses.replace(base, spans=(whole,))]))
+    assert [a["data-k"] for a in page.classes("g", "span") if a["data-k"] == "0/0"] == ["0/0"]
+    marked = {a["data-p"] for a in page.classes("g", "node") if "critical" in str(a["class"])}
+    assert marked == {"0:expand.prefilling", "0:expand.decoding"}
+    facts = json.loads(page.text["script"][0])
+    assert facts["0:expand.decoding"] == facts["0/0"] and ["tokens written", "7"] in facts["0/0"]
 
 
 def test_steps_have_lanes_above_the_engines_and_facts() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -48,7 +47,7 @@ def test_the_critical_path_adds_up_to_the_query(found: QueryTrace) -> None:
     assert all(min(step.idle, step.waited, step.seconds) >= 0 for step in path)
     engines = [step.span.primitive for step in path if not step.is_code]
     assert len(set(engines)) == len(engines), "no primitive is on it twice"
-    if found.spans:
+    if any(span.done is not None for span in found.spans):
         assert sum(step.total for step in path) == pytest.approx(found.seconds)
         assert sum(found.waited_for().values()) == pytest.approx(found.seconds)
 

@@ -39,7 +39,7 @@ EnginePool.local(fake_engines())
 try:
     EnginePool.local(fake_engines(), tracing="opentelemetry")
 except RegistrationError as error:
-    assert "pip install 'teola-plugin[otel]'" in error.hint, error
+    assert "pip install '.[otel]'" in error.hint, error
 else:
     raise SystemExit("no error")
 """

@@ -60,6 +60,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.stub.go.wait(5)
         if "refuse" in text:
             return self._json(400, {"error": {"message": "it refuses", "type": "BadRequestError", "code": 400}})
+        if "status " in text:
+            status = int(text.partition("status ")[2].split()[0])
+            return self._json(status, {"error": {"message": f"it says {status}", "type": "Fault", "code": status}})
+        if "too long" in text:
+            told = "This model's maximum context length is 5 tokens."
+            return self._json(400, {"error": {"message": told, "type": "BadRequestError", "code": 400}})
+        if "nonsense" in text:
+            return self._send(200, "application/json", b"<html>")
         whole = _chat(text) if chat else _completion(text)
         if not body.get("stream"):
             return self._json(200, whole)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.adapters.langchain.current_query import call_context
+from teola_plugin.adapters.langchain.cross_encoder import TeolaCrossEncoder
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.serving.loaded import computes_with
 from teola_plugin.errors import RegistrationError
-from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import ScorePair
 from teola_plugin.shims.langchain import sentence_transformer
 from teola_plugin.tracer.langchain.classes import changed
-from teola_plugin.tracer.leaf import EmbeddingLeaf, RerankingLeaf
+from teola_plugin.tracer.leaf import EmbeddingLeaf
 
 _EMBEDDINGS = ("langchain_huggingface.embeddings.huggingface", "langchain_community.embeddings.huggingface")
 _CROSS_ENCODERS = ("langchain_community.cross_encoders.huggingface",)
@@ -131,36 +129,11 @@ def _check_prompt(obj: Any, client: Any, server: Any, role: str, given: Mapping[
 # ------------------------------------------------------------ rerankers
 
 
-class PoolCrossEncoder:
-    """Scores pairs on an engine, in place of a `HuggingFaceCrossEncoder`."""
-
-    def __init__(self, engine: str, pool: EnginePool) -> None:
-        self._engine, self._pool = engine, pool
-
-    def score(self, text_pairs: Sequence[tuple[str, str]]) -> Any:
-        pairs = [ScorePair(query, text) for query, text in text_pairs]
-        run, terms = call_context(self._pool)
-        handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, pairs, run=run, terms=terms)
-        return _array(handle.result())
-
-    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf:
-        """As if `score` were called with a query and each of the documents."""
-        return RerankingLeaf(
-            self._engine, lambda found: [one.page_content for one in found], lambda _, made: _array(made)
-        )
-
-
-def _array(scores: Sequence[float]) -> Any:
-    import numpy as np
-
-    return np.asarray(scores, dtype=np.float32)
-
-
 def is_cross_encoder(obj: Any) -> bool:
     return _class(_CROSS_ENCODERS, "HuggingFaceCrossEncoder", obj) is not None
 
 
-def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> PoolCrossEncoder:
+def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> TeolaCrossEncoder:
     """Scores that an engine makes in place of `obj`. Raises `RegistrationError` where they would differ."""
     cls = _class(_CROSS_ENCODERS, "HuggingFaceCrossEncoder", obj)
     assert cls is not None
@@ -175,7 +148,7 @@ def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> PoolCrossEncode
             raise _differs(obj, f"it cuts pairs at max_length={own}, the engine at {server.max_length}", hint)
         if obj.client.config.num_labels != 1:
             raise _differs(obj, f"its model gives {obj.client.config.num_labels} scores a pair", "leave it unbound")
-    return PoolCrossEncoder(engine, pool)
+    return TeolaCrossEncoder(pool=pool, engine=engine)
 
 
 # ------------------------------------------------------------ models

@@ -33,7 +33,7 @@ from teola_plugin.adapters.langchain.own_models.leaf_calls import (
     told_of,
 )
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
-from teola_plugin.runtime.context import current_place
+from teola_plugin.runtime.context import current_call, current_place
 from teola_plugin.runtime.forks import in_child
 
 open_tables: dict[str, CallTable] = {}
@@ -190,10 +190,11 @@ class CallTable:
     @contextlib.contextmanager
     def _running(self, call: LeafCall) -> Iterator[None]:
         """The leaf is called in the body, for the trace."""
-        call.told.began = self._now()
+        call.told.began, token = self._now(), current_call.set(call.told)
         try:
             yield
         finally:
+            current_call.reset(token)
             call.told.ended = self._now()
 
     @contextlib.contextmanager

@@ -15,6 +15,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from pydantic import PrivateAttr
 
+from teola_plugin.adapters.early_words import OwnCalls
 from teola_plugin.adapters.langchain.current_query import runs_in
 from teola_plugin.adapters.langchain.own_models.call_sites import batches_by_calls, sites_of, take_as_long
 from teola_plugin.adapters.langchain.own_models.call_table import (
@@ -108,6 +109,12 @@ class Routed:
     """What the chain reads of its input: without one of them it ends before its end."""
     behind: Mapping[str, frozenset[str]]
     """Site -> the sites that must have been asked for before a call is made ahead there."""
+
+    @property
+    def own_calls(self) -> OwnCalls:
+        """For `explain()`."""
+        waits = {key: site.leaf for key, site in self.sites.items() if site.limit is not None and site.limit.limit == 1}
+        return OwnCalls(self.early, waits)
 
     def table(
         self, kind: type[CallTable], input: Any, config: RunnableConfig, limit: ConcurrencyLimit | None

@@ -26,7 +26,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     FILTER: ("llm_chain",),
     f"{_COMPRESSORS}.base.DocumentCompressorPipeline": ("transformers",),
     f"{_RETRIEVERS}.contextual_compression.ContextualCompressionRetriever": ("base_retriever", "base_compressor"),
-    LLM_CHAIN: (),
+    LLM_CHAIN: ("llm",),
     f"{_CHAINS}.combine_documents.stuff.StuffDocumentsChain": ("llm_chain",),
     f"{_CHAINS}.combine_documents.map_reduce.MapReduceDocumentsChain": ("llm_chain", "reduce_documents_chain"),
     f"{_CHAINS}.combine_documents.map_rerank.MapRerankDocumentsChain": ("llm_chain",),

@@ -16,13 +16,26 @@ from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.own_models.routed import ClaimingLeaf
 from teola_plugin.adapters.langchain.side_by_side import classes
 from teola_plugin.adapters.langchain.side_by_side.models import together
-from teola_plugin.adapters.langchain.side_by_side.siblings import Siblings, Taken, begin
+from teola_plugin.adapters.langchain.side_by_side.siblings import Siblings, Taken, begin, bounded
 
 PARTS = "_teola_parts"
 """Of an object of one of these classes: which of its parts, in order, several threads may call."""
 
 
-class ManyQueries:
+class Composite:
+    """Any of them: where a caller bounds the calls at once, they are made as ever."""
+
+    def invoke(self: Any, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        if not config or config.get("max_concurrency") is None:
+            return super().invoke(input, config, **kwargs)  # type: ignore[misc]
+        before = bounded.set(True)
+        try:
+            return super().invoke(input, config, **kwargs)  # type: ignore[misc]
+        finally:
+            bounded.reset(before)
+
+
+class ManyQueries(Composite):
     """`MultiQueryRetriever`: the queries are known."""
 
     def retrieve_documents(self: Any, queries: list[str], run_manager: Any) -> Any:
@@ -32,7 +45,7 @@ class ManyQueries:
             return super(ManyQueries, taking).retrieve_documents(queries, run_manager)  # type: ignore[misc]
 
 
-class ManyRetrievers:
+class ManyRetrievers(Composite):
     """`EnsembleRetriever` and `MergerRetriever`: the query is known."""
 
     def rank_fusion(self: Any, query: str, run_manager: Any, *, config: RunnableConfig | None = None) -> Any:
@@ -51,7 +64,7 @@ class ManyRetrievers:
         return _begun(self, _startable(beside), config, taken)
 
 
-class ManyDocuments:
+class ManyDocuments(Composite):
     """`LLMChainExtractor`: the documents are known."""
 
     def compress_documents(self: Any, documents: Sequence[Any], query: str, callbacks: Any = None) -> Any:
@@ -61,7 +74,7 @@ class ManyDocuments:
             return super(ManyDocuments, taking).compress_documents(documents, query, callbacks)  # type: ignore[misc]
 
 
-class ManyPrompts:
+class ManyPrompts(Composite):
     """`LLMChain`: its inputs are known, when it is applied to several."""
 
     def generate(self: Any, input_list: list[dict[str, Any]], run_manager: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The `_generate` calls of one `generate`, begun together when the first of them is made."""
+"""What the code of a model asks prompt by prompt, begun together when the first of them is asked."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from teola_plugin.adapters.langchain.side_by_side.siblings import Siblings, begi
 class PromptCalls:
     """Of one model. The first is asked in its place: by then it is known how, and that the model does not stream."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, method: str) -> None:
+        """`method`: what asks one prompt, called as `method(prompt, stop=, run_manager=, ...)`."""
+        self._model, self._ask = model, getattr(model, method)
         self._prompts: Sequence[Any] = ()
         self._calls: Siblings | None = None
         self._told: dict[int, replay.EventLog] = {}
         """What the model told the manager of its run, by the identity of the call."""
 
     def expect(self, prompts: Sequence[Any]) -> None:
-        """The prompts that are about to be asked. Of content in blocks the framework makes something else first."""
-        plain = all(isinstance(message.content, str) for prompt in prompts for message in prompt)
-        self._prompts = [list(prompt) for prompt in prompts] if plain else ()
+        """The prompts that are about to be asked."""
+        self._prompts = list(prompts)
 
     def close(self) -> None:
         if self._calls is not None:
             self._calls.close()
 
-    def generate(self, prompt: Any, stop: Any, run_manager: Any, kwargs: Mapping[str, Any]) -> Any:
-        """What the model's own `_generate` gives."""
+    def asked(self, prompt: Any, stop: Any, run_manager: Any, kwargs: Mapping[str, Any]) -> Any:
+        """What the model's own method gives."""
         if self._prompts:
             self._begin(stop, run_manager, kwargs)
         call = None if self._calls is None else self._calls.claimed(self._model, prompt)
         if call is None:
-            return self._model._generate(prompt, stop=stop, run_manager=run_manager, **kwargs)
+            return self._ask(prompt, stop=stop, run_manager=run_manager, **kwargs)
         outcome: Outcome = call.outcome.result()
         replay.deliver(call.log, ensure_config(), [])
         if run_manager is not None and id(call) in self._told:
@@ -54,7 +54,7 @@ class PromptCalls:
             log = self._told[id(call)] = replay.EventLog()
             given, manager = call.fresh_input(), _manager(log, run_manager)
             with replay.untraced():
-                return outcome_of(lambda: self._model._generate(given, stop=stop, run_manager=manager, **kwargs))
+                return outcome_of(lambda: self._ask(given, stop=stop, run_manager=manager, **kwargs))
 
         heard: Any = {"callbacks": [] if run_manager is None else run_manager.handlers}
         try:

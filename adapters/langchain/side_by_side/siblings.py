@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -26,7 +26,10 @@ from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 from teola_plugin.runtime.context import current_run
 
 MOST = min(32, (os.cpu_count() or 1) + 4)
-"""Calls at once: as many as `batch` makes where nothing else is said."""
+"""Calls at once, of one composite: as many as `batch` makes where nothing else is said."""
+
+bounded: ContextVar[bool] = ContextVar("teola_bounded", default=False)
+"""Set where a caller said `max_concurrency`, which composites do not hand on to what they call."""
 
 Wanted = tuple[Any, Any]
 """A part, and what it is to be called with."""
@@ -47,7 +50,7 @@ def begin(wanted: Sequence[Wanted], config: RunnableConfig) -> Siblings | None:
 def begin_by(ask: Ask, wanted: Sequence[Wanted], config: RunnableConfig, *, models: bool) -> Siblings | None:
     """`begin`, by another method of theirs. `models`: whether a model may be asked, which may have a cache."""
     told = ensure_config(config)
-    if told.get("max_concurrency") is not None or not replay.may_be_kept_back(told, models=models):
+    if bounded.get() or told.get("max_concurrency") is not None or not replay.may_be_kept_back(told, models=models):
         return None
     calls = list(_distinct(wanted))
     return Siblings(ask, calls, told) if len(calls) > 1 else None
@@ -66,6 +69,28 @@ def _distinct(wanted: Iterable[Wanted]) -> Iterator[LeafCall]:
     return iter(known)
 
 
+class ThreadCount:
+    """How many threads there may be in the process: batches of composites that hold composites would make many."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._lock = threading.Lock()
+
+    def taken(self, wanted: int) -> int:
+        """As many of them as are free, maybe none: then the plain code makes the calls itself."""
+        with self._lock:
+            found = min(wanted, self._free)
+            self._free -= found
+        return found
+
+    def given_back(self) -> None:
+        with self._lock:
+            self._free += 1
+
+
+_threads = ThreadCount(64)
+
+
 class Siblings:
     """Calls under way. Used by the plain code, on the thread that made it, and by its own threads."""
 
@@ -74,7 +99,8 @@ class Siblings:
         self._waiting = deque(calls[1:])
         self._context, self._run = copy_context(), current_run.get()
         self._lock = threading.Lock()
-        for _ in range(min(len(self._waiting), MOST - 1)):
+        self._threads = _threads
+        for _ in range(self._threads.taken(min(len(self._waiting), MOST - 1))):
             threading.Thread(target=self._work, name="teola-beside", daemon=True).start()
 
     def close(self) -> None:
@@ -85,8 +111,11 @@ class Siblings:
     # ------------------------------------------------------------ the threads' side
 
     def _work(self) -> None:
-        while (call := self._next()) is not None:
-            self._make(call)
+        try:
+            while (call := self._next()) is not None:
+                self._make(call)
+        finally:
+            self._threads.given_back()
 
     def _next(self) -> LeafCall | None:
         with self._lock:

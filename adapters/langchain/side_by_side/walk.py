@@ -8,7 +8,8 @@ from langchain_core.runnables import RunnableBinding
 
 from teola_plugin.adapters.langchain.own_models.composites import parts, with_parts
 from teola_plugin.adapters.langchain.side_by_side import classes
-from teola_plugin.adapters.langchain.side_by_side.composites import BY_NAME, PARTS
+from teola_plugin.adapters.langchain.side_by_side.composites import BY_NAME, PARTS, Composite
+from teola_plugin.adapters.langchain.side_by_side.models import TextModel, asks_one_by_one, text_model
 from teola_plugin.adapters.langchain.side_by_side.threads import Threads
 from teola_plugin.adapters.own_class import subclass_of
 from teola_plugin.adapters.thread_safety import ThreadSafety
@@ -31,6 +32,8 @@ class _Walk:
     def visit(self, node: Any) -> Any:
         if isinstance(node, RunnableBinding) and "max_concurrency" in node.config:
             return node  # as many at once as it says
+        if asks_one_by_one(node) and not isinstance(node, TextModel) and self._threads.model(node):
+            return text_model(node)
         if name := classes.name_of(node):
             return self._composite(name, node)
         before = dict(parts(node))
@@ -41,11 +44,11 @@ class _Walk:
         before = {field: getattr(node, field) for field in classes.FIELDS[name]}
         made = {field: self._field(value) for field, value in before.items()}
         new = {field: value for field, value in made.items() if value is not before[field]}
-        copied = node.model_copy(update=new) if new else node
-        allowed = self._allowed(name, copied)
-        if not any(allowed) or PARTS in vars(node):
-            return copied
-        one: Any = sharing(subclass_of(type(node), BY_NAME[name]), copied.model_copy())
+        allowed = self._allowed(name, node)
+        if PARTS in vars(node) or not (new or any(allowed)):
+            return node
+        mixin = BY_NAME[name] if any(allowed) else Composite
+        one: Any = sharing(subclass_of(type(node), mixin), node.model_copy(update=new))
         vars(one)[PARTS] = allowed
         return one
 

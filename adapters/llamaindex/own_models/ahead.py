@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from llama_index.core.base.embeddings.base import mean_agg
 
 from teola_plugin.adapters.llamaindex.own_models.call_table import CallTable
-from teola_plugin.shims.llamaindex.own_calls import EMBED, SEARCH, answered, asked_by, bodies
-from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.adapters.llamaindex.own_models.calls import Failed
+from teola_plugin.adapters.llamaindex.own_models.permission import Permission
+from teola_plugin.shims.llamaindex.own_calls import EMBED, SEARCH, answered, asked_by, bodies, writes_own_prompts
 from teola_plugin.tracer.llamaindex.classes import as_made
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -31,7 +32,7 @@ class Ahead:
 
     table: CallTable
     is_async: bool = False
-    """The plain object runs the async methods here."""
+    """The plain object runs the async methods here, in a loop of its own."""
     may_lead: bool = True
     """Not where the plain object makes the calls side by side by itself, in a loop of its own."""
     lead: bool = False
@@ -49,9 +50,13 @@ class Ahead:
         """In a part that the plain object runs in a loop, from its sync entry."""
         return self if self.is_async else replace(self, is_async=True, may_lead=False, lead=False, needed=True)
 
+    def in_sync_code(self) -> Ahead:
+        """Of what is sync in async entries, too."""
+        return replace(self, is_async=False)
+
     async def each(self, steps: Sequence[Callable[[Ahead], Awaitable[T]]]) -> list[T]:
         """What steps of a list give, or their exceptions; all but the first lead, as this one does."""
-        ways = [self.for_more() if i == 0 or self.is_async else self.leading() for i in range(len(steps))]
+        ways = [self.leading() if i and not self.is_async else self.for_more() for i in range(len(steps))]
         found = await asyncio.gather(*(go(way) for go, way in zip(steps, ways, strict=True)), return_exceptions=True)
         return found  # type: ignore[return-value]
 
@@ -68,8 +73,10 @@ class Ahead:
         with as_made():
             name, args, kwargs = asked_by(llm, run, is_async=self.is_async)
         text = await self.table.ahead(llm, name, args, kwargs, lead=self.lead)
-        with as_made():
+        try:
             return answered(llm, run, text)
+        except Exception as error:  # as it will do for the plain object
+            raise Failed(repr(error)) from error
 
     async def said(self, llm: Any, run: Run) -> str:
         """`ask`, where `run` returns what the LLM says."""
@@ -110,8 +117,9 @@ class Question:
 
 @dataclass
 class Plan:
-    """What is found out of an object before it runs."""
+    """What is found out of an object before one of its sync entries runs."""
 
+    permission: Permission
     leaves: dict[int, Any] = field(default_factory=dict)
     """The user's own models and stores that are called, by id."""
     known: dict[int, Any] = field(default_factory=dict)
@@ -119,11 +127,13 @@ class Plan:
     gains: bool = False
     """Whether anything may start sooner."""
     is_async: bool = False
+    """While parts are looked at that the plain object runs in a loop."""
 
     def leaf(self, obj: Any) -> Any:
         """Notes an object whose calls are looked up. Raises `NotUnderstood` where they cannot be."""
+        kind: Any = type(obj)
         with as_made():
-            bodies(type(obj))
+            bodies(kind)
         if not hasattr(obj, "__dict__"):
             raise NotUnderstood(f"{type(obj).__name__} has no attributes")
         self.leaves[id(obj)] = obj
@@ -131,14 +141,14 @@ class Plan:
 
     def llm(self, llm: Any) -> Any:
         """Notes an LLM. Raises `NotUnderstood`."""
-        if getattr(llm, "output_parser", None) is not None:
-            raise NotUnderstood("its LLM parses what it writes")
-        return self.leaf(llm)
+        leaf = self.leaf(llm)
+        if not self.permission.anywhere(llm):
+            raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not known to take several calls at once")
+        if writes_own_prompts(llm):
+            raise NotUnderstood("functions of the user's own write its prompts")
+        return leaf
 
     def lists(self, use_async: bool = False) -> None:
         """A list of calls that the plain object makes one after the other, unless it is told to use a loop."""
         if not (self.is_async or use_async):
             self.gains = True
-
-
-__all__ = ["Ahead", "Plan", "Question", "Run", "Unreadable"]

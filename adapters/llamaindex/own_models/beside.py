@@ -38,33 +38,29 @@ Step = Callable[[Ahead], Awaitable[Any]]
 class Beside:
     """The plain object's copy, whose calls are looked up in a table, and the steps ahead of it. Close it."""
 
-    def __init__(self, node: Any, step: Step, table: CallTable, *, is_async: bool) -> None:
+    def __init__(self, node: Any, step: Step, table: CallTable) -> None:
         self.node = node
         self._table = table
-        self._way = Ahead(table, is_async)
+        self._way = Ahead(table)
         self._step = step
         self._lock = threading.Lock()
         self._closed = False
         self._stop: Callable[[], object] = bool
-        if is_async:
-            task = asyncio.get_running_loop().create_task(self._run(), context=copy_context())
-            self._stop = task.cancel
-        else:
-            context = copy_context()
-            threading.Thread(target=context.run, args=(self._looped,), name="teola-ahead", daemon=True).start()
+        work = (self._looped,)
+        threading.Thread(target=copy_context().run, args=work, name="teola-ahead", daemon=True).start()
 
     def _looped(self) -> None:
-        loop = asyncio.new_event_loop()
-        try:
-            task = loop.create_task(self._run())
-            with self._lock:
-                if self._closed:
-                    task.cancel()
-                self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
-            with contextlib.suppress(asyncio.CancelledError):
-                loop.run_until_complete(task)
-        finally:
-            loop.close()
+        with contextlib.suppress(asyncio.CancelledError), asyncio.Runner() as runner:
+            runner.run(self._stoppable(runner.get_loop()))
+
+    async def _stoppable(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            if self._closed:
+                return
+            self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
+        await self._run()
 
     async def _run(self) -> None:
         """What goes wrong here concerns nobody: the plain object goes its way."""
@@ -94,22 +90,22 @@ class Beside:
                 self._stop()
 
 
-def beside(
-    served: Any, entry: str, given: Given | None, threads: ThreadSafety, part: Accelerate, *, is_async: bool
-) -> Beside | None:
-    """The call's `Beside`; None where nothing can start sooner."""
+def beside(served: Any, entry: str, given: Given | None, threads: ThreadSafety, part: Accelerate) -> Beside | None:
+    """The `Beside` of a call of a sync entry; None where nothing can start sooner.
+
+    Async entries need none: LlamaIndex's own code makes the calls of a list side by side there.
+    """
     if given is None:
         return None
     try:
-        plan, step = planned(served, entry, given, is_async=is_async)
+        plan, step = planned(served, entry, given, threads)
     except NotUnderstood as why:
         logger.debug("%s runs as it always did: %s", type(served).__name__, why)
         return None
-    permission = Permission(threads, is_async)
-    if not plan.gains or not any(permission.early(leaf) for leaf in plan.leaves.values()):
+    if not _pays(plan):
         return None
-    table = CallTable(permission, plan.leaves.values(), asyncio.get_running_loop() if is_async else None)
-    return Beside(_with_leaves(served, plan, part), step, table, is_async=is_async)
+    table = CallTable(plan.permission, plan.leaves.values())
+    return Beside(_with_leaves(served, plan, part), step, table)
 
 
 def entries_of(part: Any) -> tuple[str, ...]:
@@ -119,17 +115,22 @@ def entries_of(part: Any) -> tuple[str, ...]:
     return ("retrieve",) if isinstance(part, BaseRetriever) else ("query",)
 
 
-def gains(node: Any, entry: str, threads: ThreadSafety, *, is_async: bool) -> bool:
+def gains(node: Any, entry: str, threads: ThreadSafety) -> bool:
     """Whether calls of an entry may start sooner, whatever it is called with."""
     try:
-        plan, _ = planned(node, entry, {QUERY_TEXT: ""}, is_async=is_async)
+        plan, _ = planned(node, entry, {QUERY_TEXT: ""}, threads)
     except NotUnderstood:
         return False
-    return plan.gains and any(map(Permission(threads, is_async).early, plan.leaves.values()))
+    return _pays(plan)
+
+
+def _pays(plan: Plan) -> bool:
+    """Whether calls that may be made ahead are in one of its lists."""
+    return plan.gains and any(map(plan.permission.early, plan.leaves.values()))
 
 
 def _with_leaves(served: Any, plan: Plan, part: Accelerate) -> Any:
-    """A copy of what is known, over objects that look their calls up; engines in it that are not known by themselves."""
+    """A copy of what is known, whose calls are looked up; engines in it that are not known run ahead by themselves."""
     made = {key: leaf_of(leaf, call_here, acall_here) for key, leaf in plan.leaves.items()}
 
     def change(node: Any) -> Any | None:
@@ -142,9 +143,9 @@ def _with_leaves(served: Any, plan: Plan, part: Accelerate) -> Any:
     return replaced(served, change)
 
 
-def planned(node: Any, entry: str, given: Given, *, is_async: bool) -> tuple[Plan, Step]:
-    """What runs ahead of an entry. Raises `NotUnderstood`."""
-    plan = Plan(is_async=is_async)
+def planned(node: Any, entry: str, given: Given, threads: ThreadSafety) -> tuple[Plan, Step]:
+    """What runs ahead of a sync entry. Raises `NotUnderstood`."""
+    plan = Plan(Permission(threads))
     text = given[QUERY_TEXT]
     question = Question(text, tuple(given.get(TEXTS, ())))
     with as_made():

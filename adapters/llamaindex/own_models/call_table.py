@@ -42,19 +42,14 @@ current_table: ContextVar[CallTable | None] = ContextVar("teola_own_calls", defa
 class CallTable:
     """Used by the plain object, by what runs ahead of it and by the early calls, each on threads of its own."""
 
-    def __init__(
-        self, permission: Permission, leaves: Iterable[Any], loop: asyncio.AbstractEventLoop | None = None
-    ) -> None:
+    def __init__(self, permission: Permission, leaves: Iterable[Any]) -> None:
         self._permission = permission
         self._leaves = {_identity(leaf): leaf for leaf in leaves}
-        self._loop = loop
-        """Of an async query: its early calls are tasks there."""
         self._context = copy_context()
         self._lock = threading.Lock()
         self._calls: dict[tuple[int, str], list[Call]] = {}
         self._queued: deque[Call] = deque()
         self._under_way = 0
-        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @contextlib.contextmanager
@@ -71,21 +66,14 @@ class CallTable:
         """The query is over: what was not begun is not begun any more."""
         with self._lock:
             self._closed = True
-            left = [one for calls in self._calls.values() for one in calls if not one.for_plain]
-            for call in left:
-                self._drop(call)
-        for call in left:
-            call.stop()
+            for call in (one for calls in self._calls.values() for one in calls if not one.for_plain):
+                if call.state is State.WAITING:
+                    call.state = State.DROPPED
+                call.shown.cancel()
 
     def leaf(self, own: Any) -> Any:
         """The user's own object that this one stands for; None for another query's."""
         return self._leaves.get(_identity(own))
-
-    def _drop(self, call: Call) -> None:
-        if call.state is State.WAITING:
-            call.state = State.DROPPED
-        if not call.shown.done():
-            call.shown.cancel()
 
     # ------------------------------------------------------------ what runs ahead
 
@@ -116,9 +104,8 @@ class CallTable:
             elif lead and call.state is State.WAITING:
                 starts = True
             call.for_ahead = True
-            if starts and self._permission.early(leaf):
-                if call not in self._queued:
-                    self._queued.append(call)
+            if starts and self._permission.early(leaf) and call not in self._queued:
+                self._queued.append(call)
         if starts:
             self._start_queued()
         return call
@@ -133,33 +120,24 @@ class CallTable:
                     continue
                 call.state = State.EARLY
                 self._under_way += 1
-            self._begin(call)
-
-    def _begin(self, call: Call) -> None:
-        context = self._context.copy()
-        if self._loop is None:
-            threading.Thread(target=context.run, args=(self._make, call), name="teola-early", daemon=True).start()
-            return
-        task = self._loop.create_task(self._amake(call), context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        call.stop = task.cancel
+            work = (self._make, call)
+            threading.Thread(target=self._context.copy().run, args=work, name="teola-early", daemon=True).start()
 
     def _make(self, call: Call) -> None:
-        args, kwargs = call.asked.given()
-        with _turn(self._permission.turns(call.leaf), early=True):
-            outcome = outcome_of(lambda: below(call.leaf, call.name)(*args, **kwargs))
-        self._ended(call, outcome)
+        def make() -> Any:
+            args, kwargs = call.asked.given()
+            body = below(call.leaf, call.name)
+            with _turn(self._permission.turns(call.leaf), early=True):
+                return outcome_of(lambda: body(*args, **kwargs))
 
-    async def _amake(self, call: Call) -> None:
-        args, kwargs = call.asked.given()
-        self._ended(call, await aoutcome_of(below(call.leaf, call.name)(*args, **kwargs)))
+        made = outcome_of(make)
+        self._ended(call, Outcome(error=AsksAnother(repr(made.error))) if made.error is not None else made.value)
 
     def _ended(self, call: Call, outcome: Outcome) -> None:
         with self._lock:
             self._under_way -= 1
         if isinstance(outcome.error, AsksAnother):
-            call.state = State.DROPPED
+            self._permission.never(call.leaf)
         call.end(outcome)
         self._start_queued()
 
@@ -172,6 +150,7 @@ class CallTable:
             outcome = call.outcome.result()
             if not isinstance(outcome.error, AsksAnother):
                 return outcome.get()
+            call = None  # it was not made after all
         with _turn(self._permission.turns(leaf), early=False):
             outcome = outcome_of(make)
         if call is not None:
@@ -182,13 +161,10 @@ class CallTable:
         """`claimed` in a loop."""
         call = self._claim(leaf, name, args, kwargs)
         if call is not None and call.state is State.EARLY:
-            try:
-                outcome = await asyncio.shield(asyncio.wrap_future(call.outcome))
-            except asyncio.CancelledError:
-                call.stop()
-                raise
+            outcome = await asyncio.shield(asyncio.wrap_future(call.outcome))
             if not isinstance(outcome.error, AsksAnother):
                 return outcome.get()
+            call = None
         outcome = await aoutcome_of(make())
         if call is not None:
             call.end(outcome)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -88,18 +88,22 @@ class Call:
     """For the plain object, which takes it once."""
     shown: Future[Any] = field(default_factory=Future)
     """For what runs ahead: a text, a vector, a copy of what was found."""
-    stop: Callable[[], object] = bool
 
     def end(self, outcome: Outcome) -> None:
-        with contextlib.suppress(Exception):  # given up before
-            try:
-                self.shown.set_result(shown(outcome.get()))  # before the plain object has it, and may change it
-            except BaseException as error:
-                failed = Failed(repr(error))
-                failed.__cause__ = error if isinstance(error, Exception) else None
-                self.shown.set_exception(failed)
-        with contextlib.suppress(Exception):
-            self.outcome.set_result(outcome)
+        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            self._show(outcome)  # before the plain object has it, and may change it
+        self.outcome.set_result(outcome)
+
+    def _show(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self.shown.set_exception(Failed(repr(outcome.error)))
+            return
+        try:
+            copied = shown(outcome.value)
+        except Exception as error:  # it cannot be copied
+            self.shown.set_exception(NotUnderstood(str(error)))
+        else:
+            self.shown.set_result(copied)
 
 
 def shown(value: Any) -> Any:

@@ -72,7 +72,7 @@ EMPTY_RESPONSE = "Empty Response"
 def querying(plan: Plan, engine: BaseQueryEngine) -> Query:
     """`query` of an engine. Raises `NotUnderstood`."""
     with as_made():
-        made: Query = rule_for(engine, _RULES)(plan, engine)
+        made = rule_for(engine, _RULES)(plan, engine)
     plan.known[id(engine)] = engine
     return made
 
@@ -82,7 +82,8 @@ def _tried(plan: Plan, engine: Any) -> Query:
     try:
         return querying(plan, engine)
     except NotUnderstood as why:
-        return _ends(str(why))
+        ended: Query = _ends(str(why))
+        return ended
 
 
 def _ends(why: str) -> Any:
@@ -202,15 +203,19 @@ def _router(plan: Plan, engine: RouterQueryEngine) -> Query:
         raise NotUnderstood("its engines embed one query with several models")
     plan.known[id(selector)] = selector
     engines, choices = [_tried(plan, one) for one in parts.query_engines], parts.metadatas
-    summarise = _responding(plan, parts.summarizer) if isinstance(selector, LLMMultiSelector) else _ends("one answer")
-    if isinstance(selector, LLMMultiSelector):
+    several = isinstance(selector, LLMMultiSelector)
+    summarise: Respond = _responding(plan, parts.summarizer) if several else _ends("there is one answer")
+    if several:
         plan.lists()
 
     async def query(ahead: Ahead, asked: Question) -> Answer:
         more = ahead.for_more()
         chosen = await more.ask(llm, lambda a: selected_indices(selector, a, prompt, choices, asked.text))
+        if not chosen or not all(0 <= i < len(engines) for i in chosen):
+            raise NotUnderstood("it chooses nobody")
         if len(chosen) == 1:
-            return await engines[chosen[0]](ahead, asked)
+            [one] = chosen
+            return await _asking(engines[one], asked)(ahead)
         found = await more.all([_asking(engines[i], asked) for i in chosen])
         text = await summarise(ahead, asked.text, [made.text or "None" for made in found])
         return Answer(text, [node for made in found for node in made.nodes])
@@ -241,8 +246,6 @@ def _transform(plan: Plan, engine: TransformQueryEngine) -> Query:
 
 
 def _changing(plan: Plan, transform: Any, metadata: Any) -> Callable[[Ahead, Question], Awaitable[Question]]:
-    if plan.is_async:
-        raise NotUnderstood("it asks its LLM before anything is awaited")
     kind = rule_for(transform, {HyDEQueryTransform: HyDEQueryTransformParts, DecomposeQueryTransform: None})
     parts: Any = (kind or DecomposeQueryTransformParts).of(transform)
     llm = plan.llm(parts.llm)
@@ -253,7 +256,7 @@ def _changing(plan: Plan, transform: Any, metadata: Any) -> Callable[[Ahead, Que
 
     async def change(ahead: Ahead, asked: Question) -> Question:
         make = hypothetical_document if kind else decomposed_query
-        text = await ahead.ask(llm, lambda a: make(transform, a, prompt, asked.text, metadata))  # type: ignore[arg-type]
+        text = await ahead.in_sync_code().ask(llm, lambda a: make(transform, a, prompt, asked.text, metadata))  # type: ignore[arg-type]
         if not kind:
             return Question(text)
         own = asked.texts or (asked.text,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from teola_plugin.adapters.llamaindex.own_models.calls import Turns
 from teola_plugin.adapters.thread_safety import ThreadSafety
@@ -21,26 +21,34 @@ IN_TURN = frozenset({"llama_index.embeddings.huggingface.base.HuggingFaceEmbeddi
 
 @dataclass(frozen=True)
 class Permission:
-    """Of one query: `is_async` where its calls are made on the caller's loop, which needs no threads."""
+    """What may be called on threads, beside the plain object."""
 
     threads: ThreadSafety
-    is_async: bool = False
 
     def early(self, leaf: Any) -> bool:
-        """Whether a call may be made ahead. A rate limiter or a cache of its own is asked in the plain object's place."""
+        """Whether calls may be made ahead. A rate limiter or a cache is asked in the plain object's place."""
         if getattr(leaf, "rate_limiter", None) is not None or getattr(leaf, "embeddings_cache", None) is not None:
             return False
-        if self.is_async or self.threads.allows(leaf, LISTED):
-            return True
-        return self.turns(leaf) is not None
+        if type(leaf) in _never:
+            return False
+        return self.anywhere(leaf) or self.turns(leaf) is not None
+
+    def anywhere(self, leaf: Any) -> bool:
+        """Whether all of it may be asked on other threads, what says how its prompts are written, too."""
+        return self.threads.allows(leaf, LISTED)
+
+    def never(self, leaf: Any) -> None:
+        """Its calls cannot be told from their events."""
+        _never.add(type(leaf))
 
     def turns(self, leaf: Any) -> Turns | None:
         """Of an object that takes one call at a time, whatever the thread."""
-        if self.is_async or self.threads.told_of(leaf) or not self.threads.allows(leaf, IN_TURN):
+        if self.threads.told_of(leaf) or not self.threads.allows(leaf, IN_TURN):
             return None
         return _turns_of(leaf)
 
 
+_never: WeakSet[type] = WeakSet()
 _lock = threading.Lock()
 _turns: dict[int, tuple[ref[Any], Turns]] = {}
 

@@ -101,7 +101,7 @@ def _fusion(plan: Plan, r: QueryFusionRetriever) -> Retrieve:
 
         if not several:
             return fused(r, asked.text, dict(await search(way, [asked])))
-        queries, own = await ahead.all([write, lambda _: search(way.leading(), [asked])])
+        queries, own = await ahead.all([write, lambda _: search(way if way.is_async else way.leading(), [asked])])
         written = await search(way if way.is_async else way.leading(), [Question(text) for text in queries])
         return fused(r, asked.text, dict([*own, *written]))
 
@@ -156,7 +156,7 @@ def _pure(plan: Plan, step: Any) -> Postprocess:
 
 
 def _llm_rerank(plan: Plan, step: LLMRerank) -> Postprocess:
-    """The LLM chooses in batches, each a call of its own; its async way is its sync way on a thread."""
+    """The LLM chooses in batches, each a call of its own."""
     parts = LLMRerankParts.of(step)
     llm, prompt = plan.llm(parts.llm), own_prompt(parts.choice_select_prompt)
     own = clone(step, **parts.named(choice_select_prompt=prompt))
@@ -166,9 +166,6 @@ def _llm_rerank(plan: Plan, step: LLMRerank) -> Postprocess:
     plan.lists()
 
     async def postprocess(ahead: Ahead, query: str, nodes: Nodes) -> Nodes:
-        if ahead.is_async:
-            raise NotUnderstood("it runs on a thread there")
-
         def chooses(batch: Any) -> Callable[[Ahead], Awaitable[str]]:
             return lambda a: a.said(llm, lambda asked: asked.predict(prompt, **batch_arguments(own, batch, query)))
 

@@ -21,7 +21,7 @@ from llama_index.core.response_synthesizers.context_only import ContextOnly
 from llama_index.core.response_synthesizers.no_text import NoText
 
 from teola_plugin.adapters.llamaindex.own_models.ahead import Ahead, Plan
-from teola_plugin.shims.llamaindex.copies import own_helper
+from teola_plugin.shims.llamaindex.copies import counts_anywhere, own_helper
 from teola_plugin.shims.llamaindex.engines import runs_in_loop
 from teola_plugin.shims.llamaindex.synthesizers import (
     AccumulateParts,
@@ -68,6 +68,8 @@ def _helper(parts: SynthesizerParts) -> Any:
     helper = parts.prompt_helper
     if changed(helper, PromptHelper):
         raise NotUnderstood(f"a {type(helper).__name__} packs its chunks")
+    if not counts_anywhere(helper):
+        raise NotUnderstood("its tokenizer takes one call at a time")
     return own_helper(helper)
 
 

@@ -58,9 +58,10 @@ class WorkflowSession(Session):
         return TracedEntry(walk.draft.finished(Ref(INPUT), "workflow"), (), frozenset())
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
+        from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.llamaindex.workflows.report import explained
 
-        return explained(self.served, self.pool, self._part, self.ended)
+        return explained(self.served, self.pool, self._part, ended_trace(self._last))
 
     # ------------------------------------------------------------ one run
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.errors import RegistrationError, TeolaError
 
 if TYPE_CHECKING:
-    from teola_plugin.cli.compare.given import Given, Target
+    from teola_plugin.cli.compare.given import Given
     from teola_plugin.cli.compare.measure import Run, Session
     from teola_plugin.pool import EnginePool
 
@@ -47,6 +47,7 @@ def add_compare(commands: Any) -> None:
         metavar="module:object=ENGINE",
         help="the pool's engine that serves a model of yours (may be repeated)",
     )
+    parser.add_argument("--serve", choices=("auto", "own"), help="make engines for your own models, see accelerate()")
     parser.add_argument(
         "--repeats",
         type=_count,
@@ -89,17 +90,21 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
+    from teola_plugin import accelerate
     from teola_plugin.cli.compare import given, plot
+    from teola_plugin.cli.compare.engines import arguments_of
     from teola_plugin.cli.compare.entries import entries_of
     from teola_plugin.cli.compare.figures import facts
     from teola_plugin.cli.compare.measure import Session
+    from teola_plugin.cli.compare.suggested import bindings_that_help
 
     _check(options)
     inputs = given.read(options.inputs, options.limit)
     target = given.load(options.object)
     entries = entries_of(target.plain, options.object)
     given.check(inputs, entries, options.inputs)
-    fast = _accelerated(target, options)
+    arguments = arguments_of(target, options.pool, options.bind, options.speculate, options.serve)
+    fast = accelerate(target.plain, **arguments) if target.fast is None else target.fast
     repeats = options.repeats or max(REPEATS, -(-PAIRS // len(inputs)))
     with Session(target.plain, fast, _pool_of(fast), entries) as session:
         runs = _all_runs(session, inputs, repeats, streams=not options.no_stream)
@@ -107,7 +112,8 @@ def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     if options.plot:
         _write(plot.write, options, runs)
     settings = {"object": options.object, "kind": entries.kind, "entries": entries.names, "repeats": repeats}
-    return runs, {**settings, **found}
+    served = target.fast is not None or arguments.keys() & {"pool", "bind", "serve"}
+    return runs, {**settings, **found, "bindings": [] if served else bindings_that_help(target.plain)}
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -118,14 +124,6 @@ def _check(options: argparse.Namespace) -> None:
         raise RegistrationError(f"{DISABLE} is set: there would be nothing to compare.", hint=f"unset {DISABLE}")
     if options.plot and not options.plot.endswith((".html", ".svg")):
         raise RegistrationError(f"cannot write a picture to {options.plot}.", hint="end its name in .html or .svg")
-
-
-def _accelerated(target: Target, options: argparse.Namespace) -> Any:
-    from teola_plugin import accelerate
-    from teola_plugin.cli.compare.engines import arguments_of
-
-    arguments = arguments_of(target, options.pool, options.bind, options.speculate)
-    return accelerate(target.plain, **arguments) if target.fast is None else target.fast
 
 
 def _pool_of(fast: Any) -> EnginePool | None:

@@ -11,11 +11,13 @@ from teola_plugin.errors import RegistrationError, unknown_name
 if TYPE_CHECKING:
     from teola_plugin.pool import EnginePool
 
-ARGUMENTS = ("app", "bind", "passes", "pool", "serve", "speculate", "strict")
+ARGUMENTS = ("app", "bind", "concurrent", "passes", "pool", "serve", "speculate", "strict")
 """Of `accelerate`, as far as they make sense here."""
 
 
-def arguments_of(target: Target, pool: str, bind: Sequence[str], speculate: str | None) -> dict[str, Any]:
+def arguments_of(
+    target: Target, pool: str, bind: Sequence[str], speculate: str | None, serve: str | None = None
+) -> dict[str, Any]:
     """What `accelerate` is called with: what the module says, and what the command line says instead, or in addition.
 
     Raises `RegistrationError`.
@@ -29,12 +31,11 @@ def arguments_of(target: Target, pool: str, bind: Sequence[str], speculate: str 
     if bind:
         before = given.get("bind") or ()
         given["bind"] = [*(before.items() if isinstance(before, Mapping) else before), *map(_binding, bind)]
-    if speculate is not None:
-        given["speculate"] = speculate
+    given |= {key: value for key, value in (("speculate", speculate), ("serve", serve)) if value is not None}
     if target.fast is not None and given:
         raise RegistrationError(
             "the object is accelerated already, on terms of its own.",
-            hint="leave --pool, --bind and --speculate away, or name the plain object",
+            hint="leave --pool, --bind, --serve and --speculate away, or name the plain object",
         )
     return {"app": "compare", **given}
 

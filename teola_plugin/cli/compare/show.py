@@ -47,9 +47,14 @@ def show(console: Console, found: Mapping[str, Any], runs: Sequence[Run]) -> Non
         console.rule("Where the time of the accelerated calls went")
         _line(console, _bars(found["where_the_time_went"]))
         _line(console, _waste(found["wasted"]))
-    if found["advice"]:
+    if found["advice"] or found["bindings"]:
         console.rule("What would help")
         _line(console, "\n".join(f"* {line}" for line in found["advice"]))
+    if found["bindings"]:
+        _line(console, '* Engines can serve your models: --serve auto tries it, accelerate(..., serve="auto") or')
+        console.print(
+            "\n".join(f"    {line}" for line in found["bindings"]), markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def _line(console: Console, text: str) -> None:

@@ -1,7 +1,7 @@
 """The demo's app: document QA with advanced RAG (the paper's Figure 2d), in LangChain's own classes.
 
 `make_app` is somebody's who never heard of this package, but for its last lines: they tell which engine can do the work
-of which object. That, `make_pool` and the call of `accelerate` are what is added; the README shows it as a diff.
+of which object. That, `make_pool` and the call of `accelerate` are what is added; docs/using.md shows it as a diff.
 """
 
 from __future__ import annotations

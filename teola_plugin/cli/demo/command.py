@@ -42,8 +42,6 @@ def add_demo(commands: Any) -> None:
 
 def run_demo(options: argparse.Namespace) -> int:
     """Exit status 0 when all answers are equal."""
-    if options.repeats < 1:
-        raise ConfigError(f"--repeats {options.repeats}: nothing would be run.", hint="give 1 or more")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from teola_plugin.cli.demo import runs
     from teola_plugin.cli.demo.details import details
@@ -82,5 +80,8 @@ def _as_one(facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _trace_path(wanted: str | None) -> Path:
     if wanted:
-        return Path(wanted).resolve()
+        page = Path(wanted).resolve()
+        if not page.parent.is_dir():  # said before anything takes its time
+            raise ConfigError(f"cannot write {page}: there is no such folder.", hint="check the path after --trace")
+        return page
     return Path(tempfile.mkdtemp(prefix="teola-demo-")) / "trace.html"

@@ -113,7 +113,7 @@ def run_case(
     if bind:
         served = [_served(fast.chain, given, pool, prepare) for _ in range(min(repeats, 3))]
         runs["plain"] = [replace(run, trace=trace) for run, trace in zip(runs["plain"], cycle(served), strict=False)]
-    return Case(name, tuple(runs["plain"]), tuple(runs["accelerated"]), fast.explain(given), plans.fired)
+    return Case(name, tuple(runs["plain"]), tuple(runs["accelerated"]), fast.explain(given, details=True), plans.fired)
 
 
 def _plain(chain: Runnable[Any, Any], given: Any, pool: EnginePool) -> Run:

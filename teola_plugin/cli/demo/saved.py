@@ -81,4 +81,4 @@ def _plain(span: Span, asked: float) -> str:
         return ASK if span.begin == asked else ANSWER
     if span.engine == "reranker":
         return RERANK
-    return ASK if span.begin >= asked else ""
+    return ASK if span.engine and span.begin >= asked else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,9 +18,17 @@ from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import EmbedText, ScorePair
 from teola_plugin.requests.request import Request
 
+Embed = Callable[[str, str], Sequence[float]]
+"""(text, role: query or document) -> its vector."""
+Score = Callable[[str, str], float]
+"""(query, text) -> how well they go together."""
+
 
 class FakeEmbedder(BatchedFake):
-    """Unit vectors by hashed bag of words: texts that share words are near each other."""
+    """Unit vectors by hashed bag of words: texts that share words are near each other.
+
+    `answer` gives others, of `dimension` numbers: a pure function of text and role, as equal ones are asked for once.
+    """
 
     kinds = frozenset({PrimitiveKind.EMBEDDING})
 
@@ -28,29 +37,46 @@ class FakeEmbedder(BatchedFake):
         name: str = "embedder",
         profile: EngineProfile | None = None,
         dimension: int = 32,
+        answer: Embed | None = None,
         *,
         faults: Faults = NO_FAULTS,
     ) -> None:
         super().__init__(name, profile or profiles.noop()["embedder"], faults)
         self.dimension = dimension
+        self._answer = answer
 
     def _value(self, request: Request) -> tuple[float, ...]:
         payload: EmbedText = request.payload
-        return embed_words(payload.text, payload.role, self.dimension)
+        if self._answer is None:
+            return embed_words(payload.text, payload.role, self.dimension)
+        vector = tuple(map(float, self._answer(payload.text, payload.role)))
+        if len(vector) != self.dimension:
+            raise ValueError(
+                f"answer gave {len(vector)} numbers, the engine's dimension is {self.dimension}"
+            )
+        return vector
 
 
 class FakeReranker(BatchedFake):
-    """Scores a pair by the words it shares, in [0, 1]."""
+    """Scores a pair by the words it shares, in [0, 1]. `answer` gives other scores: a pure function of the pair."""
 
     kinds = frozenset({PrimitiveKind.RERANKING})
 
     def __init__(
-        self, name: str = "reranker", profile: EngineProfile | None = None, *, faults: Faults = NO_FAULTS
+        self,
+        name: str = "reranker",
+        profile: EngineProfile | None = None,
+        answer: Score | None = None,
+        *,
+        faults: Faults = NO_FAULTS,
     ) -> None:
         super().__init__(name, profile or profiles.noop()["reranker"], faults)
+        self._answer = answer
 
     def _value(self, request: Request) -> float:
         payload: ScorePair = request.payload
+        if self._answer is not None:
+            return float(self._answer(payload.query, payload.text))
         query, text = bag_of_words(payload.query), bag_of_words(payload.text)
         shared = sum(weight for word, weight in query.items() if word in text)
         return shared / math.sqrt((sum(query.values()) or 1.0) * (sum(text.values()) or 1.0))

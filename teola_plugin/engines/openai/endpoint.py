@@ -17,6 +17,9 @@ from teola_plugin.requests.results import Result
 if TYPE_CHECKING:
     import httpx
 
+_LINES = 1000
+"""Of an answer that is no stream: what is kept of it, to be told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -57,11 +60,17 @@ class Endpoint:
             if answer.status_code != 200:
                 content = (await answer.aread()).decode(errors="replace")
                 raise refused(self.engine, answer.status_code, content, dict(answer.headers), again=not as_is)
+            other: list[str] = []
             async for line in answer.aiter_lines():
                 chunk = wire.chunk(line)
                 if not chunk:
+                    other += [line] if len(other) < _LINES and not chunks.all else []
                     continue
                 text = chunks.text(chunk)
                 inbox.put_nowait(wire.WirePiece(request.id, text, int(bool(text)), chunk))
                 chunks.add(chunk)
+            if not chunks.all:  # no stream at all
+                content = "\n".join(other)
+                error = ValueError(f"the answer is no completion: {content[:200]}")
+                raise unread(self.engine, error, content, dict(answer.headers))
         return wire.generation(chunks.response(self.shape), wire=as_is)

@@ -154,8 +154,17 @@ class RunTrace:
             self.recorder.settle(run.id, one.primitive, "done" if one.used else "wasted")
         own = {id(call): self._own(run, call, number) for number, call in enumerate(run.waits.own, start=1)}
         now = self._now()
-        waits = tuple(_told(wait, own, now) for wait in run.waits.told()) if run.ahead else None
-        return self.recorder.finish(run.id, now, outcome=outcome, steps=run.steps, waits=waits)
+        waits = tuple(_told(wait, own, now) for wait in run.waits.told())
+        for wait, told in zip(run.waits.told(), waits, strict=False):
+            if wait.within is not None and told.within:
+                self._served(run, told, used=wait.within.used)
+        return self.recorder.finish(run.id, now, outcome=outcome, steps=run.steps, waits=waits if run.ahead else None)
+
+    def _served(self, run: QueryRun, wait: Wait, *, used: bool) -> None:
+        """An engine has done the work of the user's own object: that one's span is code around it."""
+        self.recorder.merge(run.id, wait.within, (), kind="CALL", engine="")
+        for name in wait.spans if not used else ():
+            self.recorder.settle(run.id, name, "wasted")
 
     def _own(self, run: QueryRun, call: OwnCall, number: int) -> str:
         """The name of the span of a call of the user's own object: that of the plan, if one has asked for it."""
@@ -197,4 +206,5 @@ def _began_unheard(work: Work, value: Any) -> bool:
 
 def _told(wait: OpenWait, own: Mapping[int, str], now: float) -> Wait:
     spans = wait.spans if wait.own is None else (own.get(id(wait.own), ""),)
-    return Wait(wait.asked, now if wait.answered is None else wait.answered, spans, wait.step)
+    within = "" if wait.within is None else own.get(id(wait.within), "")
+    return Wait(wait.asked, now if wait.answered is None else wait.answered, spans, wait.step, within)

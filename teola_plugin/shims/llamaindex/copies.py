@@ -17,6 +17,7 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
 
 from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.shims.llamaindex.templates import compiled
 from teola_plugin.shims.pydantic import of_class as of_class
 from teola_plugin.shims.pydantic import sharing as sharing
 
@@ -90,17 +91,26 @@ def silent(obj: Any, *methods: str) -> Any:
 
 
 def own_template(template: BasePromptTemplate) -> BasePromptTemplate:
-    """A copy that may be formatted beside the original: `partial_format` takes a template's parser off meanwhile."""
+    """A copy that may be formatted beside the original: `partial_format` takes a template's parser off meanwhile.
+
+    A Jinja template is compiled once for all that it formats."""
     parser = template.output_parser
     changes: dict[str, Any] = {"output_parser": None if parser is None else silent(parser, "parse", "format")}
     if isinstance(template, SelectorPromptTemplate):
         arms = [(condition, own_template(one)) for condition, one in template.conditionals or ()]
         changes |= {"default_template": own_template(template.default_template), "conditionals": arms or None}
-    return template.model_copy(update=changes)
+    return compiled(template.model_copy(update=changes))
 
 
 def own_splitter(splitter: Any) -> Any:
     return silent(clone(splitter, callback_manager=nobody()), "split_text")
+
+
+def counts_anywhere(helper: PromptHelper) -> bool:
+    """Whether its tokenizer may be called on two threads at once; fast ones of `transformers` may not."""
+    tokenizer: Any = helper._token_counter.tokenizer
+    function = getattr(tokenizer, "func", tokenizer)
+    return not type(getattr(function, "__self__", function)).__module__.startswith("transformers")
 
 
 def own_helper(helper: PromptHelper) -> PromptHelper:

@@ -129,7 +129,7 @@ class MultiStepQueryEngineParts(QueryEngineParts):
 
 
 def runs_in_loop(part: Any) -> bool:
-    """Whether an engine, a retriever or a synthesizer makes the calls of its lists in a loop, also when it is not in one.
+    """Whether an engine, retriever or synthesizer makes the calls of its lists in a loop, in its sync entries, too.
 
     Without the attribute it has no such way.
     """

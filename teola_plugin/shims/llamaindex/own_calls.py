@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -55,8 +56,8 @@ class Captured(Exception):
         self.name, self.asked, self.kwargs = name, args, kwargs
 
 
-class AsksAnother(Exception):
-    """A body calls another public method, whose events belong in the plain object's place."""
+class AsksAnother(BaseException):
+    """A body calls another public method, whose events belong in the plain object's place. Not to be caught there."""
 
 
 # ------------------------------------------------------------ bodies
@@ -65,7 +66,7 @@ class AsksAnother(Exception):
 def body_of(kind: type, name: str) -> Body:
     """A method without spans and events around it. Raises `Unreadable`."""
     found = inspect.getattr_static(kind, name, None)
-    while found is not None and not inspect.isfunction(found):
+    while found is not None and type(found) is not FunctionType:  # a span says that it is a function
         found = getattr(found, "__wrapped__", None)
     if found is None:
         raise Unreadable(f"it has no method {name!r}")
@@ -94,7 +95,8 @@ def leaf_of(obj: Any, call: Callable[..., Any], acall: Callable[..., Any]) -> An
 
     Raises `Unreadable`.
     """
-    return sharing(_leaf_class(type(obj), call, acall), obj)
+    kind: Any = type(obj)
+    return sharing(_leaf_class(kind, call, acall), obj)
 
 
 @lru_cache(maxsize=256)
@@ -182,7 +184,8 @@ def asked_by(llm: Any, run: Callable[[Any], Any], *, is_async: bool) -> tuple[st
 
     `is_async`: the plain object runs the async way of it. Raises `Unreadable`.
     """
-    silent = sharing(_silent(type(llm)), llm)
+    kind: Any = type(llm)
+    silent = sharing(_silent(kind), llm)
 
     def asking(name: str) -> Body:
         if is_async:
@@ -200,6 +203,14 @@ def asked_by(llm: Any, run: Callable[[Any], Any], *, is_async: bool) -> tuple[st
     except Captured as end:
         return end.name, end.asked, end.kwargs
     raise Unreadable("it does not ask its LLM")
+
+
+def writes_own_prompts(llm: Any) -> bool:
+    """Whether functions of the user's own have a part in its prompts, or in what it makes of answers."""
+    own = (llm.messages_to_prompt, llm.completion_to_prompt)
+    return llm.output_parser is not None or any(
+        one is not None and not str(getattr(one, "__module__", "")).startswith("llama_index.") for one in own
+    )
 
 
 def answered(llm: Any, run: Callable[[Any], Any], text: str) -> Any:

@@ -69,10 +69,11 @@ def searches_by_vector(retriever: VectorIndexRetriever) -> bool:
 
 
 def store_query(
-    retriever: VectorIndexRetriever, query: str = "", vector: list[float] | None = list(_NO_VECTOR)
+    retriever: VectorIndexRetriever, query: str = "", vector: Sequence[float] | None = _NO_VECTOR
 ) -> VectorStoreQuery:
-    """What it asks its store for; without a vector, for any query."""
-    return retriever._build_vector_store_query(QueryBundle(query, embedding=vector))
+    """What it asks its store for; where nothing is said, for any query."""
+    embedding = None if vector is None else list(vector)
+    return retriever._build_vector_store_query(QueryBundle(query, embedding=embedding))
 
 
 def nodes_of_result(retriever: VectorIndexRetriever, query: str, result: VectorStoreQueryResult) -> list[NodeWithScore]:

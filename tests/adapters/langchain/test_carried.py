@@ -153,7 +153,7 @@ def test_keys_are_never_shown(way: str, pool: EnginePool, stub: Stub, caplog: py
                 assert "sesame" not in f"{error!r} {error} {error.__cause__!r}"
             trace = fast.last_trace()
             assert trace is not None and "sesame" not in repr(trace)
-            assert "sesame" not in fast.explain(QUESTION)
+            assert "sesame" not in fast.explain(QUESTION, details=True)
     assert "sesame" not in caplog.text
 
 
@@ -169,7 +169,8 @@ def test_credentials_of_an_address_are_never_shown(stub: Stub, caplog: pytest.Lo
         chain.invoke(QUESTION)
         theirs, plain = (header.get("authorization") for header in stub.headers)
         assert theirs == plain and str(theirs).startswith("Basic ")
-        shown = f"{engine!r} {vars(pool)} {pool.versions()} {pool.profiles} {fast.explain()} {fast.last_trace()!r}"
+        told = fast.explain(details=True)
+        shown = f"{engine!r} {vars(pool)} {pool.versions()} {pool.profiles} {told} {fast.last_trace()!r}"
         other = ChatOpenAI(base_url=secret + "/x", api_key="mine", model=MODEL)  # type: ignore[arg-type]
         with pytest.raises(RegistrationError, match="talks to") as refused:
             accelerate(asking("hi", other), pool=pool, bind=[(other, "llm")])

@@ -12,7 +12,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel
 from support.own_code import own
 
-from benchmarks.langchain.kits import pool_kit, scaled
+from benchmarks.langchain.kits import pool_kit
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.observe.spans import Span
@@ -41,7 +41,7 @@ def three_or_nothing(found: Found) -> str:
 
 @pytest.fixture(scope="module")
 def kit() -> Iterator[Any]:
-    made = pool_kit(scaled(profiles.rtx3090(), 0.1))
+    made = pool_kit(profiles.scaled(profiles.rtx3090(), 0.1))
     yield made
     made.pool.close()
 
@@ -142,7 +142,7 @@ def test_what_one_tenant_shows_is_not_used_for_another(kit: Any) -> None:
 def test_what_is_learned_belongs_to_a_pool(kit: Any) -> None:
     fast = accelerate(chain(kit, in_order))
     assert [bool(asked(kit, fast)[1]) for _ in range(2)][1]
-    other = pool_kit(scaled(profiles.rtx3090(), 0.1))
+    other = pool_kit(profiles.scaled(profiles.rtx3090(), 0.1))
     try:
         assert asked(other, accelerate(chain(other, in_order)))[1] == []
     finally:

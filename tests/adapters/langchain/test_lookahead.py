@@ -12,7 +12,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RouterRunnable, Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
 from support.own_code import own
 
-from benchmarks.langchain.kits import pool_kit, scaled
+from benchmarks.langchain.kits import pool_kit
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.observe.spans import QueryTrace, Span
@@ -26,7 +26,7 @@ QUESTIONS = [{"question": f"what about {word}?"} for word in ("oats", "ivy", "la
 
 @pytest.fixture(scope="module")
 def kit() -> Iterator[Any]:
-    made = pool_kit(scaled(profiles.rtx3090(), 0.05))
+    made = pool_kit(profiles.scaled(profiles.rtx3090(), 0.05))
     yield made
     made.pool.close()
 

@@ -62,7 +62,7 @@ def test_it_has_what_accelerated_objects_have(fakes: EnginePool) -> None:
     fast = accelerate(model, app="mine")
     fast.invoke(QUESTION)
     assert fast.bound is model and fast.chain is model and not fast.gains
-    assert "lowered  chain  ChatTeola" in str(fast.report) and "PREFILLING@llm" in fast.explain()
+    assert "optimized  chain  ChatTeola" in str(fast.report) and "PREFILLING@llm" in fast.explain(details=True)
     trace = fast.last_trace()
     assert trace is not None and trace.app == "mine" and [span.engine for span in trace.spans] == ["llm"]
     with pytest.raises(AttributeError, match="nothing"):

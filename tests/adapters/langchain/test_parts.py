@@ -21,7 +21,6 @@ from langchain_core.runnables import (
 )
 from langchain_core.runnables.base import RunnableEach
 
-from benchmarks.langchain.kits import scaled
 from benchmarks.rag import apps
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.live.parts import with_parts
@@ -34,7 +33,7 @@ GIVEN = {"question": apps.QUESTION, "document": apps.document()[:12_000], "key":
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[apps.Bench]:
-    made = apps.fake_pool(scaled(profiles.rtx3090(), 0.02))
+    made = apps.fake_pool(profiles.scaled(profiles.rtx3090(), 0.02))
     with made.pool:
         yield made
 

@@ -455,7 +455,7 @@ def test_text_prompts_and_a_trace() -> None:
     assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
     trace = fast.last_trace()
     assert trace is not None and {s.engine for s in trace.spans} >= {"wrapped"}
-    assert "wrapped" in fast.explain(QUESTION)
+    assert "wrapped" in fast.explain(QUESTION, details=True)
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])

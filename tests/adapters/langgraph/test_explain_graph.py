@@ -24,6 +24,7 @@ from teola_plugin.engines.fake import fake_engines
 from teola_plugin.graph import PromptPart
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore, read_only
 
+LEGEND = "(optimized: may run ahead; shared: your code, its engine calls belong to the query; unchanged: as always)"
 LONG = PromptPart(text="x", tokens=412)
 RULES = PromptPart(text="x", tokens=40)
 
@@ -73,14 +74,21 @@ FACTS = (
 
 
 def test_the_text() -> None:
-    assert explain_graph(FACTS, ("rewrite", "web")) == (
-        """What was understood
+    assert explain_graph(FACTS, ("rewrite", "web")).text(details=True) == (
+        f"""Understood:    5 parts: 2 optimized, 2 shared (RunnableSequence and ToolNode), 1 unchanged (search_the_web)
+Starts early:  retrieve.retrieve: with rewrite, once rewrite.model has answered; search: its searches begin when its \
+call is written
+Expect:        sooner; not estimated, as a graph decides while it runs: `teola compare` measures it; \
+change first: grade.model: docs and question stand before 452 constant tokens: put them last
+
+What was understood
 -------------------
-lowered   rewrite   rewrite           rewrite.model
-lowered   retrieve  retrieve          retrieve.retrieve
-original  web       search_the_web    (your code: runs once, in its place)
-joined    grade     RunnableSequence  grade.model
-joined    tools     ToolNode
+optimized  rewrite   rewrite           rewrite.model
+optimized  retrieve  retrieve          retrieve.retrieve
+unchanged  web       search_the_web    (your code: runs once, in its place)
+shared     grade     RunnableSequence  grade.model
+shared     tools     ToolNode
+{LEGEND}
 
 Edges
 -----
@@ -93,9 +101,9 @@ grade -> any node, as grade says
 
 Prompts
 -------
-rewrite.model: <80 tokens>{question}
+rewrite.model: <80 tokens>{{question}}
   its first 80 tokens are always the same; question varies
-grade.model: {docs}<412 tokens>{question}<40 tokens>
+grade.model: {{docs}}<412 tokens>{{question}}<40 tokens>
   it begins with what varies; docs and question vary
 
 Before their place
@@ -108,17 +116,23 @@ in place  pay                it is not declared read-only
 
 Advice
 ------
-grade.model: docs and question stand before 452 constant tokens: put them last.
+grade.model: docs and question stand before 452 constant tokens: put them last
 grade: head, line 3: `time.time()` is the time, another in every call; put it last."""
     )
 
 
 def test_sections_without_anything_are_left_out() -> None:
     alone = (NodeFacts("a", "a", "original", "your code"),)
-    assert explain_graph(alone, ("a",), note="No pool was found: nothing runs ahead.") == (
-        """What was understood
+    note = "no pool was found: nothing runs ahead"
+    assert explain_graph(alone, ("a",), note=note).text(details=True) == (
+        f"""Understood:    1 part: 1 unchanged (a)
+Starts early:  nothing
+Expect:        no gain: no pool was found: nothing runs ahead
+
+What was understood
 -------------------
-original  a  a  (your code)
+unchanged  a  a  (your code)
+{LEGEND}
 
 Edges
 -----
@@ -126,20 +140,20 @@ start -> a
 
 Before their place
 ------------------
-No pool was found: nothing runs ahead."""
+no pool was found: nothing runs ahead"""
     )
 
 
 def test_what_is_worth_a_word() -> None:
     def advice(*prompt: PromptPart) -> str:
-        text = explain_graph((NodeFacts("n", "n", "lowered", calls=(CallFacts("n.model", "llm", prompt),)),), ())
-        return text.partition("Advice\n------\n")[2]
+        made = explain_graph((NodeFacts("n", "n", "lowered", calls=(CallFacts("n.model", "llm", prompt),)),), ())
+        return "\n".join(made.advice)
 
-    assert advice(var("question"), LONG) == "n.model: question stands before 412 constant tokens: put it last."
+    assert advice(var("question"), LONG) == "n.model: question stands before 412 constant tokens: put it last"
     assert advice(LONG, var("question")) == ""
     assert advice(var("question"), PromptPart(text="x", tokens=9)) == ""
     assert advice(RULES, var("a"), PromptPart(text="x", tokens=9), LONG, var("b")) == (
-        "n.model: a stands before 421 constant tokens: put it last."
+        "n.model: a stands before 421 constant tokens: put it last"
     )
 
 
@@ -207,14 +221,20 @@ def store(pool: EnginePool) -> Any:
 def test_a_graph(pool: EnginePool) -> None:
     made = corrective(ChatTeola(pool=pool), store(pool))
     line = made.nodes["clock"].bound.func.__code__.co_firstlineno + 1
-    assert accelerate(made).explain() == (
-        f"""What was understood
+    assert accelerate(made).explain(details=True) == (
+        f"""Understood:    5 parts: 3 optimized, 2 unchanged (clock and check)
+Starts early:  nothing
+Expect:        no gain: retrieve.retrieve starts in its place: it needs what rewrite.model gives; change first: \
+answer.model: now, question and docs stand before 57 constant tokens: put them last
+
+What was understood
 -------------------
-lowered   rewrite   rewrite           rewrite.model
-lowered   retrieve  retrieve          retrieve.retrieve
-original  clock     clock             (your code: runs once, in its place)
-original  check     check             (your code: runs once, in its place)
-lowered   answer    RunnableSequence  answer.model
+optimized  rewrite   rewrite           rewrite.model
+optimized  retrieve  retrieve          retrieve.retrieve
+unchanged  clock     clock             (your code: runs once, in its place)
+unchanged  check     check             (your code: runs once, in its place)
+optimized  answer    RunnableSequence  answer.model
+{LEGEND}
 
 Edges
 -----
@@ -239,7 +259,7 @@ in place  answer.model       what check will write is not known
 
 Advice
 ------
-answer.model: now, question and docs stand before 57 constant tokens: put them last.
+answer.model: now, question and docs stand before 57 constant tokens: put them last
 answer: answer.model has now in its prompt, which clock fills; clock, line {line}: `time.ctime()` is the time, another \
 in every call; put it last: what stands behind it is computed anew."""
     )
@@ -255,13 +275,13 @@ def test_with_what_is_bound_to_engines(pool: EnginePool) -> None:
     made.add_edge(START, "first")
     made.add_edge("first", "second")
     fast = accelerate(made.compile(), pool=pool, bind=[(mine, "llm")])
-    assert "early     second.answer.model  when first begins" in fast.explain()
+    assert "early     second.answer.model  when first begins" in fast.explain(details=True)
     fast.invoke({"question": "why"})
     trace = fast.last_trace()
     assert trace is not None
     begun = {span.primitive.partition("/")[2]: span.queued for span in trace.spans}
     assert begun["second.answer.model.prefilling"] < begun["first.better.model.decoding"]
-    assert accelerate(made.compile(), pool=pool).explain().count("llm") == 0
+    assert accelerate(made.compile(), pool=pool).explain(details=True).count("llm") == 0
 
 
 def test_an_agent(pool: EnginePool) -> None:
@@ -279,10 +299,10 @@ def test_an_agent(pool: EnginePool) -> None:
     tools = [create_retriever_tool(store(pool), "search", "Finds documents."), weather, pay]
     model = ChatTeola(pool=pool)
     text = accelerate(create_agent(model, tools, system_prompt=RULE)).explain()
-    told = {line for line in text.splitlines() if line.startswith(("early", "in place", "joined", "model"))}
+    told = {line for line in text.splitlines() if line.startswith(("early", "in place", "shared", "model"))}
     assert told == {
-        "joined  model  model_node  model (an agent's model)",
-        "joined  tools  ToolNode    (each tool runs once; pool-backed objects that it calls join the query)",
+        "shared  model  model_node  model (an agent's model)",
+        "shared  tools  ToolNode    (each tool runs once; pool-backed objects that it calls join the query)",
         "model -> tools or the end, as model_to_tools says",
         next(line for line in told if line.startswith("model: <") and line.endswith("tokens>{messages}")),
         "in place  model    nothing stands before its first call; its next prompts are prefilled while tools run",
@@ -291,7 +311,7 @@ def test_an_agent(pool: EnginePool) -> None:
         "in place  pay      it is not declared read-only, and is no retriever of the pool's alone",
     }
     asking = HumanInTheLoopMiddleware(interrupt_on={"pay": InterruptOnConfig(allowed_decisions=["approve"])})
-    held_back = accelerate(create_agent(model, tools, middleware=[asking])).explain()
+    held_back = accelerate(create_agent(model, tools, middleware=[asking])).explain(details=True)
     assert "early  " not in held_back
     assert "in place  weather  its calls are handed to middleware, which may hold them back" in held_back
 
@@ -299,7 +319,7 @@ def test_an_agent(pool: EnginePool) -> None:
 def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
     note = "No pool-backed object was found and none was bound: the graph runs as it always did."
     plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain()
-    assert plain.endswith(note) and "original  model  model_node" in plain and "start -> model" in plain
+    assert plain.endswith(note) and "unchanged  model  model_node" in plain and "start -> model" in plain
     assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain()
     model = ChatTeola(pool=pool)
 
@@ -308,7 +328,7 @@ def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
         return model.invoke(f"{time.time()} {given}").content
 
     text = accelerate(flow).explain()
-    assert "joined  flow  flow  (your code: runs once, in its place; pool-backed objects that it calls join" in text
+    assert "shared  flow  flow  (your code: runs once, in its place; pool-backed objects that it calls join" in text
     assert "`time.time()` is the time, another in every call" in text
 
 
@@ -318,7 +338,7 @@ def test_conditional_starts_and_templates_that_fill_themselves(pool: EnginePool)
     made.add_node("a", prompt | ChatTeola(pool=pool) | StrOutputParser() | (lambda text: {"answer": text}))
     made.add_node("b", lambda state: {"answer": "b"})
     made.add_conditional_edges(START, lambda state: "a" if state["question"] else "b", ["a", "b"])
-    text = accelerate(made.compile()).explain()
+    text = accelerate(made.compile()).explain(details=True)
     assert "start -> a or b, as <lambda> says" in text
     assert "a: the template's variable 'now': `time.ctime` is the time, another in every call; put it last" in text
 
@@ -330,4 +350,4 @@ def test_nothing_runs(pool: EnginePool) -> None:
     made = StateGraph(State)
     made.add_node("loud", loud)
     made.add_edge(START, "loud")
-    assert "original" in accelerate(made.compile(), pool=pool).explain()
+    assert "unchanged" in accelerate(made.compile(), pool=pool).explain()

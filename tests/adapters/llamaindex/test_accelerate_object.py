@@ -110,7 +110,7 @@ def test_what_was_understood_and_what_became_of_it(stock: Library) -> None:
     fast = accelerate(stock.fused("refine", node_postprocessors=[stock.reranker]))
     assert [row.level for row in fast.report] == ["lowered"] * 5
     assert [row.path for row in fast.report][-2:] == ["engine._node_postprocessors[0]", "engine._response_synthesizer"]
-    told = fast.explain()
+    told = fast.explain(details=True)
     assert "FOLD" in told and "decoding-pipelining" in told and "e-graph" in told
 
 
@@ -122,7 +122,7 @@ def test_an_object_that_lacks_something_is_told_of_and_runs_as_it_does(stock: Li
         for attribute, value in list(vars(part).items()):
             del vars(part)[attribute]
             fast = accelerate(engine, pool=stock.llm.pool)
-            assert fast.report.nodes and "What was understood" in fast.explain(ASKED)
+            assert fast.report.nodes and "What was understood" in fast.explain(ASKED, details=True)
             vars(part)[attribute] = value
     assert {row.level for row in accelerate(engine).report} == {"lowered"}
 
@@ -350,10 +350,8 @@ def test_what_is_refused_and_why(stock: Library) -> None:
         accelerate(QueryPipeline())
     with pytest.raises(TraceError, match="workflows or agents"):
         accelerate(stock.llm)
-    with pytest.raises(RegistrationError, match="LangChain"):
+    with pytest.raises(RegistrationError, match="a second time, and a workflow's steps may do anything"):
         accelerate(Flow(), shadow=0.5)
-    with pytest.raises(RegistrationError, match="LangChain"):
-        accelerate(stock.rag(), shadow=0.5)
     with pytest.raises(RegistrationError, match="speculate"):
         accelerate(stock.rag(), speculate="maybe")
     with EnginePool.local([FakeEmbedder()]) as other:
@@ -372,7 +370,7 @@ def test_without_a_pool_the_original_just_runs() -> None:
     engine = index.as_query_engine(llm=MockLLM(max_tokens=4))
     fast = accelerate(engine)
     assert shown(fast.query(ASKED)) == shown(engine.query(ASKED))
-    assert fast.plan() is None and fast.last_trace() is None and "as it always did" in fast.explain()
+    assert fast.plan() is None and fast.last_trace() is None and "no gain: no part of it" in fast.explain()
 
 
 def test_pipelines_and_indexes_are_accelerated_by_their_own_code(stock: Library) -> None:

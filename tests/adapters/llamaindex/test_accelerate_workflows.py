@@ -173,7 +173,7 @@ def test_switched_off(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shadow_is_refused(here: Stage) -> None:
-    with pytest.raises(RegistrationError, match="LangChain"):
+    with pytest.raises(RegistrationError, match="a workflow's steps"):
         accelerate(agents.function(here), shadow=0.1)
 
 
@@ -267,7 +267,7 @@ def test_a_member_that_is_accelerated_itself(here: Stage) -> None:
 def test_the_report_tells_of_steps_models_and_tools(here: Stage) -> None:
     rows = [(row.path, row.level) for row in accelerate(flows.Rag(here), pool=here.pool).report]
     assert rows == [("workflow.answer", "joined"), ("workflow.retrieve", "joined")]
-    text = accelerate(agents.team(here), pool=here.pool).explain()
+    text = accelerate(agents.team(here), pool=here.pool).explain(details=True)
     assert 'agents["research"].tools["farm"].engine' in text and 'agents["writer"].llm' in text
 
 

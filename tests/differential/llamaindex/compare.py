@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -144,11 +145,20 @@ def see(kit: Kit, recorder: Recorder, engine: Any, way: str, given: str) -> Seen
             result = Context().run(WAYS[way], engine, given)  # LlamaIndex leaves its stack of events in the context
         except Exception as error:
             result, failed = plain(error), True
+    settled()
     trace = engine.last_trace() if hasattr(engine, "last_trace") else None
     wasted = trace.wasted()[0] if trace else 0
     said = (Counter(some) for some in (recorder.callbacks, recorder.events, recorder.spans))
     held = tuple(rows(kit.pool.engine("store"))) if kit.pool is not None else ()
     return Seen(result, failed, *said, *kit.ledger.reached, wasted, held)
+
+
+def settled() -> None:
+    """Waits for early calls that were under way when the call failed."""
+    for thread in threading.enumerate():
+        if thread.name in ("teola-early", "teola-ahead"):
+            thread.join(10)
+            assert not thread.is_alive(), thread.name
 
 
 def differences(before: Seen, after: Seen, *, merged: bool = False) -> list[str]:

@@ -18,12 +18,11 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.rate_limiter import BaseRateLimiter
 from llama_index.core.storage.kvstore import SimpleKVStore
 
-from benchmarks.langchain.kits import scaled
 from benchmarks.llamaindex.engines import advanced_rag, compact, fusion
 from benchmarks.llamaindex.kits import Kit, Sizes, bound_kit, own_kit, pool_kit
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
-from teola_plugin.errors import RegistrationError, TraceError
+from teola_plugin.errors import TraceError
 
 JOINED = {
     "structured",
@@ -125,7 +124,7 @@ def _embeddings(seen: Seen) -> int:
 
 def test_more_of_a_prompt_is_cached(manager: CallbackManager, recorder: Recorder) -> None:
     """The LLM's own count of tokens that it had cached: prompts are prefilled ahead. Nothing else differs."""
-    kit = pool_kit(scaled(profiles.rtx3090(), 0.05), Sizes(chunks=20), manager)
+    kit = pool_kit(profiles.scaled(profiles.rtx3090(), 0.05), Sizes(chunks=20), manager)
     assert kit.pool is not None
     with kit.in_force(), kit.pool:
         engines = advanced_rag(kit), accelerate(advanced_rag(kit))
@@ -148,7 +147,7 @@ def _without_cached_tokens(seen: Seen) -> Seen:
 @pytest.mark.parametrize("name", ["multi_step", "multi_step_known", "retry", "retry_guideline"])
 async def test_the_loop_goes_on_while_models_work(name: str) -> None:
     """LlamaIndex asks for these in the sync way, also in `aquery`: plain, the loop stands still between two prompts."""
-    kit = pool_kit(scaled(profiles.rtx3090(), 0.02), SMALL)
+    kit = pool_kit(profiles.scaled(profiles.rtx3090(), 0.02), SMALL)
     assert kit.pool is not None
     with kit.in_force(), kit.pool:
         engine = CASES[name].make(kit)
@@ -205,9 +204,3 @@ def test_query_pipelines_are_gone() -> None:
     old = type("QueryPipeline", (), {"__module__": "llama_index.core.query_pipeline.query"})()
     with pytest.raises(TraceError, match=r"removed query pipelines(?s:.*)RetrieverQueryEngine"):
         accelerate(old)
-
-
-def test_shadow_runs_are_of_langchain() -> None:
-    kit = own_kit(profiles.noop(), SMALL)
-    with kit.in_force(), pytest.raises(RegistrationError, match="shadow"):
-        accelerate(compact(kit), shadow=0.5)

@@ -147,7 +147,7 @@ def both(bench: Bench, name: str, way: str, **options: Any) -> tuple[Seen, Seen]
 
 def fast(bench: Bench, case: Case, *, bind: Sequence[tuple[Any, str]] = (), **options: Any) -> Any:
     """The engine, accelerated, or its parts."""
-    given = {"pool": bench.kit.pool, **options}
+    given = {"pool": bench.kit.pool, "concurrent": bench.kit.concurrent, **options}
 
     def sooner(engine: Any) -> Any:
         if not bind:

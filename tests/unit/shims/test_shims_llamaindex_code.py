@@ -8,18 +8,21 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 import pytest
+from banks.env import env
 from differential.llamaindex.recording import Recorder, recorded
 from llama_index.core.base.response.schema import Response
-from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks import CallbackManager, CBEventType
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
+from llama_index.core.llms import MockLLM
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.output_parsers import SelectionOutputParser
 from llama_index.core.postprocessor import LLMRerank, SimilarityPostprocessor
-from llama_index.core.prompts import PromptTemplate
+from llama_index.core.prompts import PromptTemplate, RichPromptTemplate
 from llama_index.core.prompts.default_prompts import DEFAULT_HYDE_PROMPT
 from llama_index.core.query_engine import (
     CitationQueryEngine,
@@ -33,11 +36,23 @@ from llama_index.core.response_synthesizers import Accumulate, CompactAndRefine,
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
+from llama_index_instrumentation.dispatcher import Dispatcher
 from support.llamaindex_engines import Library, shown
 from support.llamaindex_records import summary_index
 
 import teola_plugin.shims.llamaindex
-from teola_plugin.shims.llamaindex import copies, engines, hooks, models, postprocessors, queries, retrievers
+from teola_plugin.errors import RegistrationError
+from teola_plugin.shims.llamaindex import (
+    copies,
+    engines,
+    hooks,
+    models,
+    postprocessors,
+    queries,
+    retrievers,
+    silence,
+    templates,
+)
 from teola_plugin.shims.llamaindex import synthesizers as writers
 
 ASKED = "what is there"
@@ -339,3 +354,66 @@ def test_prompts_and_answers_of_an_llm(stock: Library) -> None:
     [message] = models.messages_of(stock.llm, template, {"what": "it"})
     assert message.content == "Say it" == models.text_of(stock.llm, template, {"what": "it"})
     assert models.parsed(stock.llm, "so") == "so"
+
+
+# ------------------------------------------------------------ silence
+
+
+def test_a_silent_context_is_heard_by_nobody_and_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    manager = CallbackManager([recorder])
+    silence.silenceable()
+    silence.silenceable()  # once is enough
+
+    def called() -> None:
+        with manager.as_trace("query"), manager.event(CBEventType.QUERY):
+            MockLLM(callback_manager=manager).complete("why?")
+
+    def silently() -> None:
+        silence.silence()
+        called()
+
+    with recorded(recorder):
+        copy_context().run(silently)
+        assert not recorder.callbacks and not recorder.events and not recorder.spans
+        called()
+    assert recorder.callbacks and recorder.events and recorder.spans
+    monkeypatch.delattr(Dispatcher, "aevent")
+    with pytest.raises(RegistrationError, match="tells its handlers in another way"):
+        silence.silenceable()
+
+
+# ------------------------------------------------------------ templates
+
+
+CHAT = """{% chat role="system" %}Be brief.{% endchat %}{% chat role="user" %}{{ context_str }}
+{{ query_str }}{% if also %} {{ also }}{% endif %}{% endchat %}"""
+
+
+@pytest.mark.parametrize(
+    "text", [CHAT, "{{ context_str }} of {{ query_str }}", "{% for x in query_str %}{{ x }}.{% endfor %}"]
+)
+def test_a_jinja_template_is_compiled_once_and_says_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = RichPromptTemplate(text, template_var_mappings={"context_str": "context"} if "also" in text else None)
+    made = templates.compiled(own)
+    compiles: list[str] = []
+    from_string = env.from_string
+    monkeypatch.setattr(env, "from_string", lambda text: compiles.append(text) or from_string(text))
+    for given in ({"context_str": "a", "query_str": "bc"}, {"context_str": "<d>", "query_str": "ef", "also": "g"}):
+        for name in ("format", "format_messages"):
+            assert getattr(made, name)(**given) == getattr(own, name)(**given)
+            part = made.partial_format(query_str=given["query_str"])
+            assert getattr(part, name)(**given) == getattr(own, name)(**given)
+    plainly = 8
+    assert isinstance(made, RichPromptTemplate) and type(made).__name__ == type(own).__name__
+    assert len(compiles) <= plainly + 1, "once, besides the plain template's"
+    template = PromptTemplate("{x}")
+    assert templates.compiled(template) is template
+
+
+def test_a_template_of_another_version_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RichPromptTemplate, "format", None)
+    templates._compiling_once.cache_clear()
+    own = RichPromptTemplate(CHAT)
+    assert templates.compiled(own) is own
+    templates._compiling_once.cache_clear()

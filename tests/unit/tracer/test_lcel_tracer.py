@@ -399,7 +399,7 @@ def test_names_of_equal_keys_stay_apart_from_primitives() -> None:
 def test_the_report_is_a_table() -> None:
     report = trace(made("lambda_between")).report
     lines = str(report).splitlines()
-    assert len(lines) == len(report) and lines[2].startswith("original  chain.steps[0]")
+    assert len(lines) == len(report) and lines[2].startswith("unchanged  chain.steps[0]")
     assert [n.class_name for n in report.at("original")] == ["RunnableLambda"]
 
 

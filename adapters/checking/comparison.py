@@ -1,0 +1,127 @@
+"""Whether two answers are the same, and where they first differ; whatever the framework."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+TOLERANCE = 1e-5
+"""Embeddings and scores may differ by as much, absolutely or relatively: batches of other sizes round differently."""
+_DEEPEST = 60
+_SHOWN = 80
+_WHOLE = (str, bytes, int, float, complex, type(None), type, enum.Enum)
+"""Compared as they are."""
+
+
+class Shaped(NamedTuple):
+    """An object as plain data."""
+
+    type: str
+    fields: dict[str, Any]
+
+
+Fields = Iterator[tuple[str, Any]]
+Known = Callable[[Any], Fields | None]
+"""What makes up an object of a framework, without what differs from call to call; None for all other values."""
+
+
+def snapshot(value: Any, depth: int = 60, known: Known = lambda _: None) -> Any:
+    """Plain data that stands for the value; later changes of the value do not reach it.
+
+    Below `depth` containers within each other only types are kept; of objects of unknown classes, two levels.
+    """
+    if isinstance(value, _WHOLE):
+        return value
+    name = type(value).__qualname__
+    if depth <= 0 or callable(value):
+        return Shaped(name, {"name": getattr(value, "__qualname__", "")})
+    if isinstance(value, Mapping):
+        return {key: snapshot(inner, depth - 1, known) for key, inner in value.items()}
+    made = known(value)
+    if made is None and _is_unknown(value):
+        return Shaped(name, {key: snapshot(inner, min(depth, 2) - 1, known) for key, inner in vars(value).items()})
+    fields = {key: snapshot(inner, depth - 1, known) for key, inner in (_fields(value) if made is None else made)}
+    return Shaped(name, fields) if fields else value
+
+
+def failure(error: BaseException) -> Shaped:
+    """The snapshot of a call that raised."""
+    return Shaped(f"raised {type(error).__qualname__}", {"text": str(error)})
+
+
+def _fields(value: Any) -> Fields:
+    """What makes up the value; nothing for one that is compared by its own idea of equality."""
+    if isinstance(value, BaseModel):
+        yield from ((name, getattr(value, name, None)) for name in type(value).model_fields)
+        yield from (value.model_extra or {}).items()
+    elif dataclasses.is_dataclass(value):
+        yield from ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+    elif isinstance(value, Sequence):
+        yield "items", dict(enumerate(value))
+    elif isinstance(value, set | frozenset):
+        yield "items", dict(enumerate(sorted(value, key=repr)))
+    elif hasattr(value, "tolist"):  # arrays, tensors
+        yield "items", value.tolist()
+
+
+def _is_unknown(value: Any) -> bool:
+    """Whether it is an object of a class that has no idea of equality."""
+    if isinstance(value, BaseModel) or dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
+        return False
+    return not any("__eq__" in vars(base) for base in type(value).__mro__[:-1])
+
+
+def difference(first: Any, second: Any, where: str = "") -> str:
+    """Where and how two snapshots first differ, as text; empty when they are the same."""
+    if isinstance(first, Shaped) and isinstance(second, Shaped) and first.type == second.type:
+        return difference(first.fields, second.fields, where)
+    if isinstance(first, dict) and isinstance(second, dict):
+        if first.keys() != second.keys():
+            return _said(where, f"{_shown(list(first))} here, {_shown(list(second))} there")
+        inside = (difference(first[key], second[key], _below(where, key)) for key in first)
+        return next((found for found in inside if found), "")
+    if _equal(first, second):
+        return ""
+    if isinstance(first, str) and isinstance(second, str):
+        return _said(where, _texts(first, second))
+    return _said(where, f"{_shown(first)} here, {_shown(second)} there")
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, float) and isinstance(second, float):
+        close = math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        return close or (math.isnan(first) and math.isnan(second))
+    try:
+        return type(first) is type(second) and bool(first == second)
+    except Exception:  # an object of the user's that cannot be compared
+        return first is second
+
+
+def _below(where: str, key: Any) -> str:
+    return where if key == "items" else f"{where}[{key!r}]"
+
+
+def _said(where: str, what: str) -> str:
+    return f"{where}: {what}" if where else what
+
+
+def _texts(first: str, second: str) -> str:
+    """Both from a little before the place where they part."""
+    apart = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
+    start = max(0, (min(len(first), len(second)) if apart is None else apart) - 20)
+    mark = "…" if start else ""
+    return f"{mark}{_shown(first[start:])} here, {mark}{_shown(second[start:])} there"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Shaped):
+        items = value.fields.get("items")
+        text = f"{value.type} {list(items.values()) if isinstance(items, dict) else value.fields}"
+    else:
+        text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

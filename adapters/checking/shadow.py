@@ -1,0 +1,190 @@
+"""Some calls are made once more, by the original, and the two answers are compared. In the background, unseen."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from teola_plugin.adapters.checking.comparison import difference, failure, snapshot
+from teola_plugin.errors import QueryError, RegistrationError
+
+SEED, IN_FLIGHT = 20240701, 4
+"""Which calls are chosen is the same in every process; so many originals run at once, further ones are left out."""
+_log = logging.getLogger("teola_plugin")
+_EXPECTED = (Exception, SystemExit)
+"""What an original may raise without anybody seeing it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowReport:
+    """What came of the calls that were chosen so far."""
+
+    compared: int = 0
+    different: int = 0
+    """Of those compared."""
+    failed: int = 0
+    """The original raised where the accelerated object answered: nothing to compare."""
+    skipped: int = 0
+    """Too many originals were running, or the event loop ended before the original did."""
+    last_difference: str = ""
+    """Where and how the last different pair differed, with a piece of both answers; empty before the first."""
+
+
+Snapshot = Callable[[Any], Any]
+"""Plain data that stands for an answer of the framework."""
+
+
+class Original(Protocol):
+    """The call to be made once more, as it was before the accelerated object got it: its caller may change input and
+    result afterwards. Nobody may hear of it."""
+
+    @property
+    def context(self) -> Context:
+        """Where it runs: the caller's context variables, without those by which handlers hear of a call."""
+
+    def call(self) -> Any: ...
+
+    async def acall(self) -> Any: ...
+
+
+class Shadow:
+    """Chooses a share of the calls, runs the original after them, and keeps count. One per accelerated object.
+
+    Any thread may use it. A copy, or one that was pickled, starts with counts of its own.
+    """
+
+    def __init__(
+        self, share: float, snapshot: Snapshot = snapshot, *, seed: int = SEED, in_flight: int = IN_FLIGHT
+    ) -> None:
+        if not 0.0 <= share <= 1.0:
+            raise RegistrationError(f"shadow={share!r} is no share of calls.", hint="give 0.01 for one call in 100")
+        self.share = share
+        self._given = (share, snapshot, seed, in_flight)
+        self._snapshot = snapshot
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._room = threading.BoundedSemaphore(in_flight)
+        self._report = ShadowReport()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __reduce__(self) -> Any:
+        return _remade, self._given
+
+    @property
+    def report(self) -> ShadowReport:
+        """The counts up to now."""
+        return self._report
+
+    def chosen(self) -> bool:
+        """Whether the next call is one of the share."""
+        with self._lock:
+            return self._random.random() < self.share
+
+    def call(self, fast: Callable[[], Any], original: Original) -> Any:
+        """`fast`'s own outcome; `original` follows on a thread."""
+        try:
+            value = fast()
+        except Exception as error:
+            self._follow(self._on_thread, original, error=error)
+            raise
+        self._follow(self._on_thread, original, value)
+        return value
+
+    async def acall(self, fast: Callable[[], Awaitable[Any]], original: Original) -> Any:
+        """`fast`'s own outcome; `original` follows as a task of the running loop."""
+        try:
+            value = await fast()
+        except Exception as error:
+            self._follow(self._as_task, original, error=error)
+            raise
+        self._follow(self._as_task, original, value)
+        return value
+
+    # ------------------------------------------------------------ in the background
+
+    def _follow(
+        self,
+        start: Callable[[Original, _Outcome], None],
+        original: Original,
+        value: Any = None,
+        error: Exception | None = None,
+    ) -> None:
+        """Never raises, never waits."""
+        if isinstance(error, QueryError):  # a deadline or a cancellation, which the original knows nothing of
+            return
+        if not self._room.acquire(blocking=False):
+            self._count(skipped=1)
+            return
+        try:
+            start(original, self._outcome(value, error))
+        except Exception:  # a value that cannot be looked into, a thread that cannot be had
+            self._room.release()
+            self._count(skipped=1)
+            _log.info("shadow: no comparison", exc_info=True)
+
+    def _on_thread(self, original: Original, accelerated: _Outcome) -> None:
+        def work() -> None:
+            try:
+                try:
+                    outcome = self._outcome(original.call())
+                except _EXPECTED as error:
+                    outcome = self._outcome(None, error)
+                self._compare(accelerated, outcome)
+            finally:
+                self._room.release()
+
+        threading.Thread(target=original.context.run, args=(work,), name="teola-shadow", daemon=True).start()
+
+    def _as_task(self, original: Original, accelerated: _Outcome) -> None:
+        async def work() -> None:
+            try:
+                outcome = self._outcome(await original.acall())
+            except _EXPECTED as error:
+                outcome = self._outcome(None, error)
+            self._compare(accelerated, outcome)
+
+        task = asyncio.get_running_loop().create_task(work(), name="teola-shadow", context=original.context)
+        self._tasks.add(task)  # a loop alone does not keep its tasks alive
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._room.release()
+        if task.cancelled():
+            self._count(skipped=1)
+
+    def _outcome(self, value: Any, error: BaseException | None = None) -> _Outcome:
+        return _Outcome(self._snapshot(value), False) if error is None else _Outcome(failure(error), True)
+
+    def _compare(self, accelerated: _Outcome, original: _Outcome) -> None:
+        if original.raised and not accelerated.raised:
+            _log.info("shadow: the original failed where the accelerated object answered: %s", original.answer)
+            self._count(failed=1)
+        elif found := difference(accelerated.answer, original.answer):
+            _log.warning("shadow: the accelerated answer (here) is not the original's (there): %s", found)
+            self._count(found, compared=1, different=1)
+        else:
+            self._count(compared=1)
+
+    def _count(self, found: str = "", **more: int) -> None:
+        with self._lock:
+            counts: dict[str, Any] = {name: getattr(self._report, name) + n for name, n in more.items()}
+            self._report = replace(self._report, **counts, last_difference=found or self._report.last_difference)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How a call ended, as a snapshot."""
+
+    answer: Any
+    raised: bool
+
+
+def _remade(share: float, snapshot: Snapshot, seed: int, in_flight: int) -> Shadow:
+    return Shadow(share, snapshot, seed=seed, in_flight=in_flight)

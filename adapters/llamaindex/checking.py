@@ -1,0 +1,189 @@
+"""`shadow=` for LlamaIndex: some calls are made once more by the original, and the two answers are compared.
+
+Answers are compared without the ids of nodes, since engines make nodes anew for each call. Streamed answers are not
+compared: they are counted as skipped.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextvars import Context, copy_context
+from typing import Any
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
+from llama_index.core.chat_engine.types import BaseChatEngine
+from llama_index.core.indices.base import BaseIndex
+from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.memory import BaseMemory
+from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import BaseNode, QueryBundle
+from llama_index.core.tools import FunctionTool
+from llama_index.core.workflow import Workflow
+
+from teola_plugin.adapters.checking import comparison
+from teola_plugin.adapters.checking.comparison import Fields
+from teola_plugin.adapters.checking.shadow import Shadow
+from teola_plugin.errors import RegistrationError
+from teola_plugin.runtime.context import current_run
+from teola_plugin.shims.llamaindex.silence import silence, silenceable
+from teola_plugin.tracer.llamaindex.classes import inside
+
+_SYNC = ("query", "retrieve", "synthesize", "get_response")
+_ASYNC = ("aquery", "aretrieve", "asynthesize", "aget_response")
+_STREAMS = (StreamingResponse, AsyncStreamingResponse, Generator, AsyncGenerator)
+_ASKED = (BaseQueryEngine, BaseRetriever, BaseSynthesizer)
+_KEEPS: tuple[tuple[type, str], ...] = (
+    (Workflow, "a workflow's steps may do anything"),
+    (BaseChatEngine, "a chat engine keeps its history"),
+    (BaseMemory, "it keeps a memory"),
+    (IngestionPipeline, "it writes into its stores"),
+    (BaseIndex, "it writes into its stores"),
+    (FunctionTool, "it calls a function of yours as a tool"),
+)
+"""What must not run twice, and why."""
+_EXECUTES = ("sql", "pandas", "polars")
+"""In the names of modules whose engines run what a model has written."""
+
+
+def shadow_of(share: float, original: Any) -> Shadow:
+    """Of an engine, a retriever or a synthesizer.
+
+    Raises `RegistrationError` for what is no share, for an object that is known to have side effects, and where a
+    second run could not be kept from the user's handlers.
+    """
+    made = Shadow(share, snapshot)
+    why = _side_effect(original)
+    if why:
+        raise RegistrationError(
+            f"shadow= would run the {type(original).__name__} a second time, and {why}.",
+            hint="use shadow= only for query engines, retrievers and synthesizers without side effects",
+        )
+    silenceable()
+    return made
+
+
+def _side_effect(original: Any) -> str:
+    for one in (original, *inside(original)):
+        if isinstance(one, BaseIndex) and one is not original:
+            continue  # retrievers hold the index that they read
+        for kind, why in _KEEPS:
+            if isinstance(one, kind):
+                return why
+        if isinstance(one, BaseQueryEngine) and any(word in type(one).__module__ for word in _EXECUTES):
+            return f"a {type(one).__name__} runs what its model has written"
+    return "" if isinstance(original, _ASKED) else "what it does is not known"
+
+
+# ------------------------------------------------------------ answers
+
+
+def snapshot(value: Any) -> Any:
+    """Plain data that stands for an answer; later changes of it do not reach it."""
+    if isinstance(value, _STREAMS):
+        raise TypeError("a streamed answer is read once, by its caller")
+    return comparison.snapshot(value, known=_known)
+
+
+def _known(value: Any) -> Fields | None:
+    if isinstance(value, BaseNode):
+        return _node(value)
+    if isinstance(value, Response):
+        return _response(value)
+    return None
+
+
+def _node(node: BaseNode) -> Fields:
+    """Without ids and hashes, its own and those of its relations."""
+    left_out = {"id_", "embedding", "relationships", "index_id"}
+    yield from ((name, getattr(node, name, None)) for name in type(node).model_fields if name not in left_out)
+
+
+def _response(response: Response) -> Fields:
+    yield "response", response.response
+    yield "source_nodes", response.source_nodes
+    metadata = response.metadata or {}
+    ids = {found.node.node_id: f"of source node {place}" for place, found in enumerate(response.source_nodes)}
+    yield "metadata", {ids.get(key, key): value for key, value in metadata.items()}
+
+
+# ------------------------------------------------------------ calls
+
+
+class OriginalCall:
+    """A call of the original, see `adapters/checking/shadow.py`."""
+
+    def __init__(self, original: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._original, self._name = original, name
+        self._args = tuple(map(_kept, args))
+        self._kwargs = {key: _kept(value) for key, value in kwargs.items()}
+        self.context: Context = _quiet_context()
+
+    def call(self) -> Any:
+        return getattr(self._original, self._name)(*self._args, **self._kwargs)
+
+    async def acall(self) -> Any:
+        return await getattr(self._original, self._name)(*self._args, **self._kwargs)
+
+
+def _kept(value: Any) -> Any:
+    """A copy of what LlamaIndex writes into: queries get vectors, nodes get scores."""
+    if isinstance(value, QueryBundle):
+        return copy.copy(value)
+    return [copy.deepcopy(one) for one in value] if isinstance(value, list) else value
+
+
+def _quiet_context() -> Context:
+    """The caller's context variables, where no handler hears."""
+
+    def quiet() -> None:
+        current_run.set(None)
+        silence()
+
+    context = copy_context()
+    context.run(quiet)
+    return context
+
+
+# ------------------------------------------------------------ what users hold
+
+
+def shadowed(kind: Any) -> Any:
+    """An accelerated class, of which a share of the calls is compared: as its session's `shadow` chooses."""
+    entries = {name: _sync(kind, name) for name in _SYNC if hasattr(kind, name)}
+    entries |= {name: _async(kind, name) for name in _ASYNC if hasattr(kind, name)}
+    return type(kind)(kind.__name__, (kind,), {"__doc__": kind.__doc__, "__module__": kind.__module__, **entries})
+
+
+def _sync(kind: type, name: str) -> Any:
+    own = getattr(kind, name)
+
+    def entry(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = self.__teola_session__
+        if not session.shadow.chosen():
+            return own(self, *args, **kwargs)
+        original = OriginalCall(session.original, name, args, kwargs)
+        return session.shadow.call(lambda: own(self, *args, **kwargs), original)
+
+    return _named(entry, own)
+
+
+def _async(kind: type, name: str) -> Any:
+    own = getattr(kind, name)
+
+    async def entry(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = self.__teola_session__
+        if not session.shadow.chosen():
+            return await own(self, *args, **kwargs)
+        original = OriginalCall(session.original, name, args, kwargs)
+        return await session.shadow.acall(lambda: own(self, *args, **kwargs), original)
+
+    return _named(entry, own)
+
+
+def _named(entry: Any, own: Any) -> Any:
+    for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
+        setattr(entry, attribute, getattr(own, attribute))
+    return entry

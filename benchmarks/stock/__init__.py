@@ -1,0 +1,1 @@
+"""Apps of the frameworks' own classes, on a vLLM API server and local sentence-transformers."""

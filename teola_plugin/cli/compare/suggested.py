@@ -1,0 +1,44 @@
+"""Which of an object's own models an engine could serve, and the lines that say so to `accelerate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.errors import TeolaError
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.serving.specs import Wanted
+
+BY_HAND = "By hand:\n"
+
+
+def bindings_that_help(plain: Any) -> list[str]:
+    """Lines of Python, as `serve="auto"` writes them; none where no model could be served. No engine is made."""
+    from teola_plugin.adapters.serving.serving import Bound, Serving, served_text
+    from teola_plugin.adapters.serving.specs import EngineSpec
+
+    names: dict[str, str] = {}
+    bound = []
+    try:
+        for obj, wanted in _wanted(plain):
+            if isinstance(wanted, EngineSpec):
+                number = sum(name.startswith(wanted.NAME) for name in names.values())
+                name = names.setdefault(wanted.written(), f"{wanted.NAME}{number + 1 if number else ''}")
+                bound.append(Bound(obj, name, wanted))
+    except TeolaError:  # an object in which nothing can be replaced
+        return []
+    _, _, text = served_text(Serving("auto", None, tuple(bound))).partition(BY_HAND)
+    return [line.removeprefix("    ") for line in text.splitlines()]
+
+
+def _wanted(plain: Any) -> Iterable[tuple[Any, Wanted]]:
+    if any(cls.__module__.startswith(("llama_index.core.", "workflows.")) for cls in type(plain).__mro__):
+        from teola_plugin.adapters.llamaindex.binding import serve as llamaindex
+
+        return [(one, llamaindex.wanted(one, own=False)) for one in llamaindex.models_in(plain)]
+    from teola_plugin.adapters.langchain.binding import serve as langchain
+
+    nodes = getattr(plain, "nodes", None)
+    parts = [node.bound for node in nodes.values()] if isinstance(nodes, dict) else plain
+    return [(one, langchain.wanted(one, own=False)) for one in langchain.models_in(parts)]

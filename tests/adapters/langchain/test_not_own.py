@@ -1,0 +1,61 @@
+"""Engines that are not declared one's own: nothing is begun there on a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_lookahead import CHOICES, QUESTIONS, begun_early, judged
+
+from benchmarks.langchain.kits import pool_kit, scaled
+from teola_plugin import accelerate
+from teola_plugin.engines import profiles
+from teola_plugin.passes import PassContext
+
+
+@pytest.fixture(scope="module")
+def kit() -> Iterator[Any]:
+    machine = scaled(profiles.rtx3090(), 0.05)
+    made = pool_kit({**machine, "llm": replace(machine["llm"], own=False)})
+    yield made
+    made.pool.close()
+
+
+@pytest.mark.parametrize("name", ["one arm asks", "router"])
+def test_an_arm_asks_when_it_is_chosen(kit: Any, name: str) -> None:
+    chain = judged(kit, CHOICES[name](kit))
+    fast = accelerate(chain)
+    for given in QUESTIONS:
+        kit.fresh()
+        plain = chain.invoke(given)
+        kit.fresh()
+        assert fast.invoke(given) == plain
+        trace = fast.last_trace()
+        assert trace is not None and not begun_early(trace) and trace.wasted() == (0, 0)
+
+
+def test_with_speculate_all_nobody_minds(kit: Any) -> None:
+    fast = accelerate(judged(kit, CHOICES["one arm asks"](kit)), speculate="all")
+    kit.fresh()
+    fast.invoke(QUESTIONS[0])
+    assert begun_early(fast.last_trace())
+
+
+def test_what_is_certain_is_begun(kit: Any) -> None:
+    fast = accelerate(judged(kit, CHOICES["primary"](kit)))
+    kit.fresh()
+    fast.invoke(QUESTIONS[0])
+    assert begun_early(fast.last_trace())
+
+
+def test_what_passes_may_do() -> None:
+    machine = profiles.rtx3090()
+    context = PassContext({**machine, "llm": replace(machine["llm"], own=False)})
+    assert context.may_read("llm") and not context.may_predict("llm") and context.may_predict("embedder", "store")
+    assert not context.may_predict("embedder", "llm") and not context.may_ask("llm") and context.may_ask("nobody's")
+    assert not context.may_predict("nobody's") and not context.may_read("nobody's")
+    everything = replace(context, speculate="all")
+    assert everything.may_predict("llm", "nobody's") and everything.may_ask("llm")
+    assert not replace(context, speculate="off").may_predict("embedder")

@@ -1,0 +1,507 @@
+"""Sync code that calls one after the other, with the calls begun together: counts, threads, order, events, errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from differential.recording import observe
+from langchain_classic.chains import LLMChain
+from langchain_classic.chains.summarize import load_summarize_chain
+from langchain_classic.retrievers import (
+    ContextualCompressionRetriever,
+    EnsembleRetriever,
+    MergerRetriever,
+    MultiQueryRetriever,
+)
+from langchain_classic.retrievers.document_compressors import LLMChainExtractor
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.language_models import LLM
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.rate_limiters import InMemoryRateLimiter
+from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
+from langgraph.graph import END, START, StateGraph
+from pydantic import Field
+from support.own_leaves import Chat, Ledger, Notes, Text
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.side_by_side.siblings import ThreadCount
+from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
+from teola_plugin.adapters.thread_safety import ThreadSafety
+
+Chain = Runnable[Any, Any]
+WRITTEN = "one\ntwo\nthree"
+
+
+class Lines(LLM):
+    @property
+    def _llm_type(self) -> str:
+        return "lines"
+
+    def _call(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+        return WRITTEN
+
+
+class Counted(Chat):
+    """Of which the framework can count tokens."""
+
+    def get_token_ids(self, text: str) -> list[int]:
+        return list(range(len(text) // 4))
+
+
+def queries(ledger: Ledger, **more: Any) -> Chain:
+    return MultiQueryRetriever.from_llm(Notes(ledger=ledger), Lines(), **more)
+
+
+def ensemble(ledger: Ledger) -> Chain:
+    return EnsembleRetriever(retrievers=[Notes(ledger=ledger, tags=[str(i)]) for i in range(4)], weights=[0.25] * 4)
+
+
+def merger(ledger: Ledger) -> Chain:
+    return MergerRetriever(retrievers=[Notes(ledger=ledger, tags=[str(i)]) for i in range(4)])
+
+
+def extractor(ledger: Ledger) -> Chain:
+    shared = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
+    shared.add_documents([Document(f"text {i}", id=str(i)) for i in range(3)])
+    found = LLMChainExtractor.from_llm(Chat(ledger=ledger))
+    return ContextualCompressionRetriever(base_compressor=found, base_retriever=shared.as_retriever())
+
+
+def map_reduce(ledger: Ledger) -> Chain:
+    documents = [Document(f"text {i}") for i in range(3)]
+    chain = load_summarize_chain(Counted(ledger=ledger), chain_type="map_reduce")
+    return RunnableLambda(lambda _: {"input_documents": documents}) | chain
+
+
+def texts(ledger: Ledger) -> Chain:
+    each = PromptTemplate.from_template("Of {x}") | Text(ledger=ledger) | StrOutputParser()
+    return RunnableLambda(lambda _: [{"x": 1}, {"x": 2}, {"x": 3}]) | each.map()
+
+
+COMPOSITES = [queries, ensemble, merger, extractor, map_reduce, texts]
+OWN = (Notes, Chat, Text)
+every = pytest.mark.parametrize("make", COMPOSITES)
+
+
+@every
+def test_three_calls_are_under_way_at_once(make: Callable[[Ledger], Chain]) -> None:
+    plain, fast = Ledger(), Ledger(meet=3)
+    expected = make(plain).invoke("q")
+    assert accelerate(make(fast), concurrent=OWN).invoke("q") == expected
+    assert (plain.most, fast.most >= 3) == (1, True)
+    assert fast.calls == plain.calls
+
+
+@every
+def test_events_are_those_of_the_plain_object(make: Callable[[Ledger], Chain]) -> None:
+    seen = [observe(made, "invoke", "q", tags=["mine"], metadata={"n": 1}) for made in both(make)]
+    assert seen[0].events == seen[1].events
+    assert seen[0].result == seen[1].result
+
+
+def both(make: Callable[[Ledger], Chain], **options: Any) -> tuple[Chain, Chain]:
+    return make(Ledger()), accelerate(make(Ledger(jitter=0.01)), concurrent=OWN, **options)
+
+
+class Order(BaseCallbackHandler):
+    """Every event with what it is about, in order."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.threads: set[int] = set()
+
+    def _hear(self, *said: object) -> None:
+        self.heard.append(" ".join(map(str, said)))
+        self.threads.add(threading.get_ident())
+
+    def on_chain_start(self, _: Any, inputs: Any, **told: Any) -> None:
+        self._hear("chain", told.get("name"), told["tags"], told["metadata"])
+
+    def on_retriever_start(self, _: Any, query: str, **told: Any) -> None:
+        self._hear("retriever", query, told["tags"], told["metadata"])
+
+    def on_retriever_end(self, documents: Any, **_: Any) -> None:
+        self._hear("found", documents)
+
+    def on_chat_model_start(self, _: Any, messages: Any, **told: Any) -> None:
+        self._hear("model", messages[0][0].content, told["tags"], told["metadata"], told.get("batch_size"))
+
+    def on_llm_start(self, _: Any, prompts: Any, **told: Any) -> None:
+        self._hear("model", prompts, told["tags"])
+
+    def on_llm_end(self, response: Any, **_: Any) -> None:
+        self._hear("said", response.generations[0][0].text)
+
+    def on_llm_error(self, error: Any, **_: Any) -> None:
+        self._hear("failed", repr(error))
+
+    def on_retriever_error(self, error: Any, **_: Any) -> None:
+        self._hear("failed", repr(error))
+
+
+@every
+def test_events_come_in_the_plain_order_on_the_plain_thread(make: Callable[[Ledger], Chain]) -> None:
+    if make is texts:
+        pytest.skip("`.map()` tells of its items in the order of a race, in the plain object too")
+    plain, fast = Order(), Order()
+    one, other = both(make)
+    one.invoke("q", {"callbacks": [plain], "tags": ["mine"], "metadata": {"n": 1}})
+    other.invoke("q", {"callbacks": [fast], "tags": ["mine"], "metadata": {"n": 1}})
+    assert fast.heard == plain.heard
+    assert fast.threads == plain.threads
+
+
+@every
+def test_off_keeps_the_old_way(make: Callable[[Ledger], Chain]) -> None:
+    ledger = Ledger(jitter=0.002)
+    accelerate(make(ledger), concurrent=OWN, speculate="off").invoke("q")
+    assert ledger.most == 1
+
+
+@every
+def test_what_nobody_named_is_called_as_ever(make: Callable[[Ledger], Chain]) -> None:
+    ledger = Ledger(jitter=0.002)
+    accelerate(make(ledger)).invoke("q")
+    assert ledger.most == 1
+
+
+@every
+@pytest.mark.parametrize("most", [1, 2])
+def test_max_concurrency_is_kept(make: Callable[[Ledger], Chain], most: int) -> None:
+    if make is texts:
+        pytest.skip("langchain-core 1.7 recurs for ever when a text model is mapped over with max_concurrency")
+    plain, fast = Ledger(jitter=0.004), Ledger(jitter=0.004)
+    make(plain).invoke("q", {"max_concurrency": most})
+    accelerate(make(fast), concurrent=OWN).invoke("q", {"max_concurrency": most})
+    assert fast.most <= max(1, plain.most)
+
+
+@every
+def test_batches_and_streams_gain_alike(make: Callable[[Ledger], Chain]) -> None:
+    for call in (lambda chain: list(chain.stream("q")), lambda chain: chain.batch(["q"])):
+        plain, fast = Ledger(), Ledger(meet=3)
+        assert call(accelerate(make(fast), concurrent=OWN)) == call(make(plain))
+        assert fast.most >= 3
+        assert fast.calls == plain.calls
+
+
+# ------------------------------------------------------------ which calls
+
+
+def test_equal_calls_are_made_one_after_the_other() -> None:
+    class Same(Lines):
+        def _call(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+            return "one\none\ntwo\none"
+
+    running: list[str] = []
+    beside: list[str] = []
+
+    class Watches(Notes):
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+            beside.extend(one for one in running if one == query)
+            running.append(query)
+            try:
+                return super()._get_relevant_documents(query, run_manager=run_manager)
+            finally:
+                running.remove(query)
+
+    ledger = Ledger(jitter=0.01)
+    accelerate(MultiQueryRetriever.from_llm(Watches(ledger=ledger), Same()), concurrent=OWN).invoke("q")
+    assert ledger.calls == {"notes: one": 3, "notes: two": 1}
+    assert not beside
+
+
+def test_of_an_ensemble_only_what_bears_it_is_called_on_threads() -> None:
+    class Here(Notes):
+        seen: Any = Field(default_factory=set)
+
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+            self.seen.add(threading.get_ident())
+            return super()._get_relevant_documents(query, run_manager=run_manager)
+
+    here, ledger = Here(), Ledger(meet=2)
+    others = [Notes(ledger=ledger), Notes(ledger=ledger, tags=["b"])]
+    both_ = EnsembleRetriever(retrievers=[here, others[0], here, others[1]], weights=[0.25] * 4)
+    accelerate(both_, concurrent=others).invoke("q")
+    assert here.seen == {threading.get_ident()}
+    assert ledger.most == 2
+
+
+def test_listed_classes_need_not_be_named() -> None:
+    pytest.importorskip("langchain_openai")
+    from langchain_openai import OpenAIEmbeddings
+
+    store = InMemoryVectorStore(OpenAIEmbeddings(api_key="none", check_embedding_ctx_length=False))
+    several = MultiQueryRetriever.from_llm(store.as_retriever(), Lines())
+    assert side_by_side(several, ThreadSafety()) is not several
+    local = InMemoryVectorStore(DeterministicFakeEmbedding(size=3)).as_retriever()
+    several = MultiQueryRetriever.from_llm(local, Lines())
+    assert side_by_side(several, ThreadSafety()) is several
+
+
+def test_the_plain_object_is_left_as_it_is() -> None:
+    notes = Notes()
+    several = MultiQueryRetriever.from_llm(notes, Lines())
+    before = dict(vars(several))
+    fast = accelerate(several, concurrent=[notes])
+    assert vars(several) == before
+    assert type(fast.chain).__name__ == "MultiQueryRetriever"
+    assert isinstance(fast.chain, MultiQueryRetriever)
+    assert fast.chain.retriever is notes
+
+
+def test_an_object_with_handlers_of_its_own_is_called_in_its_place() -> None:
+    ledger = Ledger(jitter=0.002)
+    notes = Notes(ledger=ledger)
+    vars(notes)["callbacks"] = [Order()]
+    heard = MultiQueryRetriever.from_llm(notes, Lines())
+    accelerate(heard, concurrent=OWN).invoke("q")
+    assert ledger.most == 1
+
+
+def test_a_cache_of_models_knows_the_second_of_two() -> None:
+    from langchain_core.globals import set_llm_cache
+
+    ledger = Ledger(jitter=0.002)
+    set_llm_cache(InMemoryCache())
+    try:
+        accelerate(map_reduce(ledger), concurrent=OWN).invoke("q")
+    finally:
+        set_llm_cache(None)
+    assert ledger.most == 1
+
+
+def test_a_rate_limiter_is_asked_as_often() -> None:
+    class Asked(InMemoryRateLimiter):
+        times = 0
+
+        def acquire(self, *, blocking: bool = True) -> bool:
+            Asked.times += 1
+            return True
+
+    documents = [Document(f"text {i}") for i in range(3)]
+    model = Counted(rate_limiter=Asked(), ledger=Ledger())
+    chain = load_summarize_chain(model, chain_type="map_reduce")
+    chain.invoke({"input_documents": documents})
+    before, Asked.times = Asked.times, 0
+    accelerate(chain, concurrent=[model]).invoke({"input_documents": documents})
+    assert Asked.times == before == 4
+
+
+_variable: ContextVar[str] = ContextVar("variable", default="unset")
+
+
+@every
+def test_context_variables_are_those_of_the_caller(make: Callable[[Ledger], Chain]) -> None:
+    ledger = Ledger()
+    ledger.look = _variable.get
+    token = _variable.set("set")
+    try:
+        accelerate(make(ledger), concurrent=OWN).invoke("q")
+    finally:
+        _variable.reset(token)
+    assert set(ledger.variables) == {"set"}
+
+
+# ------------------------------------------------------------ failures
+
+
+class Fails(Notes):
+    at: str = "two"
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        self.error = f"no {query}" if query == self.at else ""
+        self.ledger.work(f"notes: {query}", f"no {query}" if query == self.at else "")
+        return [Document(query)]
+
+
+@pytest.mark.parametrize("at", ["one", "two", "three"])
+def test_the_exception_is_that_of_the_plain_object(at: str) -> None:
+    def failed(chain: Chain) -> tuple[str, list[str]]:
+        order = Order()
+        with pytest.raises(ValueError, match=f"no {at}") as caught:
+            chain.invoke("q", {"callbacks": [order]})
+        return str(caught.value), order.heard
+
+    ledger = Ledger(jitter=0.005)
+    plain = failed(MultiQueryRetriever.from_llm(Fails(at=at), Lines()))
+    fast = failed(accelerate(MultiQueryRetriever.from_llm(Fails(at=at, ledger=ledger), Lines()), concurrent=OWN))
+    assert fast == plain
+    assert sum(ledger.calls.values()) <= 3
+
+
+def test_no_call_is_made_that_had_not_begun_when_one_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.siblings.MOST", 2)
+    gate = threading.Event()
+
+    class Many(Lines):
+        def _call(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+            return "\n".join(f"q{i}" for i in range(9))
+
+    class Waits(Notes):
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+            self.ledger.calls[query] += 1
+            if query == "q0":
+                while len(self.ledger.calls) < 2:
+                    pass
+                raise ValueError("no")
+            gate.wait(5)
+            return []
+
+    ledger = Ledger()
+    with pytest.raises(ValueError, match="no"):
+        accelerate(MultiQueryRetriever.from_llm(Waits(ledger=ledger), Many()), concurrent=OWN).invoke("q")
+    gate.set()
+    assert set(ledger.calls) == {"q0", "q1"}
+
+
+def test_where_no_thread_is_left_the_calls_are_made_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.siblings._threads", ThreadCount(0))
+    ledger = Ledger(jitter=0.002)
+    assert accelerate(queries(ledger), concurrent=OWN).invoke("q") == queries(Ledger()).invoke("q")
+    assert (ledger.most, ledger.calls.total()) == (1, 3)
+
+
+def test_threads_are_given_back() -> None:
+    from teola_plugin.adapters.langchain.side_by_side import siblings
+
+    fast = accelerate(ensemble(Ledger()), concurrent=OWN)
+    for _ in range(100):
+        fast.invoke("q")
+    for _ in range(500):
+        if siblings._threads._free == 64:
+            break
+        threading.Event().wait(0.01)
+    assert siblings._threads._free == 64
+
+
+def test_a_model_that_fails_in_a_map_reduce_fails_alike() -> None:
+    class Breaks(Counted):
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            if "text 1" in messages[-1].content:
+                raise ValueError("broken")
+            return super()._generate(messages, stop, run_manager, **kwargs)
+
+    documents = [Document(f"text {i}") for i in range(3)]
+
+    def failed(chain: Chain) -> list[str]:
+        order = Order()
+        with pytest.raises(ValueError, match="broken"):
+            chain.invoke({"input_documents": documents}, {"callbacks": [order]})
+        return order.heard
+
+    chain = load_summarize_chain(Breaks(), chain_type="map_reduce")
+    assert failed(accelerate(chain, concurrent=[Breaks])) == failed(chain)
+
+
+# ------------------------------------------------------------ models
+
+
+class Tells(Counted):
+    """Tells of tokens by itself, and asks another model on the way."""
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+        said = super()._generate(messages, stop, run_manager, **kwargs)
+        if run_manager is not None:
+            run_manager.on_llm_new_token("a token")
+        return said
+
+
+def test_what_a_model_tells_of_its_work_reaches_its_own_run() -> None:
+    class Tokens(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.runs: list[Any] = []
+            self.tokens: list[Any] = []
+
+        def on_chat_model_start(self, *_: Any, run_id: Any, **__: Any) -> None:
+            self.runs.append(run_id)
+
+        def on_llm_new_token(self, token: str, *, run_id: Any, **__: Any) -> None:
+            self.tokens.append(run_id)
+
+    tokens = Tokens()
+    chain = LLMChain(llm=Tells(), prompt=PromptTemplate.from_template("Of {x}"))
+    made = side_by_side(chain, ThreadSafety((Tells,)))
+    made.apply([{"x": i} for i in range(4)], callbacks=[tokens])
+    assert tokens.tokens == tokens.runs
+    assert len(tokens.runs) == 4
+
+
+def test_messages_have_the_ids_of_their_runs() -> None:
+    class Ends(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.ids: list[bool] = []
+
+        def on_llm_end(self, response: Any, *, run_id: Any, **_: Any) -> None:
+            self.ids.append(str(run_id) in response.generations[0][0].message.id)
+
+    ends = Ends()
+    made = side_by_side(LLMChain(llm=Chat(), prompt=PromptTemplate.from_template("Of {x}")), ThreadSafety((Chat,)))
+    made.apply([{"x": i} for i in range(4)], callbacks=[ends])
+    assert ends.ids == [True] * 4
+
+
+def test_a_model_keeps_what_it_sets_on_itself() -> None:
+    class Counts(Chat):
+        asked: int = 0
+
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            self.asked += 1
+            return super()._generate(messages, stop, run_manager, **kwargs)
+
+    model = Counts()
+    chain = LLMChain(llm=model, prompt=PromptTemplate.from_template("Of {x}"))
+    side_by_side(chain, ThreadSafety((model,))).apply([{"x": i} for i in range(4)])
+    assert model.asked == 4
+
+
+# ------------------------------------------------------------ graphs
+
+
+def test_nodes_of_graphs_begin_their_calls_together() -> None:
+    def compiled(ledger: Ledger) -> Any:
+        graph = StateGraph(dict)
+        found = RunnableLambda(lambda state: state["q"]) | queries(ledger) | (lambda found: {"found": len(found)})
+        graph.add_node("find", found)
+        graph.add_edge(START, "find")
+        graph.add_edge("find", END)
+        return graph.compile()
+
+    plain, fast = Ledger(), Ledger(meet=3)
+    expected = compiled(plain).invoke({"q": "x"})
+    assert accelerate(compiled(fast), concurrent=OWN).invoke({"q": "x"}) == expected
+    assert (fast.most >= 3, fast.calls) == (True, plain.calls)
+
+
+def test_what_is_streamed_to_the_caller_is_not_kept_back() -> None:
+    """A graph's `messages` are told while they are written: calls stay one after the other."""
+
+    def compiled(ledger: Ledger) -> Any:
+        graph = StateGraph(dict)
+        graph.add_node("find", RunnableLambda(lambda state: state["q"]) | extractor(ledger) | (lambda found: {"n": 1}))
+        graph.add_edge(START, "find")
+        return graph.compile()
+
+    def seen(graph: Any) -> list[str]:
+        return [chunk.content for chunk, _ in graph.stream({"q": "x"}, stream_mode="messages")]
+
+    ledger = Ledger(jitter=0.002)
+    assert seen(accelerate(compiled(ledger), concurrent=OWN)) == seen(compiled(Ledger()))
+    assert ledger.most == 1
+
+
+def test_a_prompt_is_asked_as_ever_where_there_is_one() -> None:
+    ledger = Ledger()
+    chain = ChatPromptTemplate.from_template("{x}") | Text(ledger=ledger)
+    fast = accelerate(chain, concurrent=OWN)
+    assert fast.invoke({"x": 1}) == chain.invoke({"x": 1})
+    assert ledger.calls == {"text: Human: 1": 2}

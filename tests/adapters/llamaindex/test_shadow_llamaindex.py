@@ -1,0 +1,188 @@
+"""`accelerate(engine, shadow=)`: the original once more, in the background, compared and never seen."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from differential.llamaindex.recording import Recorder, recorded
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from support.llamaindex_engines import ENGINES, Library, shown
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.checking.shadow import ShadowReport
+from teola_plugin.errors import RegistrationError
+
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "at_once")
+ASKED = "what is there"
+
+
+def counted(fast: Any, expected: int = 1) -> ShadowReport:
+    for _ in range(1000):
+        report: ShadowReport = fast.shadow
+        if report.compared + report.failed + report.skipped >= expected:
+            break
+        time.sleep(0.01)
+    return report
+
+
+def ask(fast: Any, way: str, given: Any = ASKED, expected: int = 1) -> tuple[Any, ShadowReport]:
+    async def in_a_loop() -> Any:
+        value = await getattr(fast, way)(given)
+        await asyncio.to_thread(counted, fast, expected)
+        return value
+
+    value = asyncio.run(in_a_loop()) if way.startswith("a") else getattr(fast, way)(given)
+    return value, counted(fast, expected)
+
+
+@pytest.mark.parametrize("way", ["query", "aquery"])
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_agrees_with_itself(stock: Library, name: str, way: str) -> None:
+    fast = accelerate(ENGINES[name](stock), shadow=1.0)
+    value, report = ask(fast, way)
+    assert report == ShadowReport(compared=1)
+    assert shown(value) == shown(ENGINES[name](stock).query(ASKED))
+
+
+@pytest.mark.parametrize("way", ["retrieve", "aretrieve"])
+def test_retrievers(stock: Library, way: str) -> None:
+    asked = QueryBundle(ASKED)
+    found, report = ask(accelerate(stock.fusion(), shadow=1.0), way, asked)
+    assert found and report == ShadowReport(compared=1)
+
+
+def test_synthesizers_and_the_steps_of_engines(stock: Library) -> None:
+    nodes = [NodeWithScore(node=TextNode(text="oats"), score=0.5)]
+    synthesizer = accelerate(get_response_synthesizer(llm=stock.llm), shadow=1.0)
+    synthesizer.synthesize(ASKED, nodes)
+    synthesizer.get_response(ASKED, ["oats"])
+    assert counted(synthesizer, 2) == ShadowReport(compared=2)
+    engine = accelerate(stock.rag(), shadow=1.0)
+    engine.synthesize(QueryBundle(ASKED), engine.retrieve(QueryBundle(ASKED)))
+    assert counted(engine, 2) == ShadowReport(compared=2)
+
+
+# ------------------------------------------------------------ what is said and counted
+
+
+class Own(CustomQueryEngine):
+    """Answers with what `answer` gives, call after call."""
+
+    answer: Callable[[str], Any]
+
+    def custom_query(self, query_str: str) -> Any:
+        return self.answer(query_str)
+
+
+def test_a_difference_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    said = iter(["oats", "barley"])
+    _, report = ask(accelerate(Own(answer=lambda _: next(said)), shadow=1.0), "query")
+    assert (report.compared, report.different) == (1, 1)
+    assert "oats" in report.last_difference and "barley" in report.last_difference
+    assert "shadow: the accelerated answer" in caplog.text
+
+
+def test_an_original_that_fails_is_contained() -> None:
+    said = iter(["oats"])
+    value, report = ask(accelerate(Own(answer=lambda _: next(said)), shadow=1.0), "query")
+    assert str(value) == "oats" and report == ShadowReport(failed=1)
+
+
+@pytest.mark.parametrize("way", ["query", "aquery"])
+def test_both_fail_alike(way: str) -> None:
+    def fail(_: str) -> str:
+        raise ValueError("mine")
+
+    fast = accelerate(Own(answer=fail), shadow=1.0)
+
+    async def in_a_loop() -> None:
+        with pytest.raises(ValueError, match="mine"):
+            await fast.aquery(ASKED)
+        await asyncio.to_thread(counted, fast)
+
+    if way == "aquery":
+        asyncio.run(in_a_loop())
+    else:
+        with pytest.raises(ValueError, match="mine"):
+            fast.query(ASKED)
+    assert counted(fast) == ShadowReport(compared=1)
+
+
+def test_streamed_answers_are_not_compared(stock: Library) -> None:
+    fast = accelerate(stock.rag(streaming=True), shadow=1.0)
+    response = fast.query(ASKED)
+    assert "".join(response.response_gen) and counted(fast) == ShadowReport(skipped=1)
+
+
+def test_a_share_is_compared_and_copies_count_for_themselves() -> None:
+    fast = accelerate(Own(answer=str), shadow=0.5)
+    for _ in range(20):
+        fast.query(ASKED)
+    time.sleep(0.1)
+    report = fast.shadow
+    assert 3 <= report.compared + report.skipped <= 17
+    assert copy.copy(fast).shadow == ShadowReport() == accelerate(Own(answer=str)).shadow
+    assert fast.with_terms(tenant="acme").shadow == report
+
+
+# ------------------------------------------------------------ unseen
+
+
+@pytest.mark.parametrize("way", ["query", "aquery"])
+@pytest.mark.parametrize("name", ["fusion, compact", "sub-questions", "cited", "chosen by the model"])
+def test_handlers_see_one_run(stock: Library, name: str, way: str) -> None:
+    """Of callback managers and of the instrumentation, both."""
+    heard = []
+    for share in (0.0, 1.0):
+        recorder = Recorder()
+        engine = ENGINES[name](stock)
+        engine.callback_manager = CallbackManager([recorder])
+        with recorded(recorder):
+            ask(accelerate(engine, shadow=share), way, expected=int(share))
+        heard.append((recorder.callbacks, recorder.events, recorder.spans))
+    assert heard[0] == heard[1] and heard[0][1]
+
+
+def test_what_the_caller_changes_afterwards_is_not_compared() -> None:
+    asked, nodes = QueryBundle(ASKED), [NodeWithScore(node=TextNode(text="oats"), score=0.5)]
+
+    class Late(BaseRetriever):
+        def _retrieve(self, query_bundle: QueryBundle) -> Any:
+            time.sleep(0.05)
+            return [NodeWithScore(node=TextNode(text=query_bundle.query_str), score=nodes[0].score)]
+
+    fast = accelerate(Late(), shadow=1.0)
+    found = fast.retrieve(asked)
+    found[0].score, asked.query_str = 0.0, "another"
+    assert counted(fast) == ShadowReport(compared=1)
+
+
+# ------------------------------------------------------------ refused
+
+
+def test_what_has_side_effects_is_refused(stock: Library) -> None:
+    chat = ContextChatEngine.from_defaults(
+        retriever=stock.index.as_retriever(), llm=stock.llm, memory=ChatMemoryBuffer.from_defaults(llm=stock.llm)
+    )
+    for one, why in (
+        (chat, "keeps its history"),
+        (IngestionPipeline(transformations=[]), "writes into its stores"),
+        (stock.index, "writes into its stores"),
+    ):
+        with pytest.raises(RegistrationError, match=why):
+            accelerate(one, shadow=0.5)
+    with pytest.raises(RegistrationError, match="no share of calls"):
+        accelerate(stock.rag(), shadow=2.0)
+    assert isinstance(accelerate(stock.rag(), shadow=0.5), RetrieverQueryEngine)

@@ -1,0 +1,252 @@
+"""`explain()`: three lines for every object, no figure that a measurement contradicts, everything else on request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypedDict
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tools import tool
+from langgraph.graph import START, StateGraph
+from llama_index.core import VectorStoreIndex
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.schema import TextNode
+from llama_index.core.tools import QueryEngineTool
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
+from support.documented import chain as documented
+
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.adapters.early_words import component_of, listed
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.langchain import ChatTeola
+from teola_plugin.llamaindex import TeolaLLM
+
+QUESTION = {"question": "what do lambs eat?"}
+
+
+class Slow(BaseChatModel):
+    """A model of the user's own."""
+
+    seconds: float = 0.05
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        time.sleep(self.seconds)
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("a"))])
+
+    @property
+    def _llm_type(self) -> str:
+        return "slow"
+
+
+class Hosted(Slow):
+    """One with async code of its own: several calls at once are what it was made for."""
+
+    async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        await asyncio.sleep(self.seconds)
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("a"))])
+
+
+def ask(text: str, model: Any) -> Any:
+    return ChatPromptTemplate.from_template(text) | model | StrOutputParser()
+
+
+def three(model: Any) -> Any:
+    """Three calls, the last of which needs the other two."""
+    return (
+        RunnablePassthrough.assign(a=ask("Rewrite {question}", model))
+        .assign(b=ask("Shorten {question}", model))
+        .assign(c=ask("Join {a} and {b}", model))
+    )
+
+
+def unseen(text: str) -> dict[str, str]:
+    time.sleep(0.0)
+    return {"question": text}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EnginePool]:
+    with EnginePool.local(fake_engines(rtx3090())) as made:
+        yield made
+
+
+def lines(text: str) -> list[str]:
+    found = text.split("\n")
+    assert [line[:15].rstrip() for line in found] == ["Understood:", "Starts early:", "Expect:"], text
+    return [line[15:] for line in found]
+
+
+# ------------------------------------------------------------ the three lines
+
+
+def test_own_models_have_no_figure_before_they_were_measured() -> None:
+    """It said `ratio 1.50 (by the engines' profiles)`, or 1.00, of models that nobody had measured."""
+    fast = accelerate(three(Hosted()))
+    assert lines(fast.explain(QUESTION)) == [
+        "9 parts: 9 optimized",
+        "2 model calls (a.model and b.model) side by side",
+        "sooner; not estimated, as your own models are not measured: `teola compare` measures it",
+    ]
+
+
+def test_what_was_measured_is_what_it_says() -> None:
+    """Of the last call, and the plain object's time is as it says."""
+    plain, fast = three(Hosted(seconds=0.2)), accelerate(three(Hosted(seconds=0.2)))
+    fast.invoke(QUESTION)  # threads and a loop are made
+    begun = time.perf_counter()
+    plain.invoke(QUESTION)
+    took = time.perf_counter() - begun
+    fast.invoke(QUESTION)
+    said = lines(fast.explain(QUESTION))[2]
+    ratio, seconds = float(said.split(" times")[0]), fast.last_trace().seconds
+    assert "faster in the last call" in said and ratio == pytest.approx(took / seconds, rel=0.25)
+
+
+def test_one_call_at_a_time_is_no_gain() -> None:
+    """What has no async code is asked once at a time, so nothing is sooner, and nothing says so."""
+    fast = accelerate(three(Slow()))
+    fast.invoke(QUESTION)
+    assert lines(fast.explain(QUESTION))[1:] == [
+        "nothing",
+        "no gain: Slow answers one call at a time, without async code of its own",
+    ]
+
+
+def test_a_pool_whose_answers_are_of_unknown_length(pool: EnginePool) -> None:
+    """By profiles it was `as written 2.857 s, now 2.885 s, ratio 0.99`; it is 1.04 of 1.0 s."""
+    plain, fast = documented(pool), accelerate(documented(pool))
+    told = lines(fast.explain(QUESTION))
+    assert told[1].startswith(
+        "each search of found as soon as its item is written; the beginning of the prompt of model"
+    )
+    assert told[2].startswith("sooner; not estimated before the first call, as the length of answers is not known")
+    pool.reset()
+    begun = time.perf_counter()
+    plain.invoke(QUESTION)
+    took = time.perf_counter() - begun
+    pool.reset()
+    fast.invoke(QUESTION)
+    ratio = float(lines(fast.explain(QUESTION))[2].split(" times")[0])
+    assert ratio > 1.0 and ratio == pytest.approx(took / fast.last_trace().seconds, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda m: ask("{question}", m), "its only call (model) has nothing to run beside"),
+        (
+            lambda m: ask("{question}", m) | (lambda text: {"question": text}) | ask("{question}", m),
+            "each of its 2 calls needs what the one before gives",
+        ),
+        (
+            lambda m: ask("{question}", m) | RunnableLambda(lambda text: unseen(text)) | ask("{question}", m),
+            "its calls (model and model2) wait for each other or for your code (lambda)",
+        ),
+        (lambda m: RunnablePassthrough(), "no part of it can start before its place, and none is served by an engine"),
+    ],
+)
+def test_why_there_is_no_gain(pool: EnginePool, make: Callable[[Any], Any], why: str) -> None:
+    fast = accelerate(make(ChatTeola(pool=pool, max_tokens=4)))
+    told = lines(fast.explain(QUESTION))
+    assert told[1] == "nothing" and told[2].startswith(f"no gain: {why}") and not fast.gains
+
+
+def test_what_to_change_first(pool: EnginePool) -> None:
+    model = ChatTeola(pool=pool, max_tokens=4)
+    chain = RunnablePassthrough.assign(a=ask("Rewrite {question}", model)) | ask("Say {a} again, of {question}", model)
+    said = lines(accelerate(chain).explain(QUESTION))[2]
+    assert "; change first: in the prompt of model, question stands behind a, which is known last" in said
+
+
+# ------------------------------------------------------------ objects of every kind
+
+
+def index() -> VectorStoreIndex:
+    return VectorStoreIndex([TextNode(text="Lambs eat grass.")], embed_model=MockEmbedding(embed_dim=8))
+
+
+class Flow(Workflow):
+    @step
+    async def only(self, ev: StartEvent) -> StopEvent:
+        return StopEvent(result="a")
+
+
+def graph(model: Any) -> Any:
+    class State(TypedDict, total=False):
+        question: str
+        first: str
+        second: str
+
+    made = StateGraph(State)
+    made.add_node("one", lambda state: {"first": model.invoke(f"Rewrite {state['question']}").text})
+    made.add_node("two", lambda state: {"second": model.invoke(f"Shorten {state['question']}").text})
+    made.add_edge(START, "one")
+    made.add_edge("one", "two")
+    return made.compile()
+
+
+@tool
+def pay(amount: int) -> str:
+    """Pays."""
+    return "paid"
+
+
+def agent_of_llamaindex(pool: EnginePool) -> Any:
+    llm = TeolaLLM(pool=pool)
+    return FunctionAgent(llm=llm, tools=[QueryEngineTool.from_defaults(index().as_query_engine(llm=llm), name="farm")])
+
+
+OBJECTS: dict[str, Callable[[EnginePool], Any]] = {
+    "chain": lambda pool: three(ChatTeola(pool=pool)),
+    "model": lambda pool: ChatTeola(pool=pool),
+    "graph": lambda pool: graph(ChatTeola(pool=pool)),
+    "plain graph": lambda pool: graph(Slow()),
+    "query engine": lambda pool: index().as_query_engine(llm=TeolaLLM(pool=pool), response_mode="accumulate"),
+    "retriever": lambda pool: index().as_retriever(),
+    "workflow": lambda pool: Flow(),
+    "agent": agent_of_llamaindex,
+}
+
+
+@pytest.mark.parametrize("name", list(OBJECTS))
+def test_one_layout(pool: EnginePool, name: str) -> None:
+    fast = accelerate(OBJECTS[name](pool), pool=None if name == "plain graph" else pool)
+    short, whole = fast.explain(), fast.explain(details=True)
+    assert lines(short) and whole.startswith(f"{short}\n\nWhat was understood\n-------------------\n")
+    assert fast.explain(None) == short
+    assert (lines(short)[1] == "nothing") == lines(short)[2].startswith("no gain")
+
+
+def test_a_graph(pool: EnginePool) -> None:
+    fast = accelerate(graph(ChatTeola(pool=pool, max_tokens=4)))
+    assert lines(fast.explain())[1:] == [
+        "two.model: when one begins",
+        "sooner; not estimated, as a graph decides while it runs: `teola compare` measures it",
+    ]
+    fast.invoke(QUESTION)
+    assert lines(fast.explain())[2].startswith("sooner; the last call took ")
+
+
+# ------------------------------------------------------------ words
+
+
+def test_components_of_primitives() -> None:
+    assert component_of("model.prefilling.partial#0") == component_of("model.decoding#1") == "model"
+    assert component_of("found[0]/found.retrieve.embedding") == "found.retrieve"
+    assert component_of("rows#1") == "rows" and component_of("part1/a.searching") == "a"
+    assert component_of("store.call#3") == "store.call"
+
+
+def test_long_lists_are_cut() -> None:
+    assert listed([]) == "" and listed(["a"]) == "a" and listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(["a", "b", "c", "d", "e"], "or") == "a, b, c or 2 more"

@@ -1,0 +1,229 @@
+"""The user's own models without a pool: calls of known lists start at once, and nothing else can be told from plain."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from differential.llamaindex.compare import settled
+from differential.llamaindex.composed import custom, router_deep, sub_questions_sync
+from differential.llamaindex.retrieval import after, fused, over
+from differential.llamaindex.synthesis import packed
+from llama_index.core import PromptTemplate
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.postprocessor import LLMRerank
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.rate_limiter import TokenBucketRateLimiter
+from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+from benchmarks.llamaindex.engines import ASKED, accumulate, naive_rag, router_multi, shown
+from benchmarks.llamaindex.kits import Kit
+from teola_plugin import accelerate
+from teola_plugin.adapters.llamaindex.own_models import permission
+from tests.support.llamaindex_own import ANSWER_S, ChattyLLM, Diary, DiaryHandler, Watched, diary_of, watched
+
+Make = Callable[[Kit], BaseQueryEngine]
+OTHER = "What would have to change first, and why?"
+LISTS: dict[str, tuple[Make, str, int]] = {
+    "accumulate": (accumulate, ASKED, 4),
+    "compact_accumulate": (packed(ResponseMode.COMPACT_ACCUMULATE), ASKED, 2),
+    "tree": (packed(ResponseMode.TREE_SUMMARIZE), ASKED, 2),
+    "naive RAG": (naive_rag, ASKED, 1),
+    "sub-questions": (sub_questions_sync, ASKED, 2),
+    "router": (router_multi, OTHER, 2),
+    "router of engines": (router_deep, OTHER, 2),
+    "fusion, accumulated": (over(fused("reciprocal_rerank", 3, use_async=False), response_mode="accumulate"), ASKED, 5),
+    "fusion in a loop, accumulated": (over(fused("reciprocal_rerank", 3), response_mode="accumulate"), ASKED, 5),
+    "reranked": (after(lambda kit: LLMRerank(llm=kit.llm, choice_batch_size=2, top_n=3)), ASKED, 3),
+    "parts of an engine of one's own": (custom, ASKED, 1),
+}
+"""What to build, what to ask, and how many calls come together at the least."""
+
+
+@pytest.fixture
+def own() -> Iterator[Watched]:
+    made = watched()
+    with made.kit.in_force():
+        yield made
+    settled()
+
+
+def told(own: Watched) -> tuple[Any, ...]:
+    return own.kit.concurrent
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    return run(), time.perf_counter() - start
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_calls_of_a_list_come_together_and_no_call_is_added(own: Watched, name: str) -> None:
+    make, given, together = LISTS[name]
+    engine = make(own.kit)
+    own.fresh()
+    before, plainly = timed(lambda: engine.query(given))
+    reached, searches = own.kit.ledger.reached, own.kit.ledger.searches
+    assert own.together() == 1 or name == "router of engines"
+    fast = accelerate(engine, concurrent=told(own))
+    own.fresh()
+    after, took = timed(lambda: fast.query(given))
+    assert shown(after) == shown(before)
+    assert own.kit.ledger.reached == reached and own.kit.ledger.searches == searches
+    assert own.together() >= together
+    if together > 1:
+        assert took < plainly - ANSWER_S / 2
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_events_come_in_the_plain_order_on_the_callers_thread(name: str) -> None:
+    make, given, _ = LISTS[name]
+    diary = Diary()
+    own = watched(CallbackManager([DiaryHandler(diary)]))
+    with own.kit.in_force():
+        engine = make(own.kit)
+        found = []
+        for one in (engine, accelerate(engine, concurrent=told(own))):
+            diary.said.clear()
+            own.fresh()
+            found.append((shown(diary_of(diary, lambda one=one: one.query(given))), list(diary.said)))  # type: ignore[misc]
+    settled()
+    if "loop" not in name and name != "router of engines":  # there tasks take turns
+        assert found[0] == found[1]
+        assert diary.threads == {threading.current_thread().name}
+    assert sorted(found[0][1]) == sorted(found[1][1])
+
+
+@pytest.mark.parametrize("options", [{}, {"speculate": "off", "concurrent": None}])
+def test_what_nobody_told_of_is_called_as_it_always_was(own: Watched, options: dict[str, Any]) -> None:
+    engine = accumulate(own.kit)
+    if "speculate" in options:
+        options = {**options, "concurrent": told(own)}
+    own.fresh()
+    engine.query(ASKED)
+    prompts = list(own.prompts)
+    own.fresh()
+    accelerate(engine, **options).query(ASKED)
+    assert own.prompts == prompts and own.threads == {threading.current_thread().name}
+
+
+def test_the_first_call_of_a_list_is_the_callers(own: Watched) -> None:
+    own.fresh()
+    accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
+    names = [name for _, name, _ in own.starts]
+    assert names.count(threading.current_thread().name) == 1 and names.count("teola-early") == 3
+
+
+def test_equal_calls_come_one_after_the_other(own: Watched) -> None:
+    nodes = [NodeWithScore(node=TextNode(id_=f"{i}", text="Oats are sown."), score=1.0) for i in range(3)]
+    engine = accelerate(accumulate(own.kit), concurrent=told(own))
+    own.fresh()
+    engine.synthesize(QueryBundle("What is sown?"), nodes)
+    assert len(own.prompts) == 3 and len(set(own.prompts)) == 1 and own.together() == 1
+
+
+def test_an_exception_is_the_callers_own_and_what_was_not_begun_is_not(own: Watched) -> None:
+    engine = accumulate(own.kit)
+    own.fresh()
+    engine.query(ASKED)
+    first, second = own.prompts[0], own.prompts[1]
+    for broken, most in ((first, 4), (second, 4)):
+        own.kit.ledger.broken_prompt = broken
+        own.fresh()
+        with pytest.raises(ValueError, match=f"injected: {len(broken)}"):
+            accelerate(engine, concurrent=told(own)).query(ASKED)
+        settled()
+        assert len(own.prompts) <= most
+
+
+def test_early_calls_see_the_callers_context(own: Watched) -> None:
+    asked_by: contextvars.ContextVar[str] = contextvars.ContextVar("asked_by", default="nobody")
+    seen: list[str] = []
+    noted = own.kit.ledger.asked
+    own.kit.ledger.asked = lambda prompt: (seen.append(asked_by.get()), noted(prompt))[1]  # type: ignore[method-assign]
+    token = asked_by.set("me")
+    accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
+    asked_by.reset(token)
+    assert seen == ["me"] * 4
+
+
+def test_a_rate_limiter_is_asked_in_the_plain_objects_place(own: Watched) -> None:
+    own.kit.llm.rate_limiter = TokenBucketRateLimiter(requests_per_minute=6000)
+    own.fresh()
+    accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
+    assert own.together() == 1 and own.threads == {threading.current_thread().name}
+
+
+def test_events_within_events_stay_where_they_were() -> None:
+    """Such a model is found out at its first early call, which asks nobody; then it is called in its place."""
+    diary = Diary()
+    own = watched(CallbackManager([DiaryHandler(diary)]))
+    llm = ChattyLLM(callback_manager=own.kit.manager)
+    engine = own.kit.reports.as_query_engine(llm=llm, similarity_top_k=4, response_mode="accumulate")
+    found = []
+    for one in (engine, accelerate(engine, concurrent=[llm]), accelerate(engine, concurrent=[llm])):
+        diary.said.clear()
+        llm.chats = 0
+        found.append((str(diary_of(diary, lambda one=one: one.query(ASKED))), list(diary.said), llm.chats))  # type: ignore[misc]
+        settled()
+    assert found[0] == found[1] == found[2] and found[0][2] == 4
+
+
+def test_one_call_at_a_time_on_whichever_thread(own: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(own.kit.embedding)
+    monkeypatch.setattr(permission, "IN_TURN", frozenset({f"{kind.__module__}.{kind.__qualname__}"}))
+    under_way, most = [0], [0]
+    embed = kind._now
+
+    def counted(self: Any, role: str, texts: list[str]) -> Any:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        try:
+            return embed(self, role, texts)
+        finally:
+            under_way[0] -= 1
+
+    monkeypatch.setattr(kind, "_now", counted)
+    engine = sub_questions_sync(own.kit)
+    own.fresh()
+    accelerate(engine, concurrent=[own.kit.llm, type(own.kit.reports.vector_store)]).query(ASKED)
+    assert most == [1] and own.together() >= 2
+
+
+def test_prompts_changed_later_are_the_ones_that_are_used(own: Watched) -> None:
+    engine = accumulate(own.kit)
+    fast = accelerate(engine, concurrent=told(own))
+    fast.query(ASKED)
+    words = PromptTemplate("Read {context_str} and say, as a poet would, {query_str}")
+    fast.update_prompts({"response_synthesizer:text_qa_template": words})
+    own.fresh()
+    fast.query(ASKED)
+    assert own.together() == 4 and all("as a poet would" in prompt for prompt in own.prompts)
+
+
+def test_many_at_once_claim_their_own(own: Watched) -> None:
+    engine = accelerate(accumulate(own.kit), concurrent=told(own))
+    plain = {f"{i} {ASKED}": shown(accumulate(own.kit).query(f"{i} {ASKED}")) for i in range(4)}
+    found: dict[str, Any] = {}
+    threads = [
+        threading.Thread(target=lambda q=question: found.update({q: shown(engine.query(q))}))  # type: ignore[misc]
+        for question in plain
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == plain
+
+
+def test_no_thread_is_left(own: Watched) -> None:
+    accelerate(RetrieverQueryEngine.from_args(own.kit.reports.as_retriever()), concurrent=told(own)).query(ASKED)
+    accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
+    settled()
+    assert not [one for one in threading.enumerate() if one.name.startswith(("teola-early", "teola-ahead"))]

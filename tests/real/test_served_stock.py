@@ -1,0 +1,79 @@
+"""`serve="auto"` on vLLM's own API server and MiniLM: the answers of the plain objects, and no request more."""
+
+from __future__ import annotations
+
+import asyncio
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+from support.api_server import MODEL, ApiServer
+
+from benchmarks.stock import langchain_apps, llamaindex_apps
+from teola_plugin import accelerate
+from teola_plugin.cli.demo.documents import flowing
+from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.models,
+    # The clients that plain objects keep for ever close their sockets when they are forgotten.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
+TEXTS = [part for part in flowing(topics["try"]).split("\n\n") if len(part) > 80][:12]
+ASKED = "vllm:request_success_total"
+
+
+_loop = asyncio.Runner()
+"""One loop for all: the package `openai` keeps connections between calls."""
+
+
+@pytest.fixture(scope="module")
+def chains(vllm_api: ApiServer) -> langchain_apps.Models:
+    return langchain_apps.models(vllm_api.base_url, MODEL, packaged_minilm(), TEXTS)
+
+
+@pytest.fixture(scope="module")
+def engines(vllm_api: ApiServer) -> llamaindex_apps.Models:
+    return llamaindex_apps.models(vllm_api.base_url, MODEL, packaged_minilm(), TEXTS)
+
+
+def counted(server: ApiServer, call: Any) -> tuple[Any, float]:
+    """What it gives, and the requests that the server has answered for it."""
+    before = server.metric(ASKED)
+    value = call()
+    return value, server.metric(ASKED) - before
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("name", langchain_apps.APPS)
+def test_chains(vllm_api: ApiServer, chains: Any, name: str, way: str) -> None:
+    plain, given = langchain_apps.APPS[name](chains), {"question": langchain_apps.QUESTION}
+
+    def ask(chain: Any) -> tuple[Any, float]:
+        run = chain.invoke if way == "sync" else lambda x: _loop.run(chain.ainvoke(x))
+        return counted(vllm_api, lambda: run(given))
+
+    wanted, asked = ask(plain)
+    bare, served = accelerate(plain), accelerate(plain, serve="auto")
+    assert len(served.serving.bound) == 2 and not served.serving.left, served.explain()
+    assert ask(bare) == ask(served) == (wanted, asked)
+    own = accelerate(plain, serve="own")
+    assert len(own.serving.bound) == 2 and ask(own)[0] == wanted
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("name", llamaindex_apps.APPS)
+def test_engines(vllm_api: ApiServer, engines: Any, name: str, way: str) -> None:
+    plain = llamaindex_apps.APPS[name](engines)
+
+    def ask(engine: Any) -> tuple[Any, float]:
+        run = engine.query if way == "sync" else lambda x: _loop.run(engine.aquery(x))
+        found, asked = counted(vllm_api, lambda: run(llamaindex_apps.QUESTION))
+        return (str(found), [node.text for node in found.source_nodes]), asked
+
+    wanted, asked = ask(plain)
+    bare, served = accelerate(plain), accelerate(plain, serve="auto")
+    assert "OpenAIServer(base_url=" in served.explain() and "EmbeddingEngine(model=" in served.explain()
+    assert ask(bare) == ask(served) == (wanted, asked)
+    assert ask(accelerate(plain, serve="own"))[0] == wanted

@@ -1,0 +1,143 @@
+"""LlamaIndex models of the user's own that take a while, and what reached them when and on which threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.event_handlers import BaseEventHandler
+
+from benchmarks.llamaindex.kits import Kit, Sizes, own_kit
+from teola_plugin.engines import profiles
+
+ANSWER_S = 0.06
+"""How long the model takes for any prompt."""
+
+
+@dataclass
+class Watched:
+    """A kit of own models, and the calls of its model."""
+
+    kit: Kit
+    starts: list[tuple[float, str, str]] = field(default_factory=list)
+    """When, on which thread, with which prompt."""
+
+    @property
+    def prompts(self) -> list[str]:
+        return [prompt for _, _, prompt in self.starts]
+
+    @property
+    def threads(self) -> set[str]:
+        return {name for _, name, _ in self.starts}
+
+    def together(self) -> int:
+        """The most calls that were under way at once."""
+        times = [at for at, _, _ in self.starts]
+        return max((sum(at <= other < at + ANSWER_S for other in times) for at in times), default=0)
+
+    def fresh(self) -> None:
+        self.kit.fresh()
+        self.starts.clear()
+
+
+def watched(manager: CallbackManager | None = None) -> Watched:
+    made = Watched(own_kit(profiles.noop(), Sizes(chunks=14, chunk_tokens=30, answer=8), manager))
+    slow, noted = made.kit.llm.slow, made.kit.ledger.asked  # type: ignore[attr-defined]
+    slow.generate, slow.embed, slow.search = (lambda *_: ANSWER_S), (lambda _: 0.002), (lambda: 0.002)
+
+    def asked(prompt: str) -> None:
+        made.starts.append((time.perf_counter(), threading.current_thread().name, prompt))
+        noted(prompt)
+
+    made.kit.ledger.asked = asked  # type: ignore[method-assign]
+    return made
+
+
+# ------------------------------------------------------------ events in their order
+
+
+@dataclass
+class Diary:
+    """Names of events of both kinds in their order, with the thread that they came on."""
+
+    said: list[str] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+
+    def note(self, what: str) -> None:
+        self.said.append(what)
+        self.threads.add(threading.current_thread().name)
+
+
+class DiaryHandler(BaseCallbackHandler):
+    def __init__(self, diary: Diary) -> None:
+        super().__init__([], [])
+        self._diary = diary
+
+    def on_event_start(self, event_type: Any, payload: Any = None, event_id: str = "", **_: Any) -> str:
+        self._diary.note(f"start {event_type.value} {sorted(map(str, payload or ()))}")
+        return event_id
+
+    def on_event_end(self, event_type: Any, payload: Any = None, event_id: str = "", **_: Any) -> None:
+        self._diary.note(f"end {event_type.value} {sorted(map(str, payload or ()))}")
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        self._diary.note(f"trace {trace_id}")
+
+    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
+        self._diary.note(f"end of trace {trace_id}")
+
+
+class DiaryEvents(BaseEventHandler):
+    diary: Any
+
+    def handle(self, event: Any, **_: Any) -> None:
+        self.diary.note(event.class_name())
+
+
+def diary_of(diary: Diary, run: Callable[[], Any]) -> Any:
+    """What `run` gives, while all instrumentation events go to the diary."""
+    root = get_dispatcher()
+    before = list(root.event_handlers)
+    root.event_handlers = [*before, DiaryEvents(diary=diary)]
+    try:
+        return run()
+    finally:
+        root.event_handlers = before
+
+
+# ------------------------------------------------------------ models with habits
+
+
+class ChattyLLM(CustomLLM):
+    """Completes by asking its own `chat`, through a helper: events within events."""
+
+    chats: int = 0
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(model_name="chatty")
+
+    def _ask(self, prompt: str) -> str:
+        return self.chat([ChatMessage(content=prompt)]).message.content or ""
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:
+        return CompletionResponse(text=self._ask(prompt))
+
+    @llm_chat_callback()
+    def chat(self, messages: Any, **_: Any) -> ChatResponse:
+        self.chats += 1
+        return ChatResponse(message=ChatMessage(role="assistant", content=f"said {len(messages[0].content)}"))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> Any:
+        raise NotImplementedError
