@@ -177,7 +177,7 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLMEngine, Ready]:
         }
         | ({"gpu": platform.gpu} if platform.gpu else {}),
         tells_cache=lacking.get(_NO_EVENTS) == (),
-        drafts=lacking.get(_NO_DRAFTS) == (),
+        drafts=setup.drafts.tokens if setup.drafts is not None and lacking.get(_NO_DRAFTS) == () else 0,
         lacking=tuple(f"{what} (no {', '.join(names)})" for what, names in lacking.items() if names),
     )
 
@@ -240,14 +240,14 @@ async def _main(fd: int) -> None:
     ready = await _with_drafts(llm, ready)
     events = llm_events.CacheEvents(shim.limits_of(llm)) if ready.tells_cache else None
     link.send(ready)
-    await Host(llm, link, gauge, events.held if events is not None else None, drafts=ready.drafts).serve()
+    await Host(llm, link, gauge, events.held if events is not None else None, drafts=bool(ready.drafts)).serve()
 
 
 async def _with_drafts(llm: AsyncLLMEngine, ready: Ready) -> Ready:
     """The proposer gets to know its rows; without that nothing is drafted."""
     if not ready.drafts or all(await llm.collective_rpc(ATTACH)):
         return ready
-    return replace(ready, drafts=False, lacking=(*ready.lacking, _NO_DRAFTS))
+    return replace(ready, drafts=0, lacking=(*ready.lacking, _NO_DRAFTS))
 
 
 def _not_ready(failed: Exception) -> NotReady:

@@ -49,8 +49,8 @@ class Ready:
     versions: Mapping[str, str] = field(default_factory=dict)
     tells_cache: bool = False
     """Whether news of the prefix cache will come."""
-    drafts: bool = False
-    """Whether greedy requests are drafted for."""
+    drafts: int = 0
+    """Tokens that may be drafted at once for a greedy request; 0 where nothing is."""
     lacking: tuple[str, ...] = ()
     """What is off because this vLLM is not as expected, and why."""
 
@@ -64,6 +64,7 @@ class Ready:
             max_request_size=self.max_model_len,
             min_split_tokens=max(profile.min_split_tokens, self.block_size),
             cache_tokens=self.cache_tokens,
+            drafts=self.drafts,
             device=self.device,
             # A CPU's step lasts as long as all of its tokens; a GPU's decoding leaves it time to prefill beside.
             interference=1.0 if self.device.startswith("cpu") else 0.3,
