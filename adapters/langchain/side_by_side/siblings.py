@@ -22,6 +22,7 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from teola_plugin.adapters.langchain.own_models import replay
 from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite, LeafCall, Outcome, State, outcome_of
 from teola_plugin.adapters.langchain.own_models.routed import ClaimingLeaf
+from teola_plugin.adapters.langchain.side_by_side.workers import workers
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 from teola_plugin.runtime.context import current_run
 
@@ -76,28 +77,6 @@ def _distinct(wanted: Iterable[Wanted]) -> Iterator[LeafCall]:
     return iter(known)
 
 
-class ThreadCount:
-    """How many threads there may be in the process: batches of composites that hold composites would make many."""
-
-    def __init__(self, most: int) -> None:
-        self._free = most
-        self._lock = threading.Lock()
-
-    def taken(self, wanted: int) -> int:
-        """As many of them as are free, maybe none: then the plain code makes the calls itself."""
-        with self._lock:
-            found = min(wanted, self._free)
-            self._free -= found
-        return found
-
-    def given_back(self) -> None:
-        with self._lock:
-            self._free += 1
-
-
-_threads = ThreadCount(64)
-
-
 class Siblings:
     """Calls under way. Used by the plain code, on the thread that made it, and by its own threads."""
 
@@ -106,9 +85,7 @@ class Siblings:
         self._waiting = deque(calls[1:])
         self._context, self._run = copy_context(), current_run.get()
         self._lock = threading.Lock()
-        self._threads = _threads
-        for _ in range(self._threads.taken(min(len(self._waiting), MOST - 1))):
-            threading.Thread(target=self._work, name="teola-beside", daemon=True).start()
+        workers().run(self._work, min(len(self._waiting), MOST - 1))
 
     def close(self) -> None:
         """The plain code is done: what has not begun is dropped, what is under way ends unheard."""
@@ -118,11 +95,8 @@ class Siblings:
     # ------------------------------------------------------------ the threads' side
 
     def _work(self) -> None:
-        try:
-            while (call := self._next()) is not None:
-                self._make(call)
-        finally:
-            self._threads.given_back()
+        while (call := self._next()) is not None:
+            self._make(call)
 
     def _next(self) -> LeafCall | None:
         with self._lock:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -34,8 +36,8 @@ from pydantic import Field
 from support.own_leaves import Chat, Ledger, Notes, SyncChat, Text
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain.side_by_side.siblings import ThreadCount
 from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
+from teola_plugin.adapters.langchain.side_by_side.workers import Workers
 from teola_plugin.adapters.thread_safety import ThreadSafety
 
 Chain = Runnable[Any, Any]
@@ -379,23 +381,39 @@ def test_no_call_is_made_that_had_not_begun_when_one_failed(monkeypatch: pytest.
 
 
 def test_where_no_thread_is_left_the_calls_are_made_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.siblings._threads", ThreadCount(0))
+    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.workers._workers", Workers(0))
     ledger = Ledger(jitter=0.002)
     assert accelerate(queries(ledger), concurrent=OWN).invoke("q") == queries(Ledger()).invoke("q")
     assert (ledger.most, ledger.calls.total()) == (1, 3)
 
 
-def test_threads_are_given_back() -> None:
-    from teola_plugin.adapters.langchain.side_by_side import siblings
-
+def test_threads_are_used_again_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Workers(3)
+    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.workers._workers", made)
+    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.workers.KEPT", 0.05)
     fast = accelerate(ensemble(Ledger()), concurrent=OWN)
-    for _ in range(100):
+    for _ in range(50):
         fast.invoke("q")
+        assert made.made <= 3
     for _ in range(500):
-        if siblings._threads._free == 64:
+        if made.made == 0:
             break
         threading.Event().wait(0.01)
-    assert siblings._threads._free == 64
+    assert (made.made, made.idle) == (0, 0)
+    assert fast.invoke("q") == ensemble(Ledger()).invoke("q")
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    fast = accelerate(ensemble(Ledger()), concurrent=OWN)
+    expected = len(fast.invoke("q"))
+    child = multiprocessing.get_context("fork").Process(target=_asked_in_child, args=(fast, expected))
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
+
+
+def _asked_in_child(fast: Any, expected: int) -> None:
+    os._exit(0 if len(fast.invoke("q")) == expected else 1)
 
 
 def test_a_model_that_fails_in_a_map_reduce_fails_alike() -> None:
