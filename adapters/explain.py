@@ -82,12 +82,12 @@ def explain(
 
 def _understood(report: TraceReport) -> str:
     """E.g. `5 parts: 4 optimized, 1 unchanged (RunnableLambda)`."""
-    told = []
+    told, parts = [], dict.fromkeys((row.path, row.class_name, row.level) for row in report)
     for level, word in WORDS.items():
-        rows = [row for row in report if row.level == level]
-        names = "" if level == "lowered" else f" ({listed(list(dict.fromkeys(row.class_name for row in rows)))})"
-        told += [f"{len(rows)} {word}{names}"] if rows else []
-    return f"{len(report)} part{'' if len(report) == 1 else 's'}: {', '.join(told)}" if told else "no parts"
+        names = [name for _, name, at in parts if at == level]
+        which = "" if level == "lowered" else f" ({listed(list(dict.fromkeys(names)))})"
+        told += [f"{len(names)} {word}{which}"] if names else []
+    return f"{len(parts)} part{'' if len(parts) == 1 else 's'}: {', '.join(told)}" if told else "no parts"
 
 
 def in_sections(sections: Iterable[Section]) -> str:

@@ -19,6 +19,7 @@ from langgraph.graph import START, StateGraph
 from llama_index.core import VectorStoreIndex
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.llms import MockLLM
 from llama_index.core.schema import TextNode
 from llama_index.core.tools import QueryEngineTool
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
@@ -235,6 +236,12 @@ def test_a_graph(pool: EnginePool) -> None:
     ]
     fast.invoke(QUESTION)
     assert lines(fast.explain())[2].startswith("faster; the last call took ")
+
+
+def test_a_part_counts_once() -> None:
+    """LlamaIndex's report has a row for each way in which a part is asked."""
+    fast = accelerate(index().as_query_engine(llm=MockLLM()))
+    assert lines(fast.explain())[0] == "2 parts: 2 unchanged (VectorIndexRetriever and CompactAndRefine)"
 
 
 # ------------------------------------------------------------ words

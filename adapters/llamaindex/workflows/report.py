@@ -70,7 +70,7 @@ def explained(workflow: Any, pool: EnginePool | None, accelerate: Accelerate, tr
     if not early:
         return Explanation(report, (), "no gain is known: its steps run as they are written, each call in its place")
     took = f"the last call took {duration(trace.seconds)}" if trace is not None else ""
-    return Explanation(report, early, f"sooner; {took or 'not estimated, as it decides while it runs'}: {COMPARE}")
+    return Explanation(report, early, f"faster; {took or 'not estimated, as it decides while it runs'}: {COMPARE}")
 
 
 def _early(workflow: Any, accelerate: Accelerate) -> Iterator[str]:

@@ -26,14 +26,14 @@ class Entries:
     call: Call | None
     """None where the object has async entries only."""
     acall: Callable[[Any, Any], Awaitable[Any]]
+    answer: Callable[[Any], Any]
+    """What counts of what it gives, as plain data that later changes do not reach."""
     pieces: Callable[[Any, Any], AsyncIterator[Any]] | None = None
     """A stream of pieces; None for objects without one."""
     wrong: Check = lambda value: ""
     """What is wrong with an input, as text; empty for one that is taken."""
     fresh: Callable[[Any], None] = lambda obj: None
     """Forget what the object remembers of earlier calls."""
-    answer: Callable[[Any], Any] = lambda made: made
-    """What counts of what it gives."""
 
 
 def entries_of(obj: Any, name: str) -> Entries:
@@ -58,14 +58,16 @@ def entries_of(obj: Any, name: str) -> Entries:
 
 
 def _of_runnable(obj: Any) -> Entries:
+    from teola_plugin.adapters.langchain.checking.comparison import snapshot
+
     config = _configs(obj)
     return Entries(
         "Runnable",
         "invoke, ainvoke, astream",
         lambda one, value: one.invoke(value, config()),
         lambda one, value: one.ainvoke(value, config()),
+        lambda made: snapshot(_answered(made)),
         lambda one, value: one.astream(value, config()),
-        answer=_answered,
     )
 
 

@@ -160,9 +160,10 @@ def advice(fast: Any, value: Any) -> list[str]:
     except TeolaError as error:
         return [f"Planning failed, so the original ran: {error}"]
     found = [] if told.early else [NO_GAIN, f"{told.expect[0].upper()}{told.expect[1:]}."]
-    elsewhere = [node for node in told.report if node.level != "lowered"]
+    rows = (node for node in told.report if node.level != "lowered")
+    elsewhere = list(dict.fromkeys(f"{node.path} ({node.class_name})" for node in rows))
     if elsewhere:
-        named = ", ".join(f"{node.path} ({node.class_name})" for node in elsewhere[:5])
+        named = ", ".join(elsewhere[:5])
         more = f" and {len(elsewhere) - 5} more" if len(elsewhere) > 5 else ""
         found.append(f"Run in their place, as they always did: {named}{more}.")
     return [*found, *told.advice]

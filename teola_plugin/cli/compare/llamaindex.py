@@ -9,12 +9,13 @@ from llama_index.core.agent.workflow import AgentOutput, AgentWorkflow
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
+from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.workflow import Workflow
 
+from teola_plugin.adapters.llamaindex.checking import snapshot
 from teola_plugin.cli.compare.entries import Entries
 
 
@@ -24,7 +25,7 @@ def entries(obj: Any) -> Entries | None:
 
 
 def _of_engine(obj: BaseQueryEngine) -> Entries:
-    return Entries("query engine", "query, aquery", _query, _aquery, wrong=_no_text, answer=_answered)
+    return Entries("query engine", "query, aquery", _query, _aquery, snapshot, wrong=_no_text)
 
 
 def _query(engine: Any, text: str) -> Any:
@@ -43,6 +44,7 @@ def _of_retriever(obj: BaseRetriever) -> Entries:
         "retrieve, aretrieve",
         lambda one, text: one.retrieve(text),
         lambda one, text: one.aretrieve(text),
+        snapshot,
         wrong=_no_text,
     )
 
@@ -53,8 +55,8 @@ def _of_synthesizer(obj: BaseSynthesizer) -> Entries:
         "synthesize, asynthesize",
         lambda one, given: one.synthesize(given["query"], _nodes(given)),
         lambda one, given: one.asynthesize(given["query"], _nodes(given)),
+        snapshot,
         wrong=_no_query_with_nodes,
-        answer=_answered,
     )
 
 
@@ -69,9 +71,9 @@ def _of_chat_engine(obj: BaseChatEngine) -> Entries:
         "chat, achat",
         lambda one, text: one.chat(text),
         lambda one, text: one.achat(text),
+        lambda made: made.response,
         wrong=_no_text,
         fresh=lambda one: one.reset(),
-        answer=lambda made: made.response,
     )
 
 
@@ -79,24 +81,22 @@ def _of_agent(obj: Any) -> Entries:
     async def run(agent: Any, given: Any) -> Any:
         return await (agent.run(user_msg=given) if isinstance(given, str) else agent.run(**given))
 
-    return Entries("agent", "run", None, run, wrong=_no_text_nor_arguments, answer=_answered)
+    return Entries("agent", "run", None, run, _said, wrong=_no_text_nor_arguments)
 
 
 def _of_workflow(obj: Workflow) -> Entries:
     async def run(workflow: Any, given: Any) -> Any:
         return await workflow.run(**given)
 
-    return Entries("workflow", "run", None, run, wrong=_no_arguments, answer=_answered)
+    return Entries("workflow", "run", None, run, snapshot, wrong=_no_arguments)
 
 
-def _answered(made: Any) -> Any:
-    """Texts, nodes and tools; not what a provider says of its response, nor ids of calls."""
-    if isinstance(made, Response):
-        return {"response": made.response, "source_nodes": made.source_nodes, "metadata": made.metadata}
-    if isinstance(made, AgentOutput):
-        tools = [(call.tool_name, call.tool_kwargs) for call in made.tool_calls]
-        return {"response": made.response.content, "agent": made.current_agent_name, "tools": tools}
-    return made
+def _said(made: Any) -> Any:
+    """Of an agent: text and tools; not what a provider says of its response, nor ids of calls."""
+    if not isinstance(made, AgentOutput):
+        return snapshot(made)
+    tools = [(call.tool_name, call.tool_kwargs) for call in made.tool_calls]
+    return snapshot({"response": made.response.content, "agent": made.current_agent_name, "tools": tools})
 
 
 # ------------------------------------------------------------ what is wrong with an input

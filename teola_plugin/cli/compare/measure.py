@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.adapters.langchain.checking.comparison import failure, snapshot
+from teola_plugin.adapters.checking.comparison import failure
 from teola_plugin.errors import RegistrationError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Session:
             else:
                 answer = self._called(chosen, way, given)
             seconds = time.perf_counter() - begun
-            answer = snapshot(answer if answer is None else self.entries.answer(answer))
+            answer = None if answer is None else self.entries.answer(answer)
         except Exception as error:
             seconds = time.perf_counter() - begun
             answer, raised = failure(error), f"{type(error).__qualname__}: {error}"
