@@ -40,9 +40,9 @@ def accelerate_llamaindex(obj: Any, options: Options) -> Any:
     found = options.pool
     served = bound_in(obj, options.bind, found, strict=options.strict)
     if isinstance(served, IngestionPipeline):
-        return accelerated_ingestion(served)
+        return accelerated_ingestion(served, options)
     if isinstance(served, VectorStoreIndex):
-        return accelerated_index(served)
+        return accelerated_index(served, options)
     if found is None and options.speculate != "off":
         prepare(served, terms.threads)
     session = _session(obj, served, found, terms)
