@@ -37,18 +37,23 @@ class Ahead:
     """Not where the plain object makes the calls side by side by itself, in a loop of its own."""
     lead: bool = False
     needed: bool = False
-    """Whether anybody waits for the step's result."""
+    """Whether anybody waits for the step's result; without that only its calls matter."""
 
     def leading(self) -> Ahead:
-        return replace(self, lead=self.may_lead, needed=True)
+        return replace(self, lead=self.may_lead)
 
-    def for_more(self) -> Ahead:
-        """Of a step whose result is needed."""
-        return replace(self, needed=True)
+    def wanting(self, needed: bool) -> Ahead:
+        """Of a step whose result is needed, or not."""
+        return replace(self, needed=needed)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether calls that need those before them are to be followed: somebody needs the result, or they lead."""
+        return self.needed or self.lead
 
     def side_by_side(self) -> Ahead:
         """In a part that the plain object runs in a loop, from its sync entry."""
-        return self if self.is_async else replace(self, is_async=True, may_lead=False, lead=False, needed=True)
+        return self if self.is_async else replace(self, is_async=True, may_lead=False, lead=False)
 
     def in_sync_code(self) -> Ahead:
         """Of what is sync in async entries, too."""
@@ -56,7 +61,7 @@ class Ahead:
 
     async def each(self, steps: Sequence[Callable[[Ahead], Awaitable[T]]]) -> list[T]:
         """What steps of a list give, or their exceptions; all but the first lead, as this one does."""
-        ways = [self.leading() if i and not self.is_async else self.for_more() for i in range(len(steps))]
+        ways = [self.leading() if i and not self.is_async else self for i in range(len(steps))]
         found = await asyncio.gather(*(go(way) for go, way in zip(steps, ways, strict=True)), return_exceptions=True)
         return found  # type: ignore[return-value]
 
@@ -124,8 +129,8 @@ class Plan:
     """The user's own models and stores that are called, by id."""
     known: dict[int, Any] = field(default_factory=dict)
     """Engines, retrievers and the like whose calls are known, by id."""
-    gains: bool = False
-    """Whether anything may start sooner."""
+    found: int = 0
+    """How many lists there are whose calls may start sooner."""
     is_async: bool = False
     """While parts are looked at that the plain object runs in a loop."""
 
@@ -151,4 +156,4 @@ class Plan:
     def lists(self, use_async: bool = False) -> None:
         """A list of calls that the plain object makes one after the other, unless it is told to use a loop."""
         if not (self.is_async or use_async):
-            self.gains = True
+            self.found += 1

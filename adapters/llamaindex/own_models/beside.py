@@ -137,7 +137,7 @@ def gains(node: Any, entry: str, threads: ThreadSafety) -> bool:
 
 def _pays(plan: Plan) -> bool:
     """Whether calls that may be made ahead are in one of its lists."""
-    return plan.gains and any(map(plan.permission.early, plan.leaves.values()))
+    return plan.found > 0 and any(map(plan.permission.early, plan.leaves.values()))
 
 
 def _with_leaves(served: Any, plan: Plan, part: Accelerate) -> Any:

@@ -51,6 +51,8 @@ class Answer:
     nodes: Sequence[NodeWithScore]
 
 
+NOTHING = Answer("", ())
+"""Where nobody needs it."""
 Query = Callable[[Ahead, Question], Awaitable[Answer]]
 """`query`: (how, question) -> the answer."""
 EMPTY_RESPONSE = "Empty Response"
@@ -86,10 +88,14 @@ def _ends(why: str) -> Any:
 def finding(plan: Plan, parts: RetrievalParts) -> Retrieve:
     """Retrieved, and postprocessed."""
     retrieve: Retrieve = retrieving(plan, parts.retriever)
+    before = plan.found
     postprocess = postprocessing(plan, parts.node_postprocessors)
+    lists = plan.found > before
 
     async def find(ahead: Ahead, asked: Question) -> Nodes:
-        return await postprocess(ahead, asked.text, await retrieve(ahead, asked))
+        wanted = ahead.needed or lists
+        nodes = await retrieve(ahead.wanting(wanted), asked)
+        return await postprocess(ahead, asked.text, nodes) if wanted else []
 
     return find
 
@@ -108,10 +114,13 @@ def _retrieval(kind: type[RetrievalParts]) -> Callable[[Plan, Any], Query]:
             raise NotUnderstood("it reads images, too")
         find = finding(plan, parts)
         plan.known[id(engine)] = engine  # its retriever is known, whatever its synthesizer is
-        respond = _responding(plan, parts.response_synthesizer)
+        respond, lists = _responding(plan, parts.response_synthesizer)
 
         async def query(ahead: Ahead, asked: Question) -> Answer:
-            nodes = await find(ahead.for_more(), asked)
+            wanted = ahead.goes_on or lists
+            nodes = await find(ahead.wanting(wanted), asked)
+            if not wanted:
+                return NOTHING
             if isinstance(engine, CitationQueryEngine):
                 nodes = citation_sources(engine, own_nodes(nodes))
             return Answer(await answered_from(respond, ahead, asked.text, nodes), nodes)
@@ -121,12 +130,14 @@ def _retrieval(kind: type[RetrievalParts]) -> Callable[[Plan, Any], Query]:
     return rule
 
 
-def _responding(plan: Plan, synth: Any) -> Respond:
+def _responding(plan: Plan, synth: Any) -> tuple[Respond, bool]:
+    """With whether it has a list of its own."""
+    before = plan.found
     try:
-        return responding(plan, synth)
+        made = responding(plan, synth)
     except NotUnderstood as why:
-        made: Respond = _ends(str(why))
-        return made
+        made = _ends(str(why))
+    return made, plan.found > before
 
 
 # ------------------------------------------------------------ several engines
@@ -140,14 +151,17 @@ def _sub_questions(plan: Plan, engine: SubQuestionQueryEngine) -> Query:
     plan.is_async = before or in_loop  # what they ask in turn is asked in that loop
     engines = {name: _tried(plan, one) for name, one in parts.query_engines.items()}
     plan.is_async = before
-    respond = _responding(plan, parts.response_synthesizer)
+    respond, lists = _responding(plan, parts.response_synthesizer)
 
     async def query(ahead: Ahead, asked: Question) -> Answer:
-        questions = await write(ahead.for_more(), asked.text)
-        way = ahead.side_by_side() if in_loop else ahead.for_more()
+        questions = await write(ahead, asked.text)
+        wanted = ahead.goes_on or lists
+        way = (ahead.side_by_side() if in_loop else ahead).wanting(wanted)
         known = [one for one in questions if one["tool_name"] in engines]
         steps = [_asking(engines[one["tool_name"]], Question(one["sub_question"])) for one in known]
         found = await way.each(steps)
+        if not wanted:
+            return NOTHING
         pairs = [(one, made) for one, made in zip(known, found, strict=True) if not isinstance(made, Failed)]
         for _, made in pairs:  # the plain object goes on without those that fail
             if isinstance(made, BaseException):
@@ -173,14 +187,17 @@ def _router(plan: Plan, engine: RouterQueryEngine) -> Query:
     if len({id(model) for one in parts.query_engines for model in _models(one)}) > 1:
         raise NotUnderstood("its engines embed one query with several models")
     engines = [_tried(plan, one) for one in parts.query_engines]
-    several = takes_several(parts.selector)
-    summarise: Respond = _responding(plan, parts.summarizer) if several else _ends("there is one answer")
+    one: tuple[Respond, bool] = (_ends("there is one answer"), False)
+    summarise, lists = _responding(plan, parts.summarizer) if takes_several(parts.selector) else one
 
     async def query(ahead: Ahead, asked: Question) -> Answer:
-        chosen = await choose(ahead.for_more(), asked.text)
+        chosen = await choose(ahead, asked.text)
         if len(chosen) == 1:
             return await _asking(engines[chosen[0]], asked)(ahead)
-        found = await ahead.all([_asking(engines[i], asked) for i in chosen])
+        wanted = ahead.goes_on or lists
+        found = await ahead.wanting(wanted).all([_asking(engines[i], asked) for i in chosen])
+        if not wanted:
+            return NOTHING
         text = await summarise(ahead, asked.text, [made.text or "None" for made in found])
         return Answer(text, [node for made in found for node in made.nodes])
 
@@ -204,7 +221,7 @@ def _transform(plan: Plan, engine: TransformQueryEngine) -> Query:
     then = querying(plan, parts.query_engine)
 
     async def query(ahead: Ahead, asked: Question) -> Answer:
-        return await then(ahead, await change(ahead.for_more(), asked))
+        return await then(ahead, await change(ahead, asked))
 
     return query
 

@@ -44,7 +44,8 @@ def retrieving(plan: Plan, retriever: BaseRetriever) -> Retrieve:
     plan.known[id(retriever)] = retriever
 
     async def settle(ahead: Ahead, asked: Question) -> Nodes:
-        return settled(retriever, asked.text, await retrieve(ahead, asked))
+        nodes = await retrieve(ahead, asked)
+        return settled(retriever, asked.text, nodes) if ahead.needed else []
 
     return settle
 
@@ -60,7 +61,7 @@ def _vector(plan: Plan, r: VectorIndexRetriever) -> Retrieve:
         vector = await asked.embedded(ahead, model) if by_vector else None
         query = store_query(r, asked.text, vector)
         result = await ahead.searched(store, query, dict(parts.vector_store_kwargs))
-        return nodes_of_result(r, asked.text, result)
+        return nodes_of_result(r, asked.text, result) if ahead.needed else []
 
     return retrieve
 
@@ -87,10 +88,11 @@ def _fusion(plan: Plan, r: QueryFusionRetriever) -> Retrieve:
             return [((query.text, i), nodes) for (query, i), nodes in zip(pairs, found, strict=True)]
 
         if not several:
-            return fused(r, asked.text, dict(await search(way, [asked])))
+            found = await search(way, [asked])
+            return fused(r, asked.text, dict(found)) if ahead.needed else []
         queries, own = await ahead.all([write, lambda _: search(way if way.is_async else way.leading(), [asked])])
         written = await search(way if way.is_async else way.leading(), [Question(text) for text in queries])
-        return fused(r, asked.text, dict([*own, *written]))
+        return fused(r, asked.text, dict([*own, *written])) if ahead.needed else []
 
     return retrieve
 

@@ -108,7 +108,7 @@ def _tree(plan: Plan, synth: TreeSummarize, parts: TreeSummarizeParts) -> Respon
             way = ahead.side_by_side() if in_loop else ahead
             answers = await way.all([_asks(llm, asked, {"context_str": chunk}) for chunk in chunks])
             chunks = helper.repack(asked, text_chunks=answers, llm=llm)
-        return await _asks(llm, asked, {"context_str": chunks[0]})(ahead) if ahead.needed or ahead.lead else ""
+        return await _asks(llm, asked, {"context_str": chunks[0]})(ahead) if ahead.goes_on else ""
 
     return respond
 
@@ -128,7 +128,7 @@ def _refine(plan: Plan, synth: Refine, parts: RefineParts) -> Respond:
         return [part for text in texts for part in helper.repack(largest, [text], llm=llm, padding=padding)]
 
     async def respond(ahead: Ahead, query: str, chunks: Sequence[str]) -> str:
-        if not (ahead.needed or ahead.lead):
+        if not ahead.goes_on:
             return ""  # each call needs the one before
         first, *others = packed(query, chunks)
         answer = await _asks(llm, qa.partial_format(query_str=query), {"context_str": first})(ahead)
@@ -149,7 +149,7 @@ def _simple(plan: Plan, synth: SimpleSummarize, parts: SimpleSummarizeParts) -> 
     llm, qa, helper = _llm(plan, parts), own_prompt(parts.text_qa_template), _helper(parts)
 
     async def respond(ahead: Ahead, query: str, chunks: Sequence[str]) -> str:
-        if not (ahead.needed or ahead.lead):
+        if not ahead.goes_on:
             return ""
         own = {"text_qa_template": qa, "prompt_helper": helper}
         return (
@@ -166,7 +166,7 @@ def _generation(plan: Plan, synth: Generation, parts: GenerationParts) -> Respon
         def run(asked: Any) -> Any:
             return response(GenerationParts, synth, query, [], llm=asked, input_prompt=template)
 
-        return await ahead.said(llm, run) if ahead.needed or ahead.lead else ""
+        return await ahead.said(llm, run) if ahead.goes_on else ""
 
     return respond
 
