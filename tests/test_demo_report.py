@@ -54,6 +54,15 @@ def test_only_what_saved_something_is_told_the_most_first() -> None:
     assert saved([PLAIN], [PLAIN]) == {}
 
 
+def test_storing_beside_embedding_is_told_only_where_that_was_done() -> None:
+    def run(embedded: str) -> QueryTrace:
+        asked = span("queries.model.prefilling", "llm", 0.0, 0.2)
+        return trace(span(embedded, "embedder", 0.0, 0.5, "EMBEDDING"), asked, ended=1.0)
+
+    assert TOLD[INDEX] in saved([PLAIN], [run("collection.embedding#1")])
+    assert TOLD[INDEX] not in saved([PLAIN], [run("collection.embedding")])
+
+
 @dataclass(frozen=True)
 class Found:
     plain_s: float

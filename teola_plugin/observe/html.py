@@ -140,7 +140,7 @@ def _ratio(part: float, whole: float) -> str:
 
 
 def _comparison(found: Sequence[Runs]) -> str:
-    """A bar for each, with how much sooner than the first it ended."""
+    """A bar for each, with how much faster than the first it was."""
     longest = max(runs.seconds for runs in found) or 1.0
     rows = []
     for i, runs in enumerate(found):
@@ -148,20 +148,20 @@ def _comparison(found: Sequence[Runs]) -> str:
         told = element("small", runs.told) if runs.told else ""
         cells = element("th", escape(runs.name) + told) + element("td", bar, cls="bar")
         cells += element("td", duration(runs.seconds), cls="n")
-        rows.append(element("tr", cells + element("td", _sooner(runs, found[0]) if i else "", cls="ratio")))
+        rows.append(element("tr", cells + element("td", _faster(runs, found[0]) if i else "", cls="ratio")))
     return element("table", "".join(rows), cls="compare")
 
 
-def _sooner(runs: Runs, base: Runs) -> str:
+def _faster(runs: Runs, base: Runs) -> str:
     if not (runs.seconds and base.seconds):
         return ""
     ratio = base.seconds / runs.seconds
-    return f"{ratio:.2f}× sooner" if ratio >= 1 else f"{1 / ratio:.2f}× later"
+    return f"{ratio:.2f}× faster" if ratio >= 1 else f"{1 / ratio:.2f}× slower"
 
 
 def _timeline(runs: Runs, index: int, base: Runs, longest: float) -> str:
     trace = runs.shown
-    mark = element("span", _sooner(runs, base), cls="badge") if index else ""
+    mark = element("span", _faster(runs, base), cls="badge") if index else ""
     which = f", the run nearest to the median of {len(runs.times)}" if runs.told else ""
     total = element("span", f"{duration(trace.seconds)}{which}", cls="total")
     head = element("h3", escape(runs.name) + total + mark)

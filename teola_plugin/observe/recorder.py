@@ -214,6 +214,12 @@ class TraceRecorder:
         span.outcome = outcome
         span.tokens, span.cached = tokens or span.tokens, cached or span.cached
 
+    def goes_on(self, query_id: str, primitive: str, at: float) -> None:
+        """One of several requests has ended: it ends with the last of them."""
+        span = self._find(query_id, primitive)
+        if span is not None and span.done is not None and span.about[4] > 1:
+            span.done = max(span.done, at)
+
     def wrote(self, query_id: str, primitive: str, tokens: int) -> None:
         """How many tokens a generation has written, where no decoding tells, beside those of its prompt."""
         span = self._find(query_id, primitive)

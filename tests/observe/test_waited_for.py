@@ -27,7 +27,7 @@ from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.profiles import rtx3090
-from teola_plugin.langchain import ChatTeola, read_only
+from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, read_only
 from teola_plugin.observe import QueryTrace
 from teola_plugin.runtime.virtual_time import run_virtual
 
@@ -311,3 +311,15 @@ def test_sub_questions_of_llamaindex_wait_for_three_generations(way: str) -> Non
     assert on_engine / trace.seconds > 0.8 and found.get("your code", 0.0) / trace.seconds < 0.2
     written = sum(s.tokens + s.written for s in trace.spans if "DECODING" in s.kind or s.kind == "GENERATION")
     assert written == 60 + 3 * 24, "each answer once"
+
+
+def test_a_call_of_several_batches_ends_with_the_last_of_them() -> None:
+    texts = [f"lamb {number}" for number in range(300)]
+    with EnginePool.local(fake_engines(rtx3090())) as pool:
+        embeddings = TeolaEmbeddings(pool=pool)
+        with pool.watching() as live:
+            embeddings.embed_documents(texts)
+        trace = live.trace.result(10)
+    (span,) = trace.spans
+    assert span.size == 300 and span.done is not None
+    assert trace.ended - span.done < 0.2 * trace.seconds, "the first batch is over after a third of it"

@@ -12,13 +12,28 @@ from teola_plugin.cli.compare.measure import Run
 from teola_plugin.observe.svg import element, text, tick_label, ticks
 from teola_plugin.observe.text import duration
 
-_WIDTH, _HEIGHT = 860.0, 420.0
+_WIDTH, _HEIGHT = 600.0, 400.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 20.0, 24.0, 120.0
-_COLOURS = {"plain, sync": "#6a717b", "plain, async": "#1c1f23", "plain again, async": "#a9b0ba"}
-_FAST_COLOURS = {"accelerated, sync": "#e7a45c", "accelerated, async": "#dc3a20"}
-_STYLE = (
-    "text { font: 12px system-ui, 'Segoe UI', Arial, sans-serif; fill: #1c1f23 } .dim { fill: #6a717b }"
-    " .grid { stroke: #e3e4e6 } .curve { fill: none; stroke-width: 2 } .again { stroke-dasharray: 5 3 }"
+_CURVES = {
+    "plain, sync": "sync",
+    "plain, async": "async",
+    "plain again, async": "again",
+    "accelerated, sync": "fast-sync",
+    "accelerated, async": "fast-async",
+}
+_STYLE = """
+text { font: 13px system-ui, 'Segoe UI', Arial, sans-serif; fill: #1c1f23 } .dim { fill: #6a717b }
+.page { fill: #ffffff } .grid { stroke: #e3e4e6 } .curve { fill: none; stroke-width: 2; stroke: #6a717b }
+.mark { stroke-width: 3; stroke: #6a717b } .again { stroke: #a9b0ba } .curve.again { stroke-dasharray: 5 3 }
+.async { stroke: #1c1f23 } .fast-sync { stroke: #c77f22 } .fast-async { stroke: #dc3a20 }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6e8ea } .dim { fill: #949ca7 } .page { fill: #131518 } .grid { stroke: #31363c }
+.async { stroke: #e6e8ea } .again { stroke: #606973 } .fast-sync { stroke: #e7a45c } .fast-async { stroke: #ff6a4d }
+}
+"""
+_PAGE_STYLE = (
+    ":root { color-scheme: light dark } body { margin: 12px; background: light-dark(#fff, #131518) }"
+    " svg { display: block; width: 100%; max-width: 860px; height: auto; margin: 0 auto }"
 )
 
 
@@ -28,7 +43,8 @@ def write(path: str, runs: Sequence[Run], title: str) -> None:
     if path.endswith(".html"):
         picture = (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            f"<title>{escape(title)}</title></head><body>{picture}</body></html>\n"
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{escape(title)}</title><style>{_PAGE_STYLE}</style></head><body>{picture}</body></html>\n"
         )
     Path(path).write_text(picture, encoding="utf-8")
 
@@ -40,7 +56,7 @@ def ecdf_svg(runs: Sequence[Run], title: str) -> str:
     longest = max((found[-1] for found in times.values()), default=1.0)
     body = [
         element("style", _STYLE),
-        element("rect", x=0, y=0, width=_WIDTH, height=_HEIGHT, fill="#ffffff"),
+        element("rect", x=0, y=0, width=_WIDTH, height=_HEIGHT, cls="page"),
         text(_LEFT, 16.0, title),
         _grid(longest),
         *(_curve(way, found, longest) for way, found in times.items()),
@@ -60,7 +76,7 @@ def _y(share: float) -> float:
 
 def _grid(longest: float) -> str:
     made = []
-    for seconds in ticks(longest, 8):
+    for seconds in ticks(longest, 6):
         x = _x(seconds, longest)
         made.append(element("line", x1=x, x2=x, y1=_y(0.0), y2=_y(1.0), cls="grid"))
         made.append(text(x, _y(0.0) + 16, tick_label(seconds, longest), "dim", text_anchor="middle"))
@@ -75,14 +91,10 @@ def _curve(way: str, found: Sequence[float], longest: float) -> str:
     for number, seconds in enumerate(found, 1):
         points.append(f"H{_x(seconds, longest):.1f}V{_y(number / len(found)):.1f}")
     points.append(f"H{_x(longest, longest):.1f}")
-    return element("path", d="".join(points), stroke=_colour(way), cls="curve again" if "again" in way else "curve")
+    return element("path", d="".join(points), cls=f"curve {_CURVES.get(way, '')}".rstrip())
 
 
 def _label(way: str, found: Sequence[float], row: int) -> str:
     y = _HEIGHT - _BOTTOM + 40 + 15 * row
-    mark = element("line", x1=_LEFT, x2=_LEFT + 24, y1=y - 4, y2=y - 4, stroke=_colour(way), stroke_width=3)
+    mark = element("line", x1=_LEFT, x2=_LEFT + 24, y1=y - 4, y2=y - 4, cls=f"mark {_CURVES.get(way, '')}".rstrip())
     return mark + text(_LEFT + 32, y, f"{way}: median {duration(median(found))} of {len(found)}")
-
-
-def _colour(way: str) -> str:
-    return (_COLOURS | _FAST_COLOURS).get(way, "#6a717b")

@@ -51,7 +51,11 @@ class Report:
             bar = "█" * max(1, round(_BAR * seconds / longest))
             self.line(f"  {name:11} ", (f"{bar:{_BAR}}", _COLOURS[name]), f" {seconds:.2f} s")
         told = "same answer" if found.answers_equal else "DIFFERENT ANSWERS: this is a bug, please report it"
-        self.line("  ", (f"{compared(found.plain_s, found.accelerated_s)}, {told}", "bold"), f" (medians of {runs})")
+        self.line(
+            "  ",
+            (f"{compared(found.plain_s, found.accelerated_s)}, {told}", "bold"),
+            f" (medians of {runs})" if runs > 1 else " (one run)",
+        )
 
     def saved(self, parts: Mapping[str, float], rest: float) -> None:
         """Which overlaps saved how much, in seconds; `rest`: what all else saved, or lost where it is negative."""

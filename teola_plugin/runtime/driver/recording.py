@@ -126,6 +126,7 @@ class RunTrace:
     def called_ended(self, run: QueryRun, work: Work, value: Any, *, failed: bool) -> None:
         """A request has ended that no primitive of the graph waits for: a call of the plain object."""
         self.ended(run, work.primitive, [value], failed=failed)
+        self.recorder.goes_on(run.id, work.primitive, self._now())
         if isinstance(value, Generation):
             self.recorder.wrote(run.id, work.primitive, value.completion_tokens)
             if _began_unheard(work, value):
