@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from teola_plugin import EnginePool
+from teola_plugin.cli.demo.measure import Case, Run
 from teola_plugin.cli.demo.report import Report, compared
+from teola_plugin.cli.demo.runs import _summary
 from teola_plugin.cli.demo.saved import ANSWER, ASK, INDEX, REST, TOLD, saved, waited_for
+from teola_plugin.engines.fake import fake_engines
 from teola_plugin.observe import QueryTrace, Span
 
 
@@ -111,3 +116,17 @@ def test_ratios_in_words() -> None:
     assert compared(1.5, 1.0) == "1.50x faster"
     assert compared(1.0, 1.25) == "1.25x slower"
     assert compared(1.0, 1.01) == "as fast (0.99x)"
+
+
+def test_the_page_tells_the_medians_of_the_runs(tmp_path: Path) -> None:
+    """Not the last run: that was slow, once."""
+
+    def runs(one: QueryTrace, *seconds: float) -> tuple[Run, ...]:
+        return tuple(Run("That.", took, replace(one, ended=took)) for took in seconds)
+
+    case = Case("uploaded document", runs(PLAIN, 2.0, 2.1, 9.0), runs(SOONER, 1.5, 1.6, 8.0), "", ())
+    with EnginePool.local(fake_engines()) as pool:
+        _summary({"uploaded": case}, pool, tmp_path / "trace.html", 1.0)
+    page = (tmp_path / "trace.html").read_text(encoding="utf-8")
+    assert "1.31× sooner" in page and page.count("median of 3 runs") == 2
+    assert "9.00 s, the run" not in page and "2.10 s, the run nearest to the median of 3" in page

@@ -34,6 +34,8 @@ from teola_plugin.runtime.virtual_time import run_virtual
 Chain = Runnable[Any, Any]
 THINKS = 0.3
 """Seconds of the chain's own code, at its end."""
+LATE = 0.15
+"""Seconds by which a busy machine may wake up whoever sleeps."""
 
 
 async def think(value: Any) -> Any:
@@ -200,8 +202,8 @@ def test_own_models_have_their_real_times_and_are_no_waste(way: str) -> None:
     }
     assert {s.kind for s in trace.spans if s.engine} == {"GENERATION"} and trace.wasted() == (0, 0)
     found = path(trace)
-    assert found["a.model"] == pytest.approx(0.4, abs=0.08) and "b.model" not in found
-    assert found["model"] == pytest.approx(0.1, abs=0.08) and found["sleeps"] == pytest.approx(0.15, abs=0.05)
+    assert 0.4 <= found["a.model"] < 0.4 + LATE and "b.model" not in found
+    assert 0.1 <= found["model"] < 0.1 + LATE and 0.15 <= found["sleeps"] < 0.15 + LATE
 
 
 def test_an_own_call_that_was_made_for_nothing_is_waste() -> None:
@@ -271,8 +273,8 @@ def test_an_agent_waits_for_its_model_its_tool_and_its_model() -> None:
         fast = at.fast(agent(at.model, [lookup]))
         run(fast, "invoke")
         found = path(fast.last_trace())
-    assert found["tool lookup"] == pytest.approx(0.3, abs=0.08)
-    assert found["llm.call#1"] == pytest.approx(0.2, abs=0.08) == found["llm.call#2"]
+    assert 0.3 <= found["tool lookup"] < 0.3 + LATE
+    assert 0.2 <= found["llm.call#1"] < 0.2 + LATE and 0.2 <= found["llm.call#2"] < 0.2 + LATE
 
 
 def test_a_tool_that_ran_early_is_waited_for_from_its_call_on() -> None:
@@ -292,8 +294,8 @@ def test_a_tool_that_ran_early_is_waited_for_from_its_call_on() -> None:
         fast = at.fast(agent(at.model, [peek]))
         run(fast, "invoke")
         found = path(fast.last_trace())
-    assert found["tool peek (early)"] == pytest.approx(0.5, abs=0.08)
-    assert found["llm.call#1"] == pytest.approx(0.2, abs=0.08), "what it wrote after the call held nobody up"
+    assert 0.4 <= found["tool peek (early)"] < 0.5 + LATE
+    assert 0.2 <= found["llm.call#1"] < 0.2 + LATE, "what it wrote after the call held nobody up"
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])

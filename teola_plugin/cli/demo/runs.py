@@ -123,8 +123,12 @@ def _summary(cases: dict[str, Case], pool: EnginePool, trace_html: Path, bound: 
     """The figures; writes the page."""
     uploaded = cases["uploaded"]
     plain, accelerated = traces(uploaded)
-    shown = [plain[-1], accelerated[-1]]
-    page = html_page(shown, "teola demo: one question, plain and accelerated", labels=("plain", "accelerated"))
+    page = html_page(
+        [*plain, *accelerated],
+        "teola demo: one question, plain and accelerated",
+        labels=[*("plain" for _ in plain), *("accelerated" for _ in accelerated)],
+        seconds=[run.seconds for run in (*uploaded.plain, *uploaded.accelerated)],
+    )
     trace_html.write_text(page, encoding="utf-8")
     parts, rest = _saved(uploaded)
     return {
