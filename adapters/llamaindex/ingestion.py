@@ -6,18 +6,25 @@ known (another vector store, something after the embedding, worker processes) th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import BaseNode
 from llama_index.core.utils import iter_batch
 
+from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead
+from teola_plugin.adapters.llamaindex.own_batches import side_by_side
 from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, apipelining, pipelining
 from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
+from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.terms import NO_APP, named
+from teola_plugin.graph import Terms
+from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.shims.llamaindex.copies import copied_as
 from teola_plugin.shims.llamaindex.hooks import IndexHooks, Nodes, VectorStoreIndexParts
 from teola_plugin.shims.llamaindex.records import Unreadable
@@ -28,19 +35,21 @@ from teola_plugin.shims.llamaindex.records import Unreadable
 class _Ingests:
     """Stands before the pipeline's own class in the order of methods."""
 
+    __teola_app__: ClassVar[str] = NO_APP
+    __teola_kind__: ClassVar[type]
+
     def run(self, *args: Any, **kwargs: Any) -> Sequence[BaseNode]:
         write = self._pipelined(args, kwargs)
-        if write is None:
-            return super().run(*args, **kwargs)  # type: ignore[misc,no-any-return]
-        with pipelining(write):
+        with _named(self.__teola_app__), nullcontext() if write is None else pipelining(write):
             return super().run(*args, **kwargs)  # type: ignore[misc,no-any-return]
 
     async def arun(self, *args: Any, **kwargs: Any) -> Sequence[BaseNode]:
         write = self._pipelined(args, kwargs)
-        if write is None:
-            return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
-        async with apipelining(write):
-            return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
+        with _named(self.__teola_app__):
+            if write is None:
+                return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
+            async with apipelining(write):
+                return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
 
     def _pipelined(self, args: Sequence[Any], kwargs: dict[str, Any]) -> PipelinedWrite | None:
         """Only where what is embedded is what is stored, and both happen here."""
@@ -52,13 +61,34 @@ class _Ingests:
         return PipelinedWrite(own.vector_store)
 
 
-def accelerated_ingestion(pipeline: IngestionPipeline) -> IngestionPipeline:
+_PLAIN = Options()
+
+
+def accelerated_ingestion(pipeline: IngestionPipeline, options: Options = _PLAIN) -> IngestionPipeline:
     """A copy that shares the parts of `pipeline` (cache, documents, stores): the same rows, ids and nodes, sooner."""
-    if isinstance(pipeline, _Ingests):
+    kind: Any = getattr(pipeline, "__teola_kind__", type(pipeline))
+    parts = [_beside(part, options) for part in pipeline.transformations]
+    changed = any(a is not b for a, b in zip(parts, pipeline.transformations, strict=True))
+    if isinstance(pipeline, _Ingests) and not changed and options.app in (None, pipeline.__teola_app__):
         return pipeline
-    copied = pipeline.model_copy()
-    copied.__class__ = _class(_Ingests, type(pipeline))
+    copied = pipeline.model_copy(update={"transformations": parts} if changed else None)
+    copied.__class__ = _class(_Ingests, kind, options.app or NO_APP)
     return copied
+
+
+def _beside(part: Any, options: Options) -> Any:
+    """A model of the user's own whose batches are embedded side by side, where it may be."""
+    return part if options.speculate == "off" else side_by_side(part, options.threads)
+
+
+@contextmanager
+def _named(app: str) -> Iterator[None]:
+    """Calls in the body that belong to no query are made under the app's name."""
+    if app == NO_APP or current_run.get() is not None:
+        yield
+        return
+    with joined(None, named(current_terms.get() or Terms(), app)):
+        yield
 
 
 # ------------------------------------------------------------ indexes
@@ -67,21 +97,26 @@ def accelerated_ingestion(pipeline: IngestionPipeline) -> IngestionPipeline:
 class _Builds(IndexHooks):
     """Stands before the index's own class in the order of methods."""
 
+    __teola_app__: ClassVar[str] = NO_APP
+    __teola_kind__: ClassVar[type]
+
     def __teola_add__(self, nodes: Nodes, add: Callable[[Nodes], None]) -> None:
         parts = _overlapping(self)
-        if parts is None:
-            return add(nodes)
-        for batch in iter_batch(nodes, parts.insert_batch_size):
-            with pipelining(PipelinedWrite(parts.vector_store, batch)):
-                add(batch)
+        with _named(self.__teola_app__):
+            if parts is None:
+                return add(nodes)
+            for batch in iter_batch(nodes, parts.insert_batch_size):
+                with pipelining(PipelinedWrite(parts.vector_store, batch)):
+                    add(batch)
 
     async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Nodes], Awaitable[None]]) -> None:
         parts = _overlapping(self)
-        if parts is None:
-            return await add(nodes)
-        for batch in iter_batch(nodes, parts.insert_batch_size):
-            async with apipelining(PipelinedWrite(parts.vector_store, batch)):
-                await add(batch)
+        with _named(self.__teola_app__):
+            if parts is None:
+                return await add(nodes)
+            for batch in iter_batch(nodes, parts.insert_batch_size):
+                async with apipelining(PipelinedWrite(parts.vector_store, batch)):
+                    await add(batch)
 
 
 def _overlapping(index: object) -> VectorStoreIndexParts | None:
@@ -115,15 +150,29 @@ class TeolaVectorStoreIndex(_Builds, VectorStoreIndex):
     """
 
 
-def accelerated_index(index: VectorStoreIndex) -> VectorStoreIndex:
+def accelerated_index(index: VectorStoreIndex, options: Options = _PLAIN) -> VectorStoreIndex:
     """A copy that shares the stores of `index`, for inserting into it."""
-    if isinstance(index, _Builds):
+    kind: Any = getattr(index, "__teola_kind__", type(index))
+    changed = _models_beside(index, options)
+    if isinstance(index, _Builds) and not changed and options.app in (None, index.__teola_app__):
         return index
-    copied: VectorStoreIndex = copied_as(_class(_Builds, type(index)), index)
+    copied: VectorStoreIndex = copied_as(_class(_Builds, kind, options.app or NO_APP), index)
+    vars(copied).update(changed)
     return copied
 
 
+def _models_beside(index: VectorStoreIndex, options: Options) -> dict[str, Any]:
+    """Attributes of the index that are to be others."""
+    try:
+        model = VectorStoreIndexParts.of(index).embed_model
+    except Unreadable:  # another version: its model is asked as it always was
+        return {}
+    made = _beside(model, options)
+    return {} if made is model else VectorStoreIndexParts.named(embed_model=made)
+
+
 @lru_cache(maxsize=64)
-def _class(kind: Any, own: Any) -> Any:
+def _class(kind: Any, own: Any, app: str) -> Any:
     """With the name of the object's own class, so that spans and events tell the same."""
-    return type(own.__name__, (kind, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+    names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
+    return type(own.__name__, (kind, own), {**names, "__teola_app__": app, "__teola_kind__": own})

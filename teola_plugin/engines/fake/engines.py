@@ -51,9 +51,7 @@ class FakeEmbedder(BatchedFake):
             return embed_words(payload.text, payload.role, self.dimension)
         vector = tuple(map(float, self._answer(payload.text, payload.role)))
         if len(vector) != self.dimension:
-            raise ValueError(
-                f"answer gave {len(vector)} numbers, the engine's dimension is {self.dimension}"
-            )
+            raise ValueError(f"answer gave {len(vector)} numbers, the engine's dimension is {self.dimension}")
         return vector
 
 

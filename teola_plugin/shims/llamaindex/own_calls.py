@@ -8,7 +8,7 @@ for classes whose bodies cannot be told from their events; they are called as th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
@@ -101,9 +101,27 @@ def leaf_of(obj: Any, call: Callable[..., Any], acall: Callable[..., Any]) -> An
 
 @lru_cache(maxsize=256)
 def _leaf_class(theirs: type, call: Callable[..., Any], acall: Callable[..., Any]) -> type:
+    return with_bodies(theirs, bodies(theirs), call, acall)
+
+
+def with_bodies(theirs: type, names: Iterable[str], call: Callable[..., Any], acall: Callable[..., Any]) -> type:
+    """A subclass, under the same names, in which `call` and `acall` stand for these methods; see `leaf_of`."""
     values = {"__module__": theirs.__module__, "__qualname__": theirs.__qualname__, "__doc__": theirs.__doc__}
-    hooked = {name: _hooked(name, body_of(theirs, name), call, acall) for name in bodies(theirs)}
+    hooked = {name: _hooked(name, body_of(theirs, name), call, acall) for name in names}
     return type(theirs)(theirs.__name__, (theirs,), {**values, **hooked})
+
+
+EMBED_BATCH, EMBED_TEXT = "_get_text_embeddings", "_get_text_embedding"
+
+
+def embeds_by(kind: type[BaseEmbedding]) -> str:
+    """The method through which `get_text_embedding_batch` asks the model: of a batch, or of text after text.
+
+    Raises `Unreadable` where the class goes its own way.
+    """
+    _unchanged(kind, BaseEmbedding, "get_text_embedding_batch")
+    own = inspect.getattr_static(kind, EMBED_BATCH, None)
+    return EMBED_TEXT if own is inspect.getattr_static(BaseEmbedding, EMBED_BATCH) else EMBED_BATCH
 
 
 def _hooked(name: str, body: Body, call: Callable[..., Any], acall: Callable[..., Any]) -> Any:
@@ -203,6 +221,14 @@ def asked_by(llm: Any, run: Callable[[Any], Any], *, is_async: bool) -> tuple[st
     except Captured as end:
         return end.name, end.asked, end.kwargs
     raise Unreadable("it does not ask its LLM")
+
+
+def warm(leaf: Any) -> None:
+    """Makes the classes by which a model's calls are found out and made."""
+    kind: Any = type(leaf)
+    if isinstance(leaf, LLM):
+        _silent(kind)
+        _refusing(kind)
 
 
 def writes_own_prompts(llm: Any) -> bool:

@@ -16,6 +16,7 @@ from banks.env import env
 from differential.llamaindex.recording import Recorder, recorded
 from llama_index.core.base.response.schema import Response
 from llama_index.core.callbacks import CallbackManager, CBEventType
+from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
 from llama_index.core.llms import MockLLM
@@ -47,6 +48,7 @@ from teola_plugin.shims.llamaindex import (
     engines,
     hooks,
     models,
+    own_calls,
     postprocessors,
     queries,
     retrievers,
@@ -54,6 +56,7 @@ from teola_plugin.shims.llamaindex import (
     templates,
 )
 from teola_plugin.shims.llamaindex import synthesizers as writers
+from teola_plugin.shims.llamaindex.records import Unreadable
 
 ASKED = "what is there"
 TEXTS = ["oats and ivy", "a boat with a sail"]
@@ -79,7 +82,7 @@ def quietly(owner: Any, call: Callable[[], Any]) -> Any:
 
 def test_every_function_is_named_here() -> None:
     source = inspect.getsource(importlib.import_module(__name__))
-    names = (f"test_shims_llamaindex_{what}" for what in ("models", "workflows"))
+    names = (f"test_shims_llamaindex_{what}" for what in ("models", "own_calls", "workflows"))
     beside = "".join(
         inspect.getsource(importlib.import_module(f"{__package__ or ''}.{one}".lstrip("."))) for one in names
     )
@@ -417,3 +420,32 @@ def test_a_template_of_another_version_is_left_as_it_is(monkeypatch: pytest.Monk
     own = RichPromptTemplate(CHAT)
     assert templates.compiled(own) is own
     templates._compiling_once.cache_clear()
+
+
+# ------------------------------------------------------------ how models embed lists
+
+
+def test_the_method_through_which_lists_are_embedded() -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def call(own: Any, name: str, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        asked.append((name, args))
+        return body(own, *args, **kwargs)
+
+    class ByBatch(MockEmbedding):
+        def _get_text_embeddings(self, texts: list[str]) -> Any:
+            return [[1.0] for _ in texts]
+
+    class OwnWay(MockEmbedding):
+        def get_text_embedding_batch(self, texts: Any, show_progress: bool = False, **kwargs: Any) -> Any:
+            return [[1.0] for _ in texts]
+
+    for kind, name in ((MockEmbedding, own_calls.EMBED_TEXT), (ByBatch, own_calls.EMBED_BATCH)):
+        assert own_calls.embeds_by(kind) == name
+        model = kind(embed_dim=1, embed_batch_size=2)
+        hooked = copies.sharing(own_calls.with_bodies(kind, [name], call, call), model)
+        asked.clear()
+        assert hooked.get_text_embedding_batch(["a", "b", "c"]) == model.get_text_embedding_batch(["a", "b", "c"])
+        assert [one for one, _ in asked] == [name] * (3 if kind is MockEmbedding else 2)
+    with pytest.raises(Unreadable):
+        own_calls.embeds_by(OwnWay)

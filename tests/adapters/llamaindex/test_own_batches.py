@@ -1,0 +1,197 @@
+"""Batches of a model of the user's own in ingestion: side by side where it takes several threads, else as ever."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from differential.llamaindex.recording import Recorder, recorded
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.schema import Document, TextNode
+from pydantic import PrivateAttr
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.llamaindex import TeolaEmbedding
+from teola_plugin.pool import EnginePool
+
+WAIT_S = 0.03
+
+
+class ByText(BaseEmbedding):
+    """Asked text after text, as `BaseEmbedding` does by default; each with a span."""
+
+    _asked: list[str] = PrivateAttr(default_factory=list)
+    _under_way: list[int] = PrivateAttr(default_factory=lambda: [0, 0])
+    _lock: Any = PrivateAttr(default_factory=threading.Lock)
+
+    def _vector(self, text: str) -> list[float]:
+        with self._lock:
+            self._asked.append(text)
+            self._under_way[0] += 1
+            self._under_way[1] = max(self._under_way)
+        time.sleep(WAIT_S)
+        with self._lock:
+            self._under_way[0] -= 1
+        if text == "bad":
+            raise ValueError("this one cannot be embedded")
+        return [float(len(text)), 1.0]
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._vector(text)
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._vector(query)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._vector(query)
+
+
+class ByBatch(ByText):
+    """Asked batch after batch, as models behind an API are."""
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return [*map(self._vector, texts[:1]), *([float(len(text)), 1.0] for text in texts[1:])]
+
+
+class OwnWay(ByText):
+    def get_text_embedding_batch(self, texts: list[str], show_progress: bool = False, **kwargs: Any) -> Any:
+        return [self._vector(text) for text in texts]
+
+
+TEXTS = [f"text {i}" * (i + 1) for i in range(10)]
+MODELS = [ByText, ByBatch]
+
+
+def nodes(texts: list[str] = TEXTS) -> list[TextNode]:
+    return [TextNode(id_=f"n{i}", text=text) for i, text in enumerate(texts)]
+
+
+def made(kind: type[ByText], recorder: Recorder | None = None, **given: Any) -> ByText:
+    return kind(embed_batch_size=2, callback_manager=CallbackManager([recorder] if recorder else []), **given)
+
+
+def pipeline_of(model: Any, **options: Any) -> IngestionPipeline:
+    plain = IngestionPipeline(transformations=[model], disable_cache=True)
+    return accelerate(plain, **options) if options else plain
+
+
+def ingest(model: Any, texts: list[str] = TEXTS, **options: Any) -> list[Any]:
+    return [node.embedding for node in pipeline_of(model, **options).run(nodes=nodes(texts))]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_pipeline_embeds_side_by_side_and_says_the_same(kind: type[ByText]) -> None:
+    """Vectors, calls, callbacks, events and spans; sooner."""
+    heard, took, found = [], [], []
+    for options in ({}, {"concurrent": [ByText]}):
+        recorder = Recorder()
+        model = made(kind, recorder)
+        pipeline = pipeline_of(model, **options)
+        with recorded(recorder):
+            start = time.perf_counter()
+            found.append([node.embedding for node in pipeline.run(nodes=nodes())])
+            took.append(time.perf_counter() - start)
+        heard.append((recorder.callbacks, recorder.events, recorder.spans, Counter(model._asked)))
+        assert model._under_way[1] == 1 or options
+    assert found[0] == found[1] and heard[0] == heard[1]
+    assert took[1] < took[0] * 0.6
+    assert 2 < model._under_way[1] <= 8
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_an_index_embeds_side_by_side(kind: type[ByText]) -> None:
+    model = made(kind)
+    index = VectorStoreIndex([], embed_model=model)
+    fast = accelerate(index, concurrent=[model])
+    fast.insert_nodes(nodes())
+    assert 2 < model._under_way[1] <= 8
+    found = index.as_retriever(similarity_top_k=20).retrieve("text")
+    assert len(found) == len(TEXTS) and len(model._asked) == 1 + (len(TEXTS) if kind is ByText else len(TEXTS) // 2)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_who_is_not_told_of_is_asked_as_ever(kind: type[ByText]) -> None:
+    for options in ({"app": "mine"}, {"concurrent": [made(kind)]}, {"concurrent": [kind], "speculate": "off"}):
+        model = made(kind)
+        ingest(model, **options)
+        assert model._under_way[1] == 1 and model._asked == (TEXTS if kind is ByText else TEXTS[::2])
+    for model in (made(OwnWay), made(kind, num_workers=1)):
+        ingest(model, concurrent=[model])
+        assert model._under_way[1] == 1
+
+
+def test_no_more_at_once_than_the_model_says() -> None:
+    model = made(ByText, num_workers=3)
+    ingest(model, concurrent=[model])
+    assert model._under_way[1] == 3
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_equal_calls_are_one_after_the_other(kind: type[ByText]) -> None:
+    model = made(kind)
+    texts = ["same"] * 6 + ["other"] * 2
+    assert ingest(model, texts, concurrent=[model]) == ingest(made(kind), texts)
+    assert Counter(model._asked) == Counter(same=6 if kind is ByText else 3, other=2 if kind is ByText else 1)
+    assert model._under_way[1] <= 2
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_an_error_is_the_plain_one_and_few_calls_are_too_many(kind: type[ByText]) -> None:
+    texts = ["bad", *(f"text {i}" for i in range(40))]
+    model = made(kind)
+    with pytest.raises(ValueError, match="this one cannot be embedded"):
+        ingest(model, texts, concurrent=[model])
+    asked = len(model._asked)
+    assert asked <= 16, "those under way, and what was begun while the first one failed"
+    time.sleep(3 * WAIT_S)
+    assert len(model._asked) <= asked + 8, "nothing begins afterwards"
+
+
+def test_workers_get_the_users_own_object() -> None:
+    """A pipeline with processes pickles its parts."""
+    [part] = accelerate(IngestionPipeline(transformations=[OwnPickled()]), concurrent=[OwnPickled]).transformations
+    assert type(part) is not OwnPickled
+    assert type(pickle.loads(pickle.dumps(part))) is OwnPickled
+
+
+class OwnPickled(BaseEmbedding):
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return [1.0]
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return [1.0]
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return [1.0]
+
+
+# ------------------------------------------------------------ the name of the app
+
+
+def test_ingestion_is_scheduled_under_its_app(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    apps: list[str] = []
+    call = pool.runtime.call
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        from teola_plugin.runtime.context import current_terms
+
+        terms = current_terms.get()
+        apps.append(terms.app if terms else "")
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(pool.runtime, "call", noted)
+    model = TeolaEmbedding(pool=pool)
+    pipeline = accelerate(IngestionPipeline(transformations=[model]), app="nightly")
+    pipeline.run(documents=[Document(text="oats")])
+    again = accelerate(pipeline, app="daily")
+    again.run(documents=[Document(text="ivy")])
+    accelerate(VectorStoreIndex([], embed_model=model), app="index").insert_nodes(nodes())
+    assert [app for app in apps if app] == ["nightly", "daily", "index"]
+    assert type(again).__name__ == "IngestionPipeline"
