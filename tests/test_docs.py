@@ -69,6 +69,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
             "StrOutputParser": StrOutputParser,
             "chain": prompt | ChatTeola(pool=pool, max_tokens=8) | StrOutputParser(),
             "my_model": mine,
+            "my_other_model": FakeListChatModel(responses=["hay"]),
             "my_chain": prompt | mine | StrOutputParser(),
         }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -84,6 +84,7 @@ def _refused(where: str) -> RegistrationError:
 class PoolEmbeddedRetriever(ConfigScoped, VectorStoreRetriever):
     """A retriever over the user's own store whose queries are embedded by an engine of the pool."""
 
+    __teola_embeds_on_engine__: ClassVar[bool] = True
     _embeddings: Any = None
 
     def _get_relevant_documents(

@@ -49,6 +49,8 @@ class Threads:
             return True
         if type(node) is VectorStoreRetriever:
             return self._store(node.vectorstore)
+        if getattr(type(node), "__teola_embeds_on_engine__", False):  # and searches its store by vector
+            return self.safety.told_of(node.vectorstore) or self.safety.allows(node.vectorstore, STORES)
         parts = classes.parts_of(node)
         return bool(parts) and all(self._part(one) for one in parts)
 

@@ -21,8 +21,10 @@ from langgraph.graph import END, START, StateGraph
 from support.openai_stub import MODEL, Stub, openai_stub
 
 from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.side_by_side.threads import Threads
 from teola_plugin.adapters.serving.served_pool import PROCESS
 from teola_plugin.adapters.serving.serving import served_text
+from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
@@ -162,6 +164,16 @@ def test_a_cross_encoder_is_served(embeddings: Any) -> None:
         "HuggingFaceCrossEncoder",
     }
     assert fast.invoke("what is a primitive?") == found.invoke("what is a primitive?")
+
+
+@pytest.mark.models
+def test_searches_of_a_served_store_may_run_side_by_side(embeddings: Any) -> None:
+    """As those of the plain one, whose embeddings take one call at a time, may where the user says so."""
+    from langchain_community.vectorstores import FAISS
+
+    retriever = FAISS.from_texts(FACTS, embeddings).as_retriever()
+    served = accelerate(retriever, serve="auto").chain
+    assert not Threads(ThreadSafety()).allow(retriever) and Threads(ThreadSafety()).allow(served)
 
 
 # ------------------------------------------------------------ what is left alone

@@ -14,6 +14,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SentenceTransformerRerank
 from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from llama_index.llms.openai_like import OpenAILike
+from support.llamaindex_engines import own_loop
 from support.openai_stub import MODEL, Stub, openai_stub
 
 from teola_plugin import accelerate
@@ -32,6 +33,13 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 def server() -> Iterator[Stub]:
     with openai_stub() as stub:
         yield stub
+
+
+@pytest.fixture(autouse=True)
+def loop() -> Iterator[None]:
+    """LlamaIndex counts the tokens of a prompt in a loop, and leaves the one that it makes open."""
+    with own_loop():
+        yield
 
 
 @pytest.fixture
