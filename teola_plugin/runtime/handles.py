@@ -141,12 +141,13 @@ class CallHandle:
     async def _wait(self) -> list[Any]:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[list[Any]] = loop.create_future()
+        lost = self._lost  # and not this handle, which would keep its own values until Python's collector comes
 
         def ended(future: Future[list[Any]]) -> None:
             try:
                 loop.call_soon_threadsafe(_hand_over, future, waiter)
             except RuntimeError:  # their loop is closed: nobody waits any more
-                self._lost()
+                lost()
 
         self._future.add_done_callback(ended)
         try:
