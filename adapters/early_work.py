@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from teola_plugin.adapters.terms import Deadline
-from teola_plugin.errors import TeolaError
+from teola_plugin.errors import EngineUnavailable, TeolaError
 from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
@@ -128,6 +128,9 @@ def log_fallback(error: Exception, of: object = None, part: str = "") -> None:
     bug = f" ({type(error).__name__} is a bug of teola-plugin: please report it with this traceback)"
 
     def say() -> None:
+        if isinstance(error, EngineUnavailable):  # of the pool as a whole: what needs it says so, too
+            logging.getLogger("teola_plugin").warning("nothing of %s%s runs ahead: %s", part or "a call", what, error)
+            return
         logging.getLogger("teola_plugin").warning(
             "planning failed; the original runs as it always did: %s%s. Its answers are unaffected, only later than "
             "they could be; this is said once%s",

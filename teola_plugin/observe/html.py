@@ -116,7 +116,7 @@ def _tiles(runs: Runs) -> str:
         ("your code", duration(waited["code"]), _share(waited["code"], trace)),
         ("primitives", str(figures["primitives"]), f"{figures['critical_primitives']} on the critical path{lost}"),
         (
-            "work",
+            "work of engines",
             duration(figures["work_seconds"]),
             f"{_ratio(figures['work_seconds'], trace.seconds)} the time taken",
         ),

@@ -195,7 +195,7 @@ class QueryTrace:
             "requests": sum(s.size for s in self.spans),
             "tokens": sum(s.tokens + s.written for s in self.spans),
             "cached_tokens": sum(s.cached for s in self.spans),
-            "work_seconds": sum(s.seconds for s in self.spans),
+            "work_seconds": sum(s.seconds for s in self.spans if s.engine),
             "critical_primitives": len({step.span.primitive for step in path if not step.is_code}),
             "critical_seconds": sum(step.seconds for step in path if not step.is_code),
             "critical_waited": sum(step.waited + step.idle for step in path if not step.is_code),

@@ -101,8 +101,9 @@ def format_summary(trace: QueryTrace) -> str:
     lines = [
         _headline(trace),
         f"  primitives  {s['primitives']} ({s['critical_primitives']} on the critical path)",
-        f"  critical    {duration(s['critical_seconds'])} running, {duration(s['critical_waited'])} waiting",
-        f"  work        {duration(s['work_seconds'])} in all, {_times(s['work_seconds'], trace.seconds)} the total",
+        f"  critical    {duration(s['critical_seconds'])} running, {duration(s['critical_waited'])} waiting, "
+        f"{duration(s['critical_code'])} your code",
+        f"  work        {duration(s['work_seconds'])} of engines, {_times(s['work_seconds'], trace.seconds)} the total",
     ]
     if s["tokens"]:
         lines.append(f"  tokens      {s['tokens']}, {s['cached_tokens']} of them cached")

@@ -16,6 +16,7 @@ from teola_plugin.graph import PrimitiveKind, Query, Terms
 from teola_plugin.observe.waits import OpenWait
 from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
 from teola_plugin.requests.request import Request
+from teola_plugin.runtime.dead_parts import Once
 from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import PieceLog
@@ -28,6 +29,7 @@ from teola_plugin.runtime.works.work import PendingCall, Work, placed, request_i
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")
+_said = Once()
 
 
 @dataclass(slots=True, eq=False)
@@ -219,11 +221,28 @@ class PlainCalls:
                 return None
             call.log.close()
             call.log = None
+        self._note(call.port.name, lost)
         lost.unsubscribe(Party.PLAIN)  # so it counts as wasted
         number = next(i for i, work in enumerate(call.works) if work is lost)
         work = call.works[number] = self._claimed(run, call, number, name)
         self._send(run, call, name, live=True)
         return work
+
+    @staticmethod
+    def _note(engine: str, lost: Work) -> None:
+        """What was done for nothing would be a loss that nobody hears of; of what was cancelled, nothing is said."""
+        error = lost.error
+        if error is None or lost.cancelled:
+            return
+        _said(
+            (engine, type(error)),
+            lambda: _log.warning(
+                "work that engine %s did ahead failed, and was asked for again in its place: %s Answers are "
+                "unaffected, only later than they could be; this is said once for each kind of error",
+                engine,
+                error,
+            ),
+        )
 
     def give_up(self, call: Call) -> None:
         """The caller does not want it any more."""

@@ -95,7 +95,7 @@ def test_own_models_have_no_figure_before_they_were_measured() -> None:
     assert lines(fast.explain(QUESTION)) == [
         "9 parts: 9 optimized",
         "2 model calls (a.model and b.model) side by side",
-        "sooner; not estimated, as your own models are not measured: `teola compare` measures it",
+        "faster; not estimated, as your own models are not measured: `teola compare` measures it",
     ]
 
 
@@ -129,7 +129,7 @@ def test_a_pool_whose_answers_are_of_unknown_length(pool: EnginePool) -> None:
     assert told[1].startswith(
         "each search of found as soon as its item is written; the beginning of the prompt of model"
     )
-    assert told[2].startswith("sooner; not estimated before the first call, as the length of answers is not known")
+    assert told[2].startswith("faster; not estimated before the first call, as the length of answers is not known")
     pool.reset()
     begun = time.perf_counter()
     plain.invoke(QUESTION)
@@ -231,10 +231,10 @@ def test_a_graph(pool: EnginePool) -> None:
     fast = accelerate(graph(ChatTeola(pool=pool, max_tokens=4)))
     assert lines(fast.explain())[1:] == [
         "two.model: when one begins",
-        "sooner; not estimated, as a graph decides while it runs: `teola compare` measures it",
+        "faster; not estimated, as a graph decides while it runs: `teola compare` measures it",
     ]
     fast.invoke(QUESTION)
-    assert lines(fast.explain())[2].startswith("sooner; the last call took ")
+    assert lines(fast.explain())[2].startswith("faster; the last call took ")
 
 
 # ------------------------------------------------------------ words

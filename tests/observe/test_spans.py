@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teola_plugin.observe import GraphView, QueryTrace, Span
+from teola_plugin.observe import GraphView, QueryTrace, Span, Step, Wait
 
 from .sample_traces import FAST, PLAIN, trace
 
@@ -50,6 +50,49 @@ def test_the_critical_path_adds_up_to_the_query(found: QueryTrace) -> None:
     if any(span.done is not None for span in found.spans):
         assert sum(step.total for step in path) == pytest.approx(found.seconds)
         assert sum(found.waited_for().values()) == pytest.approx(found.seconds)
+
+
+@st.composite
+def with_plain_calls(draw: st.DrawFn) -> QueryTrace:
+    """What a plain object told of, in any disorder: calls and steps that lie outside of the query or across others."""
+    base = draw(any_traces())
+    names = [span.primitive for span in base.spans]
+    outside = st.floats(-1.0, 11.0, allow_nan=False)
+    pairs = st.lists(st.tuples(outside, outside).map(sorted), max_size=6)
+    steps = tuple(
+        Step(
+            number,
+            draw(st.sampled_from(["node", "tool"])),
+            "x",
+            began,
+            draw(st.sampled_from([ended, None])),
+            draw(st.integers(0, 6)),
+            draw(st.sampled_from(["done", "claimed"])),
+            draw(st.sampled_from([(), (("early", True),)])),
+        )
+        for number, (began, ended) in enumerate(draw(pairs), start=1)
+    )
+    waits = tuple(
+        Wait(
+            asked,
+            answered,
+            (draw(st.sampled_from(names)),),
+            draw(st.integers(0, 6)),
+            draw(st.sampled_from(["", *names])),
+        )
+        for asked, answered in draw(pairs)
+    )
+    kinds = [draw(st.sampled_from(["EMBEDDING", "OPAQUE", "GENERATION"])) for _ in names]
+    spans = tuple(dataclasses.replace(one, kind=kind) for one, kind in zip(base.spans, kinds, strict=True))
+    return dataclasses.replace(base, spans=spans, steps=steps, waits=waits, started=draw(st.sampled_from([0.0, 3.0])))
+
+
+@given(with_plain_calls())
+def test_the_critical_path_adds_up_whatever_a_trace_says(found: QueryTrace) -> None:
+    path = found.critical_path()
+    assert all(min(step.idle, step.waited, step.seconds) >= 0 for step in path)
+    assert sum(step.total for step in path) == pytest.approx(found.seconds)
+    assert sum(found.waited_for().values()) == pytest.approx(found.seconds)
 
 
 @given(any_traces())

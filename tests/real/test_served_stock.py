@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -34,8 +35,11 @@ def chains(vllm_api: ApiServer) -> langchain_apps.Models:
 
 
 @pytest.fixture(scope="module")
-def engines(vllm_api: ApiServer) -> llamaindex_apps.Models:
-    return llamaindex_apps.models(vllm_api.base_url, MODEL, packaged_minilm(), TEXTS)
+def engines(vllm_api: ApiServer) -> Iterator[llamaindex_apps.Models]:
+    made = llamaindex_apps.models(vllm_api.base_url, MODEL, packaged_minilm(), TEXTS)
+    yield made
+    made.llm._get_client().close()
+    _loop.run(made.llm._get_aclient().close())
 
 
 def counted(server: ApiServer, call: Any) -> tuple[Any, float]:

@@ -33,7 +33,7 @@ from llama_index.core.response_synthesizers import (
     TreeSummarize,
 )
 from llama_index.core.response_synthesizers.no_text import NoText
-from llama_index.core.retrievers import QueryFusionRetriever, TransformRetriever
+from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever, TransformRetriever
 from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
@@ -194,6 +194,13 @@ def retriever_tool(x: Library) -> Made:
     return RetrieverTool.from_defaults(retriever), {"part": retriever}
 
 
+def router_retriever(x: Library) -> Made:
+    selector = LLMSingleSelector.from_defaults(x.llm)
+    tool = RetrieverTool.from_defaults(x.index.as_retriever(), description="what grows")
+    given = {"selector": selector, "retrievers": [tool.retriever], "metadatas": [tool.metadata]}
+    return RouterRetriever(selector, [tool], llm=x.llm), given
+
+
 MADE: dict[Kind, Callable[[Library], Made]] = {
     engines.RetrieverQueryEngineParts: retriever_query_engine,
     engines.CitationQueryEngineParts: citation_query_engine,
@@ -208,6 +215,7 @@ MADE: dict[Kind, Callable[[Library], Made]] = {
     retrieval.SummaryIndexRetrieverParts: summary_index_retriever,
     retrieval.QueryFusionRetrieverParts: query_fusion_retriever,
     retrieval.TransformRetrieverParts: transform_retriever,
+    retrieval.RouterRetrieverParts: router_retriever,
     writers.SynthesizerParts: lambda x: writing(x, NoText),
     writers.RefineParts: lambda x: refining(x, Refine),
     writers.CompactAndRefineParts: lambda x: refining(x, CompactAndRefine),

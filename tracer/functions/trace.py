@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from teola_plugin.graph import INPUT, Ref
+from teola_plugin.runtime.dead_parts import Once, cause_of
 from teola_plugin.tracer.draft import Draft, Span, Traced
 from teola_plugin.tracer.functions.deciding import Decide
 from teola_plugin.tracer.functions.entering import entered, unbound
@@ -31,6 +32,7 @@ from teola_plugin.tracer.functions.walk import Walk
 from teola_plugin.tracer.symbols import NotUnderstood, Value
 
 log = logging.getLogger("teola_plugin")
+_said = Once()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,26 @@ def walk_function(
     try:
         return _walked(func, given, draft, name, state, decide)
     except Exception as why:
-        log.debug("a function's source was not understood: %r", why)
+        _note(func, why)
         return FunctionWalk()
+
+
+def _note(func: Any, why: Exception) -> None:
+    """What raises here is ours: sources that are not understood are no errors. What they ask for never runs ahead."""
+    if isinstance(why, NotUnderstood):
+        return
+    named = getattr(func, "__qualname__", type(func).__name__)
+    _said(
+        (named, *cause_of(why)),
+        lambda: log.warning(
+            "the source of %s could not be read to its end, so what it asks for beyond that begins in its place. "
+            "Answers are unaffected, only later than they could be; this is said once (%s is a bug of teola-plugin: "
+            "please report it with this traceback)",
+            named,
+            type(why).__name__,
+            exc_info=why,
+        ),
+    )
 
 
 def _walked(
@@ -103,7 +123,7 @@ def _walked(
     try:
         flow = walk.function(definition)
     except Exception as why:  # what was found before that holds
-        log.debug("%s was not walked to its end: %r", walk.name, why)
+        _note(plainly, why)
         flow = Flow.STOPPED
     if flow is Flow.STOPPED:
         walk.user_code()

@@ -18,7 +18,7 @@ from teola_plugin.adapters.langchain.side_by_side import classes
 from teola_plugin.adapters.langchain.side_by_side.models import together
 from teola_plugin.adapters.langchain.side_by_side.siblings import Siblings, Taken, begin, bounded
 
-PARTS = "_teola_parts"
+PARTS = "__teola_parts__"
 """Of an object of one of these classes: which of its parts, in order, several threads may call."""
 
 

@@ -52,7 +52,7 @@ class PromptCalls:
 
         def ask(call: LeafCall, config: Any) -> Outcome:
             log = self._told[id(call)] = replay.EventLog()
-            given, manager = call.fresh_input(), _manager(log, run_manager)
+            given, manager = call.fresh_input(), like(CallbackManagerForLLMRun, log, run_manager)
             with replay.untraced():
                 return outcome_of(lambda: self._ask(given, stop=stop, run_manager=manager, **kwargs))
 
@@ -64,26 +64,31 @@ class PromptCalls:
             log_fallback(error)
 
 
-def _manager(log: replay.EventLog, like: Any) -> CallbackManagerForLLMRun | None:
-    """As the framework made for this prompt, but that only the log hears of it."""
-    if like is None:
+def like(kind: type[Any], log: replay.EventLog, plain: Any) -> Any:
+    """A manager as the framework made for this prompt, but that only the log hears of the run."""
+    if plain is None:
         return None
-    return CallbackManagerForLLMRun(
+    return kind(
         run_id=log.parent,
         handlers=[log],
         inheritable_handlers=[log],
-        parent_run_id=like.parent_run_id,
-        tags=like.tags,
-        inheritable_tags=like.inheritable_tags,
-        metadata=like.metadata,
-        inheritable_metadata=like.inheritable_metadata,
+        parent_run_id=plain.parent_run_id,
+        tags=plain.tags,
+        inheritable_tags=plain.inheritable_tags,
+        metadata=plain.metadata,
+        inheritable_metadata=plain.inheritable_metadata,
     )
+
+
+def moved(event: replay.Event, log: replay.EventLog, plain: Any) -> replay.Event:
+    """The event as it would have been told of the run of the manager `plain`."""
+    ids = {key: event.kwargs.get(key) for key in ("run_id", "parent_run_id")}
+    real = {key: plain.run_id for key, one in ids.items() if one == log.parent}
+    return event._replace(kwargs={**event.kwargs, **real})
 
 
 def _tell(log: replay.EventLog, run_manager: Any) -> None:
     """What the model told its manager goes to the manager of the framework's own call."""
     for event in log.drain():
-        ids = {key: event.kwargs.get(key) for key in ("run_id", "parent_run_id")}
-        real = {key: run_manager.run_id for key, one in ids.items() if one == log.parent}
-        ignored = replay.IGNORED_BY[event.name]
-        handle_event(run_manager.handlers, event.name, ignored, *event.args, **{**event.kwargs, **real})
+        made = moved(event, log, run_manager)
+        handle_event(run_manager.handlers, made.name, replay.IGNORED_BY[made.name], *made.args, **made.kwargs)

@@ -50,10 +50,17 @@ def begin(wanted: Sequence[Wanted], config: RunnableConfig) -> Siblings | None:
 def begin_by(ask: Ask, wanted: Sequence[Wanted], config: RunnableConfig, *, models: bool) -> Siblings | None:
     """`begin`, by another method of theirs. `models`: whether a model may be asked, which may have a cache."""
     told = ensure_config(config)
-    if bounded.get() or told.get("max_concurrency") is not None or not replay.may_be_kept_back(told, models=models):
+    if not may_begin(told, models=models):
         return None
     calls = list(_distinct(wanted))
     return Siblings(ask, calls, told) if len(calls) > 1 else None
+
+
+def may_begin(told: RunnableConfig, *, models: bool) -> bool:
+    """Whether calls with this config may begin before their place: nobody bounds them, or hears them as they run."""
+    if bounded.get() or told.get("max_concurrency") is not None:
+        return False
+    return replay.may_be_kept_back(told, models=models)
 
 
 def _distinct(wanted: Iterable[Wanted]) -> Iterator[LeafCall]:

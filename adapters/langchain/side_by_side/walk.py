@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from langchain_core.language_models import LLM
 from langchain_core.runnables import RunnableBinding
 
+from teola_plugin.adapters.langchain.own_models.call_sites import eligible
 from teola_plugin.adapters.langchain.own_models.composites import parts, with_parts
 from teola_plugin.adapters.langchain.side_by_side import classes
-from teola_plugin.adapters.langchain.side_by_side.composites import BY_NAME, PARTS, Composite
-from teola_plugin.adapters.langchain.side_by_side.models import TextModel, asks_one_by_one, text_model
+from teola_plugin.adapters.langchain.side_by_side.composites import BY_NAME, PARTS, Composite, ManyPrompts
+from teola_plugin.adapters.langchain.side_by_side.models import prepare, text_model
 from teola_plugin.adapters.langchain.side_by_side.threads import Threads
 from teola_plugin.adapters.own_class import subclass_of
 from teola_plugin.adapters.thread_safety import ThreadSafety
@@ -32,8 +34,8 @@ class _Walk:
     def visit(self, node: Any) -> Any:
         if isinstance(node, RunnableBinding) and "max_concurrency" in node.config:
             return node  # as many at once as it says
-        if asks_one_by_one(node) and not isinstance(node, TextModel) and self._threads.model(node):
-            return text_model(node)
+        if isinstance(node, LLM):
+            return text_model(node, threads=self._threads.model(node)) if eligible(node) else node
         if name := classes.name_of(node):
             return self._composite(name, node)
         before = dict(parts(node))
@@ -50,6 +52,8 @@ class _Walk:
         mixin = BY_NAME[name] if any(allowed) else Composite
         one: Any = sharing(subclass_of(type(node), mixin), node.model_copy(update=new))
         vars(one)[PARTS] = allowed
+        if mixin is ManyPrompts:
+            prepare(node.llm)
         return one
 
     def _field(self, value: Any) -> Any:

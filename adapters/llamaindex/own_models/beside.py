@@ -25,7 +25,7 @@ from teola_plugin.adapters.llamaindex.own_models.synthesizers import responding
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, replaced
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.shims.llamaindex.engines import AnsweringParts, RetrieverQueryEngineParts
-from teola_plugin.shims.llamaindex.own_calls import leaf_of
+from teola_plugin.shims.llamaindex.own_calls import leaf_of, warm
 from teola_plugin.tracer.llamaindex.classes import as_made
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -106,6 +106,17 @@ def beside(served: Any, entry: str, given: Given | None, threads: ThreadSafety, 
         return None
     table = CallTable(plan.permission, plan.leaves.values())
     return Beside(_with_leaves(served, plan, part), step, table)
+
+
+def prepare(served: Any, threads: ThreadSafety) -> None:
+    """Makes the classes that calls will need, which takes a while, before the first one."""
+    for entry in entries_of(served):
+        with contextlib.suppress(Exception):  # calls say what is wrong
+            plan, _ = planned(served, entry, {QUERY_TEXT: ""}, threads)
+            if _pays(plan):
+                for leaf in plan.leaves.values():
+                    leaf_of(leaf, call_here, acall_here)
+                    warm(leaf)
 
 
 def entries_of(part: Any) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
-from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     RetrieverQueryEngine,
@@ -15,18 +14,16 @@ from llama_index.core.query_engine import (
     SubQuestionQueryEngine,
     TransformQueryEngine,
 )
-from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.schema import MetadataMode, NodeWithScore
-from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
 
 from teola_plugin.adapters.llamaindex.own_models.ahead import Ahead, Plan, Question
 from teola_plugin.adapters.llamaindex.own_models.calls import Failed
+from teola_plugin.adapters.llamaindex.own_models.choosing import changing, choosing, takes_several, writing_questions
+from teola_plugin.adapters.llamaindex.own_models.postprocessors import postprocessing
 from teola_plugin.adapters.llamaindex.own_models.retrievers import (
     Nodes,
-    Postprocess,
     Retrieve,
     models_of,
-    postprocessing,
     retrieving,
 )
 from teola_plugin.adapters.llamaindex.own_models.synthesizers import Respond, responding
@@ -41,17 +38,7 @@ from teola_plugin.shims.llamaindex.engines import (
     runs_in_loop,
     sub_question_node,
 )
-from teola_plugin.shims.llamaindex.queries import (
-    DecomposeQueryTransformParts,
-    HyDEQueryTransformParts,
-    LLMQuestionGeneratorParts,
-    LLMSelectorParts,
-    decomposed_query,
-    generated_questions,
-    hypothetical_document,
-    selected_indices,
-)
-from teola_plugin.tracer.llamaindex.classes import as_made, own_prompt, rule_for
+from teola_plugin.tracer.llamaindex.classes import as_made, rule_for
 from teola_plugin.tracer.llamaindex.dry_run import own_nodes
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -99,7 +86,7 @@ def _ends(why: str) -> Any:
 def finding(plan: Plan, parts: RetrievalParts) -> Retrieve:
     """Retrieved, and postprocessed."""
     retrieve: Retrieve = retrieving(plan, parts.retriever)
-    postprocess: Postprocess = postprocessing(plan, parts.node_postprocessors)
+    postprocess = postprocessing(plan, parts.node_postprocessors)
 
     async def find(ahead: Ahead, asked: Question) -> Nodes:
         return await postprocess(ahead, asked.text, await retrieve(ahead, asked))
@@ -147,7 +134,7 @@ def _responding(plan: Plan, synth: Any) -> Respond:
 
 def _sub_questions(plan: Plan, engine: SubQuestionQueryEngine) -> Query:
     parts = SubQuestionQueryEngineParts.of(engine)
-    in_loop, write = runs_in_loop(engine), _questions(plan, parts)
+    in_loop, write = runs_in_loop(engine), writing_questions(plan, parts.question_gen, parts.metadatas)
     plan.lists(in_loop)
     before = plan.is_async
     plan.is_async = before or in_loop  # what they ask in turn is asked in that loop
@@ -179,44 +166,21 @@ def _asking(query: Query, asked: Question) -> Callable[[Ahead], Awaitable[Answer
     return lambda ahead: query(ahead, asked)
 
 
-def _questions(plan: Plan, parts: SubQuestionQueryEngineParts) -> Callable[[Ahead, str], Awaitable[Any]]:
-    generator, tools = parts.question_gen, parts.metadatas
-    rule_for(generator, {LLMQuestionGenerator: None})
-    inner = LLMQuestionGeneratorParts.of(generator)
-    llm, prompt = plan.llm(inner.llm), own_prompt(inner.prompt)
-    plan.known[id(generator)] = generator
-
-    async def write(ahead: Ahead, text: str) -> Any:
-        return await ahead.ask(llm, lambda a: generated_questions(generator, a, prompt, tools, text))  # type: ignore[arg-type]
-
-    return write
-
-
 def _router(plan: Plan, engine: RouterQueryEngine) -> Query:
     """The chosen engines answer one after the other; several answers are summarised."""
     parts = RouterQueryEngineParts.of(engine)
-    selector = parts.selector
-    rule_for(selector, {LLMSingleSelector: None, LLMMultiSelector: None})
-    inner = LLMSelectorParts.of(selector)
-    llm, prompt = plan.llm(inner.llm), own_prompt(inner.prompt)
+    choose = choosing(plan, parts.selector, parts.metadatas)
     if len({id(model) for one in parts.query_engines for model in _models(one)}) > 1:
         raise NotUnderstood("its engines embed one query with several models")
-    plan.known[id(selector)] = selector
-    engines, choices = [_tried(plan, one) for one in parts.query_engines], parts.metadatas
-    several = isinstance(selector, LLMMultiSelector)
+    engines = [_tried(plan, one) for one in parts.query_engines]
+    several = takes_several(parts.selector)
     summarise: Respond = _responding(plan, parts.summarizer) if several else _ends("there is one answer")
-    if several:
-        plan.lists()
 
     async def query(ahead: Ahead, asked: Question) -> Answer:
-        more = ahead.for_more()
-        chosen = await more.ask(llm, lambda a: selected_indices(selector, a, prompt, choices, asked.text))
-        if not chosen or not all(0 <= i < len(engines) for i in chosen):
-            raise NotUnderstood("it chooses nobody")
+        chosen = await choose(ahead.for_more(), asked.text)
         if len(chosen) == 1:
-            [one] = chosen
-            return await _asking(engines[one], asked)(ahead)
-        found = await more.all([_asking(engines[i], asked) for i in chosen])
+            return await _asking(engines[chosen[0]], asked)(ahead)
+        found = await ahead.all([_asking(engines[i], asked) for i in chosen])
         text = await summarise(ahead, asked.text, [made.text or "None" for made in found])
         return Answer(text, [node for made in found for node in made.nodes])
 
@@ -236,33 +200,13 @@ def _models(engine: Any) -> list[Any]:
 
 def _transform(plan: Plan, engine: TransformQueryEngine) -> Query:
     parts = TransformQueryEngineParts.of(engine)
-    change = _changing(plan, parts.query_transform, parts.transform_metadata or {})
+    change = changing(plan, parts.query_transform, parts.transform_metadata or {})
     then = querying(plan, parts.query_engine)
 
     async def query(ahead: Ahead, asked: Question) -> Answer:
         return await then(ahead, await change(ahead.for_more(), asked))
 
     return query
-
-
-def _changing(plan: Plan, transform: Any, metadata: Any) -> Callable[[Ahead, Question], Awaitable[Question]]:
-    kind = rule_for(transform, {HyDEQueryTransform: HyDEQueryTransformParts, DecomposeQueryTransform: None})
-    parts: Any = (kind or DecomposeQueryTransformParts).of(transform)
-    llm = plan.llm(parts.llm)
-    prompt = own_prompt(parts.hyde_prompt if kind else parts.decompose_query_prompt)
-    plan.known[id(transform)] = transform
-    if kind and parts.include_original:
-        plan.lists()
-
-    async def change(ahead: Ahead, asked: Question) -> Question:
-        make = hypothetical_document if kind else decomposed_query
-        text = await ahead.in_sync_code().ask(llm, lambda a: make(transform, a, prompt, asked.text, metadata))  # type: ignore[arg-type]
-        if not kind:
-            return Question(text)
-        own = asked.texts or (asked.text,)
-        return Question(asked.text, (text, *own) if parts.include_original else (text,))
-
-    return change
 
 
 _RULES: dict[type, Callable[[Plan, Any], Query]] = {

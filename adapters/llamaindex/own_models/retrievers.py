@@ -6,48 +6,35 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.indices.list.retrievers import SummaryIndexRetriever
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
-from llama_index.core.postprocessor import (
-    FixedRecencyPostprocessor,
-    KeywordNodePostprocessor,
-    LLMRerank,
-    LongContextReorder,
-    MetadataReplacementPostProcessor,
-    PrevNextNodePostprocessor,
-    SimilarityPostprocessor,
-)
-from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever, TransformRetriever
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
 from teola_plugin.adapters.llamaindex.own_models.ahead import Ahead, Plan, Question
-from teola_plugin.shims.llamaindex.copies import clone
+from teola_plugin.adapters.llamaindex.own_models.choosing import changing, choosing
 from teola_plugin.shims.llamaindex.engines import runs_in_loop
-from teola_plugin.shims.llamaindex.postprocessors import (
-    LLMRerankParts,
-    PostprocessorParts,
-    batch_arguments,
-    batches,
-    postprocessed,
-)
 from teola_plugin.shims.llamaindex.retrievers import (
     QueryFusionRetrieverParts,
+    RouterRetrieverParts,
+    SummaryIndexRetrieverParts,
+    TransformRetrieverParts,
     VectorIndexRetrieverParts,
+    all_nodes,
     fused,
     nodes_of_result,
     searches_by_vector,
     store_query,
     written_queries,
 )
-from teola_plugin.tracer.llamaindex.classes import as_made, own_function, own_prompt, rule_for
-from teola_plugin.tracer.llamaindex.dry_run import own_nodes
+from teola_plugin.tracer.llamaindex.classes import as_made, rule_for
 from teola_plugin.tracer.llamaindex.retrievers import settled
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Nodes = list[NodeWithScore]
 Retrieve = Callable[[Ahead, Question], Awaitable[Nodes]]
 """`retrieve`: (how, query) -> nodes of its own."""
-Postprocess = Callable[[Ahead, str, Nodes], Awaitable[Nodes]]
 
 
 def retrieving(plan: Plan, retriever: BaseRetriever) -> Retrieve:
@@ -84,7 +71,7 @@ def _fusion(plan: Plan, r: QueryFusionRetriever) -> Retrieve:
     in_loop, several = runs_in_loop(r), parts.num_queries > 1
     llm = plan.llm(parts.llm) if several else None
     inner = [retrieving(plan, one) for one in parts.retrievers]
-    one_model(plan, parts.retrievers)
+    one_model(parts.retrievers)
     if several or len(inner) > 1:
         plan.lists(in_loop)
 
@@ -108,7 +95,7 @@ def _fusion(plan: Plan, r: QueryFusionRetriever) -> Retrieve:
     return retrieve
 
 
-def one_model(plan: Plan, parts: Sequence[Any]) -> None:
+def one_model(parts: Sequence[Any]) -> None:
     """Parts that are asked with one query share its vector, whoever makes it. Raises `NotUnderstood`."""
     models = {id(model) for part in parts for model in models_of(part)}
     if len(models) > 1:
@@ -124,64 +111,48 @@ def models_of(part: Any) -> list[Any]:
     return [model for one in flat if isinstance(one, BaseRetriever) for model in models_of(one)]
 
 
-_RULES: dict[type, Callable[[Plan, Any], Retrieve]] = {VectorIndexRetriever: _vector, QueryFusionRetriever: _fusion}
+def _listed(plan: Plan, r: SummaryIndexRetriever) -> Retrieve:
+    """All nodes of an index in memory, as they are then."""
+    index = SummaryIndexRetrieverParts.of(r).index
+    if type(index.docstore) is not SimpleDocumentStore:
+        raise NotUnderstood(f"its documents are in a {type(index.docstore).__name__}, which may be anywhere")
+
+    async def retrieve(ahead: Ahead, asked: Question) -> Nodes:
+        return all_nodes(r, asked.text)
+
+    return retrieve
 
 
-# ------------------------------------------------------------ what becomes of the nodes
+def _transform(plan: Plan, r: TransformRetriever) -> Retrieve:
+    parts = TransformRetrieverParts.of(r)
+    change = changing(plan, parts.query_transform, parts.transform_metadata or {})
+    then = retrieving(plan, parts.retriever)
+
+    async def retrieve(ahead: Ahead, asked: Question) -> Nodes:
+        return await then(ahead, await change(ahead, asked))
+
+    return retrieve
 
 
-def postprocessing(plan: Plan, steps: Sequence[Any]) -> Postprocess:
-    """The nodes after all steps. Raises `NotUnderstood`."""
-    with as_made():
-        made = [rule_for(step, _STEPS)(plan, step) for step in steps]
+def _router(plan: Plan, r: RouterRetriever) -> Retrieve:
+    """The chosen retrievers are asked one after the other; each node is taken once."""
+    parts = RouterRetrieverParts.of(r)
+    choose = choosing(plan, parts.selector, parts.metadatas)
+    inner = [retrieving(plan, one) for one in parts.retrievers]
+    one_model(parts.retrievers)
 
-    async def postprocess(ahead: Ahead, query: str, nodes: Nodes) -> Nodes:
-        for step in made:
-            nodes = await step(ahead, query, nodes)
-        return nodes
+    async def retrieve(ahead: Ahead, asked: Question) -> Nodes:
+        chosen = await choose(ahead, asked.text)
+        found = await ahead.all([lambda a, i=i: inner[i](a, asked) for i in chosen])  # type: ignore[misc]
+        return list({node.node.node_id: node for nodes in found for node in nodes}.values())
 
-    return postprocess
-
-
-def _pure(plan: Plan, step: Any) -> Postprocess:
-    PostprocessorParts.of(step)
-    docstore = getattr(step, "docstore", None)
-    if docstore is not None and type(docstore) is not SimpleDocumentStore:
-        raise NotUnderstood(f"its documents are in a {type(docstore).__name__}, which may be anywhere")
-
-    async def postprocess(ahead: Ahead, query: str, nodes: Nodes) -> Nodes:
-        return postprocessed(step, own_nodes(nodes, deep=True), query)
-
-    return postprocess
+    return retrieve
 
 
-def _llm_rerank(plan: Plan, step: LLMRerank) -> Postprocess:
-    """The LLM chooses in batches, each a call of its own."""
-    parts = LLMRerankParts.of(step)
-    llm, prompt = plan.llm(parts.llm), own_prompt(parts.choice_select_prompt)
-    own = clone(step, **parts.named(choice_select_prompt=prompt))
-    if not own_function(parts.format_node_batch_fn) or not own_function(parts.parse_choice_select_answer_fn):
-        raise NotUnderstood("a function of the user's formats or parses")
-    plan.known[id(step)] = step
-    plan.lists()
-
-    async def postprocess(ahead: Ahead, query: str, nodes: Nodes) -> Nodes:
-        def chooses(batch: Any) -> Callable[[Ahead], Awaitable[str]]:
-            return lambda a: a.said(llm, lambda asked: asked.predict(prompt, **batch_arguments(own, batch, query)))
-
-        answers = iter(await ahead.all([chooses(batch) for batch in batches(own, own_nodes(nodes))]))
-        replay = clone(llm, predict=lambda *_, **__: next(answers))
-        return postprocessed(clone(own, **parts.named(llm=replay)), own_nodes(nodes, deep=True), query)
-
-    return postprocess
-
-
-_STEPS: dict[type, Callable[[Plan, Any], Postprocess]] = {
-    LLMRerank: _llm_rerank,
-    SimilarityPostprocessor: _pure,
-    KeywordNodePostprocessor: _pure,
-    LongContextReorder: _pure,
-    MetadataReplacementPostProcessor: _pure,
-    FixedRecencyPostprocessor: _pure,
-    PrevNextNodePostprocessor: _pure,
+_RULES: dict[type, Callable[[Plan, Any], Retrieve]] = {
+    VectorIndexRetriever: _vector,
+    SummaryIndexRetriever: _listed,
+    QueryFusionRetriever: _fusion,
+    TransformRetriever: _transform,
+    RouterRetriever: _router,
 }

@@ -52,9 +52,8 @@ def show(console: Console, found: Mapping[str, Any], runs: Sequence[Run]) -> Non
         _line(console, "\n".join(f"* {line}" for line in found["advice"]))
     if found["bindings"]:
         _line(console, '* Engines can serve your models: --serve auto tries it, accelerate(..., serve="auto") or')
-        console.print(
-            "\n".join(f"    {line}" for line in found["bindings"]), markup=False, highlight=False, soft_wrap=True
-        )
+        lines = "\n".join(f"    {line}" for line in found["bindings"])
+        console.print(lines, markup=False, highlight=False, soft_wrap=True)
 
 
 def _line(console: Console, text: str) -> None:

@@ -223,6 +223,14 @@ def asked_by(llm: Any, run: Callable[[Any], Any], *, is_async: bool) -> tuple[st
     raise Unreadable("it does not ask its LLM")
 
 
+def warm(leaf: Any) -> None:
+    """Makes the classes by which a model's calls are found out and made."""
+    kind: Any = type(leaf)
+    if isinstance(leaf, LLM):
+        _silent(kind)
+        _refusing(kind)
+
+
 def writes_own_prompts(llm: Any) -> bool:
     """Whether functions of the user's own have a part in its prompts, or in what it makes of answers."""
     own = (llm.messages_to_prompt, llm.completion_to_prompt)

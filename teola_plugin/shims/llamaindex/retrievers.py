@@ -8,11 +8,13 @@ from types import NoneType
 from typing import Any, ClassVar
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.base_selector import BaseSelector
 from llama_index.core.indices.list.retrievers import SummaryIndexRetriever
 from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
-from llama_index.core.retrievers import QueryFusionRetriever, TransformRetriever
+from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever, TransformRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.tools.types import ToolMetadata
 from llama_index.core.vector_stores.types import (
     MetadataFilters,
     VectorStoreQuery,
@@ -148,3 +150,12 @@ class TransformRetrieverParts(RetrieverParts):
     retriever: BaseRetriever = attribute("_retriever", BaseRetriever)
     query_transform: BaseQueryTransform = attribute("_query_transform", BaseQueryTransform)
     transform_metadata: dict[str, Any] | None = attribute("_transform_metadata", dict, NoneType)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRetrieverParts(RetrieverParts):
+    OF: ClassVar = (RouterRetriever,)
+
+    selector: BaseSelector = attribute("_selector", BaseSelector)
+    retrievers: Sequence[BaseRetriever] = attribute("_retrievers", list, tuple)
+    metadatas: Sequence[ToolMetadata] = attribute("_metadatas", list, tuple)

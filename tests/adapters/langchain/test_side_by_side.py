@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -464,6 +465,79 @@ def test_a_model_keeps_what_it_sets_on_itself() -> None:
     assert model.asked == 4
 
 
+# ------------------------------------------------------------ text models on a loop
+
+
+def test_a_text_model_with_async_code_needs_no_word_on_a_loop() -> None:
+    plain, fast = Ledger(), Ledger(meet=3)
+    expected = asyncio.run(texts(plain).ainvoke("q"))
+    assert asyncio.run(accelerate(texts(fast)).ainvoke("q")) == expected
+    assert (plain.most, fast.most, fast.calls) == (1, 3, plain.calls)
+
+
+def test_a_text_model_without_it_is_asked_on_threads_where_that_was_said() -> None:
+    class Plain(Lines):
+        ledger: Any
+
+        def _call(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+            self.ledger.work(prompt)
+            return prompt
+
+    for named, most in (((), 1), ((Plain,), 3)):
+        ledger = Ledger(meet=3) if named else Ledger(jitter=0.002)
+        chain = PromptTemplate.from_template("Of {x}") | Plain(ledger=ledger)
+        fast = accelerate(chain.map(), concurrent=named)
+        assert asyncio.run(fast.ainvoke([{"x": 1}, {"x": 2}, {"x": 3}])) == ["Of 1", "Of 2", "Of 3"]
+        assert ledger.most == most
+
+
+class TellsText(Text):
+    wrong: str = ""
+
+    async def _acall(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+        said = await super()._acall(prompt)
+        await run_manager.on_llm_new_token(prompt)
+        if prompt == self.wrong:
+            raise ValueError(f"no {prompt}")
+        return said
+
+
+@pytest.mark.parametrize("wrong", ["", "a", "b", "c"])
+def test_tokens_and_errors_come_in_the_plain_order(wrong: str) -> None:
+    class Heard(Order):
+        def on_llm_new_token(self, token: str, *, run_id: Any, **_: Any) -> None:
+            self._hear("token", token)
+
+    def seen(model: Any) -> tuple[Any, list[str]]:
+        order = Heard()
+        try:
+            found = asyncio.run(model.abatch(["a", "b", "c", "a"], {"callbacks": [order]}))
+        except ValueError as error:
+            found = str(error)
+        return found, order.heard
+
+    before, after = Ledger(), Ledger(jitter=0.01)
+    plain = seen(TellsText(wrong=wrong, ledger=before))
+    assert seen(side_by_side(TellsText(wrong=wrong, ledger=after), ThreadSafety())) == plain
+    assert after.calls == before.calls if not wrong else after.calls.total() <= 4
+
+
+def test_a_batch_that_is_given_up_leaves_nothing_running() -> None:
+    async def given_up() -> int:
+        ledger = Ledger(meet=9)
+        fast = side_by_side(Text(ledger=ledger), ThreadSafety())
+        task = asyncio.create_task(fast.abatch(["a", "b", "c"]))
+        while ledger.now < 3:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.01)
+        return ledger.now
+
+    assert asyncio.run(given_up()) == 0
+
+
 # ------------------------------------------------------------ graphs
 
 
@@ -505,3 +579,14 @@ def test_a_prompt_is_asked_as_ever_where_there_is_one() -> None:
     fast = accelerate(chain, concurrent=OWN)
     assert fast.invoke({"x": 1}) == chain.invoke({"x": 1})
     assert ledger.calls == {"text: Human: 1": 2}
+
+
+def test_a_model_that_is_not_told_of_its_run_is_asked_as_ever() -> None:
+    class Untold(Counted):
+        def _generate(self, messages: Any, stop: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+            return super()._generate(messages, stop, None, **kwargs)
+
+    ledger = Ledger(jitter=0.002)
+    chain = LLMChain(llm=Untold(ledger=ledger), prompt=PromptTemplate.from_template("Of {x}"))
+    side_by_side(chain, ThreadSafety((Untold,))).apply([{"x": i} for i in range(3)])
+    assert (ledger.most, ledger.calls.total()) == (1, 3)

@@ -24,7 +24,7 @@ from teola_plugin.engines.fake import fake_engines
 from teola_plugin.graph import PromptPart
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore, read_only
 
-LEGEND = "(optimized: may run ahead; shared: your code, its engine calls belong to the query; unchanged: as always)"
+LEGEND = "(optimized: may run ahead; shared: your code, its calls of engines belong to the query; unchanged: as always)"
 LONG = PromptPart(text="x", tokens=412)
 RULES = PromptPart(text="x", tokens=40)
 
@@ -78,7 +78,7 @@ def test_the_text() -> None:
         f"""Understood:    5 parts: 2 optimized, 2 shared (RunnableSequence and ToolNode), 1 unchanged (search_the_web)
 Starts early:  retrieve.retrieve: with rewrite, once rewrite.model has answered; search: its searches begin when its \
 call is written
-Expect:        sooner; not estimated, as a graph decides while it runs: `teola compare` measures it; \
+Expect:        faster; not estimated, as a graph decides while it runs: `teola compare` measures it; \
 change first: grade.model: docs and question stand before 452 constant tokens: put them last
 
 What was understood
@@ -298,7 +298,7 @@ def test_an_agent(pool: EnginePool) -> None:
 
     tools = [create_retriever_tool(store(pool), "search", "Finds documents."), weather, pay]
     model = ChatTeola(pool=pool)
-    text = accelerate(create_agent(model, tools, system_prompt=RULE)).explain()
+    text = accelerate(create_agent(model, tools, system_prompt=RULE)).explain(details=True)
     told = {line for line in text.splitlines() if line.startswith(("early", "in place", "shared", "model"))}
     assert told == {
         "shared  model  model_node  model (an agent's model)",
@@ -317,17 +317,17 @@ def test_an_agent(pool: EnginePool) -> None:
 
 
 def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
-    note = "No pool-backed object was found and none was bound: the graph runs as it always did."
-    plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain()
+    note = "no pool-backed object was found and none was bound: the graph runs as it always did"
+    plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain(details=True)
     assert plain.endswith(note) and "unchanged  model  model_node" in plain and "start -> model" in plain
-    assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain()
+    assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain(details=True)
     model = ChatTeola(pool=pool)
 
     @entrypoint()
     def flow(given: str) -> Any:
         return model.invoke(f"{time.time()} {given}").content
 
-    text = accelerate(flow).explain()
+    text = accelerate(flow).explain(details=True)
     assert "shared  flow  flow  (your code: runs once, in its place; pool-backed objects that it calls join" in text
     assert "`time.time()` is the time, another in every call" in text
 
@@ -350,4 +350,4 @@ def test_nothing_runs(pool: EnginePool) -> None:
     made = StateGraph(State)
     made.add_node("loud", loud)
     made.add_edge(START, "loud")
-    assert "unchanged" in accelerate(made.compile(), pool=pool).explain()
+    assert "unchanged" in accelerate(made.compile(), pool=pool).explain(details=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from llama_index.core import Document, SummaryIndex, VectorStoreIndex
+from llama_index.core import Document, PromptTemplate, SummaryIndex, VectorStoreIndex
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SentenceTransformerRerank
 from llama_index.embeddings.huggingface import HuggingFaceEmbedding
@@ -81,3 +83,30 @@ def test_what_gets_no_engine_is_said(stub: Stub) -> None:
         index = SummaryIndex.from_documents([Document(text=fact) for fact in FACTS])
         fast = accelerate(index.as_query_engine(llm=llm), serve="auto")
         assert not fast.__teola_session__.serving.bound and said in fast.explain()
+
+
+def test_calls_are_side_by_side_as_without_a_pool(stub: Stub, index: VectorStoreIndex) -> None:
+    """Sync calls of a model that is only carried begin together: the server sees all of them before one is answered."""
+    llm = llm_of(stub)
+    template = PromptTemplate("slowly: {context_str} {query_str}")
+    plain = index.as_query_engine(llm=llm, response_mode="accumulate", similarity_top_k=3, text_qa_template=template)
+    stub.go.set()
+    wanted = str(plain.query("what is a primitive?"))
+    fast = accelerate(plain, serve="auto")
+    for engine in (fast, accelerate(plain)):
+        stub.asked.clear()
+        stub.go.clear()
+        with ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(engine.query, "what is a primitive?")
+            assert came(lambda: len(stub.asked) == 3)
+            stub.go.set()
+            assert str(answer.result(20)) == wanted and len(stub.asked) == 3
+    trace = fast.last_trace()
+    assert trace is not None and len([span for span in trace.spans if span.engine.startswith("llm")]) == 3
+
+
+def came(what: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 4
+    while not what() and time.monotonic() < end:
+        time.sleep(0.01)
+    return what()

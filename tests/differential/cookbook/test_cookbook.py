@@ -111,6 +111,12 @@ def test_same_with_calls_side_by_side(bench: Bench, name: str, way: str) -> None
     same(before, after, way, merged=bench.kit.pool is not None)
 
 
+@over("invoke", kits=("own", "mixed"))
+def test_same_side_by_side_with_all_speculation(bench: Bench, name: str, way: str) -> None:
+    before, after = both(bench, name, way, speculate="all", concurrent=CONCURRENT)
+    same(before, after, way, merged=True)
+
+
 @over("invoke", kits=("own",), all_of_first=True)
 def test_a_model_that_raises_beside_others(bench: Bench, name: str, way: str) -> None:
     """Each of its calls: the same exception, and in every run no more calls than the whole chain makes."""

@@ -12,12 +12,27 @@ from support.scripted_llm import ScriptedLLM
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeStore, Faults
 from teola_plugin.errors import EngineError, QueryError
-from teola_plugin.graph import Attributes, Effect, Graph, Primitive, PrimitiveKind, PromptPart, Query, Ref, Terms, named
+from teola_plugin.graph import (
+    Attributes,
+    Curve,
+    Effect,
+    EngineProfile,
+    Graph,
+    Primitive,
+    PrimitiveKind,
+    PromptPart,
+    Query,
+    Ref,
+    Terms,
+    named,
+)
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, Generation, IngestRow, Prompt, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece
+from teola_plugin.runtime import calls
 from teola_plugin.runtime.context import current_terms
+from teola_plugin.runtime.dead_parts import Once
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.query_run import QueryRun
@@ -197,6 +212,30 @@ def test_early_work_that_fails_after_it_was_claimed_is_asked_for_again() -> None
         run.close()
         trace = run.trace.result(5)
         assert trace is not None and trace.wasted()[0] == seen.of(K.EMBEDDING) - 1, "what was made twice is counted"
+
+
+def test_what_failed_ahead_and_was_asked_for_again_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(calls, "_said", Once())
+    tries: list[str] = []
+
+    def first_of_each(request: Request) -> bool:
+        tries.append(request.id)
+        return len(set(tries)) % 2 == 1
+
+    slow = EngineProfile({K.EMBEDDING: Curve(((1, 0.1), (2, 0.1)))})
+    with EnginePool.local(
+        [FakeEmbedder("embedder", slow, faults=Faults(fail_on=first_of_each, retryable=False))]
+    ) as pool:
+        for _ in range(2):
+            graph = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text")))], Ref("e"))
+            run = pool.runtime.submit(Query({"text": "a"}), graph, {}, ahead=True)
+            assert run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
+            run.close()
+    [said] = [one for one in caplog.records if "asked for again in its place" in one.getMessage()]
+    assert said.levelname == "WARNING" and "embedder" in said.getMessage() and "failed" in said.getMessage()
+    assert "Answers are unaffected" in said.getMessage()
 
 
 def test_the_plain_objects_own_failure_is_its_own() -> None:

@@ -199,6 +199,7 @@ NOT_PLANNED = {
     hooks.VectorStoreIndexParts,
     workflows.QueryEngineToolParts,
     workflows.RetrieverToolParts,
+    retrieval.RouterRetrieverParts,
 }
 """Read for other ends than a plan: the tests below."""
 

@@ -82,7 +82,7 @@ def quietly(owner: Any, call: Callable[[], Any]) -> Any:
 
 def test_every_function_is_named_here() -> None:
     source = inspect.getsource(importlib.import_module(__name__))
-    names = (f"test_shims_llamaindex_{what}" for what in ("models", "workflows"))
+    names = (f"test_shims_llamaindex_{what}" for what in ("models", "own_calls", "workflows"))
     beside = "".join(
         inspect.getsource(importlib.import_module(f"{__package__ or ''}.{one}".lstrip("."))) for one in names
     )

@@ -19,9 +19,12 @@ from langchain_core.tools import tool
 from pool_leaves import PoolChat, PoolRetriever
 
 from teola_plugin.graph import INPUT, Ref, Role
+from teola_plugin.runtime.dead_parts import Once
 from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import FunctionWalk, trace_function, walk_function
+from teola_plugin.tracer.functions import trace as trace_of_functions
 from teola_plugin.tracer.functions.source import source_of
+from teola_plugin.tracer.functions.walk import Walk
 
 LLM, RETRIEVER = PoolChat(), PoolRetriever()
 PROMPT = ChatPromptTemplate.from_template("Answer {question} with {context}")
@@ -144,6 +147,20 @@ def test_no_user_code_runs(caplog: pytest.LogCaptureFixture) -> None:
     assert not made.reached_end and made.runs_user_code
     assert walk_function(WIRE, STATE, draft) == walk_function(Wire, STATE, draft) == FunctionWalk()
     assert RAN == []
+
+
+def test_a_walk_that_breaks_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """That would be a fault of ours, and nothing of the function would begin early, call after call."""
+
+    def breaks(*_: Any) -> None:
+        raise ArithmeticError("in the walk")
+
+    monkeypatch.setattr(trace_of_functions, "_said", Once())
+    monkeypatch.setattr(Walk, "function", breaks)
+    for _ in range(3):
+        assert not walk_function(touches, STATE, Draft()).reached_end
+    [said] = caplog.records
+    assert said.levelname == "WARNING" and "touches" in said.getMessage() and "report it" in said.getMessage()
 
 
 class Loud:

@@ -1,0 +1,138 @@
+"""What is on the list of classes that take several sync calls at once does: equal answers, from eight threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+from support.openai_stub import MODEL, Stub, openai_stub
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.thread_safety import LISTED, ThreadSafety
+from teola_plugin.engines.fake import embed_words
+
+WORDS = ("lambda", "class", "import", "with", "raise", "yield", "while", "return")
+TEXTS = [f"All of {one} and of {other}." for one in WORDS for other in WORDS]
+ASKED = [f"what of {word}, {i}?" for word in WORDS for i in range(20)]
+
+
+class Words(Embeddings):
+    def embed_query(self, text: str) -> list[float]:
+        return list(embed_words(text))
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [list(embed_words(text, "document")) for text in texts]
+
+
+def in_memory() -> VectorStore:
+    store = InMemoryVectorStore(Words())
+    store.add_texts(TEXTS)
+    return store
+
+
+def chroma() -> VectorStore:
+    langchain_chroma = pytest.importorskip("langchain_chroma")
+    store: VectorStore = langchain_chroma.Chroma("threads", Words())
+    store.add_texts(TEXTS)
+    return store
+
+
+def faiss() -> VectorStore:
+    pytest.importorskip("faiss")
+    from langchain_community.vectorstores import FAISS
+
+    return FAISS.from_texts(TEXTS, Words())
+
+
+def qdrant() -> VectorStore:
+    langchain_qdrant = pytest.importorskip("langchain_qdrant")
+    made: VectorStore = langchain_qdrant.QdrantVectorStore.from_texts(TEXTS, Words(), location=":memory:")
+    return made
+
+
+def shown(found: list[Document]) -> list[str]:
+    return [one.page_content for one in found]
+
+
+@pytest.mark.parametrize("make", [in_memory, chroma, faiss, qdrant])
+def test_a_store_is_searched_by_eight_threads(make: Any) -> None:
+    store = make()
+    assert ThreadSafety().allows(store)
+    retriever = store.as_retriever(search_kwargs={"k": 3})
+    expected = [shown(retriever.invoke(one)) for one in ASKED]
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(3):
+            assert [shown(found) for found in threads.map(retriever.invoke, ASKED)] == expected
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[Stub]:
+    pytest.importorskip("langchain_openai")
+    with openai_stub() as made:
+        yield made
+
+
+def test_clients_are_asked_by_eight_threads(stub: Stub) -> None:
+    from langchain_openai import ChatOpenAI, OpenAI
+
+    given: dict[str, Any] = {"base_url": stub.base_url, "model": MODEL, "api_key": "none"}
+    for model in (ChatOpenAI(**given), OpenAI(**given)):
+        assert ThreadSafety().allows(model)
+        expected = [model.invoke(one) for one in ASKED[:40]]
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(model.invoke, ASKED[:40]))
+        assert [getattr(one, "content", one) for one in found] == [getattr(one, "content", one) for one in expected]
+
+
+def test_a_map_reduce_of_a_client_needs_no_word(stub: Stub) -> None:
+    """The bare line: requests are under way together, and there are as many."""
+    from langchain_classic.chains.summarize import load_summarize_chain
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(
+        base_url=stub.base_url, model=MODEL, api_key="none", custom_get_token_ids=lambda text: list(range(len(text)))
+    )
+    chain = load_summarize_chain(model, chain_type="map_reduce", token_max=9000)
+    documents = {"input_documents": [Document(f"slowly {i}") for i in range(4)]}
+    stub.asked.clear()
+    stub.go.set()
+    expected = chain.invoke(documents)
+    plain = sorted(str(body) for _, body in stub.asked)
+    stub.asked.clear()
+    stub.go.clear()
+    with ThreadPoolExecutor(1) as caller:
+        found = caller.submit(accelerate(chain).invoke, documents)
+        together = _there(stub, 4)
+        stub.go.set()
+        assert found.result() == expected
+    assert together
+    assert sorted(str(body) for _, body in stub.asked) == plain
+
+
+def _there(stub: Stub, requests: int) -> bool:
+    """Whether so many requests come before any is answered."""
+    for _ in range(300):
+        if len(stub.asked) >= requests:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_all_that_is_listed_can_be_imported_where_it_is_installed() -> None:
+    """No name is misspelt."""
+    import importlib
+
+    for name in LISTED:
+        module, _, kind = name.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), kind)
+        except ModuleNotFoundError as error:
+            assert error.name in ("langchain_openai", "langchain_chroma", "langchain_qdrant", "langchain_community")
+        else:
+            assert f"{found.__module__}.{found.__qualname__}" == name
