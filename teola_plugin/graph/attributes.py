@@ -44,6 +44,8 @@ class Attributes:
     """MAP: only the run knows its width; it grows item by item, as the decoding's `stream_items` say."""
     grows_with: str = ""
     """Prefillings: the id of a MAP. While its list is being made, the prompt so far may be prefilled."""
+    drafts: tuple[str, ...] = ()
+    """Prefillings: inputs with text that the answer may repeat, likeliest first."""
     when: Literal["", "idle"] = ""
     """PARTIAL_PREFILLING: `idle` for a warm-up that waits for a pause of its engine."""
 
@@ -59,7 +61,7 @@ class Attributes:
         for name, default in _DEFAULTS.items():
             value = getattr(self, name)
             if value != default:
-                if name == "stream_items":
+                if name in ("stream_items", "drafts"):
                     yield from ((name, holder) for holder in value)
                 else:
                     yield name, value

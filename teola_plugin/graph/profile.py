@@ -76,6 +76,8 @@ class EngineProfile:
     """Below this many tokens a partial prefilling costs more than it saves."""
     warmup_chunk: int = 256
     """Prompt tokens that one step of a partial prefilling may take while the instance decodes."""
+    drafts: int = 0
+    """Drafted tokens that it verifies at once for one request; 0 where it takes no drafts."""
     interference: float = 0.0
     """Share by which prefillings and decodings that run side by side slow each other."""
 

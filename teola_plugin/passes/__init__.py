@@ -3,6 +3,7 @@
 from teola_plugin.passes.base import Optimised, Pass, PassContext, PassPipeline, PassReport
 from teola_plugin.passes.cache import GraphCache
 from teola_plugin.passes.decoding_pipelining import DecodingPipelining
+from teola_plugin.passes.draft_decoding import DraftDecoding
 from teola_plugin.passes.estimate import ready_times
 from teola_plugin.passes.prefilling_split import PrefillingSplit
 from teola_plugin.passes.prune_dependencies import PruneDependencies
@@ -12,6 +13,7 @@ from teola_plugin.passes.stage_decomposition import StageDecomposition
 __all__ = [
     "DEFAULT_PASSES",
     "DecodingPipelining",
+    "DraftDecoding",
     "GraphCache",
     "Optimised",
     "Pass",

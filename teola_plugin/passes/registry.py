@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes.base import Pass, PassPipeline, PassReport
 from teola_plugin.passes.decoding_pipelining import DecodingPipelining
+from teola_plugin.passes.draft_decoding import DraftDecoding
 from teola_plugin.passes.prefilling_split import PrefillingSplit
 from teola_plugin.passes.prune_dependencies import PruneDependencies
 from teola_plugin.passes.stage_decomposition import StageDecomposition
@@ -21,11 +22,12 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     StageDecomposition(),
     PrefillingSplit(),
     DecodingPipelining(),
+    DraftDecoding(),
 )
 
 
 def default_pipeline(observer: Callable[[PassReport], None] | None = None) -> PassPipeline:
-    """The four passes of the paper, in its order."""
+    """The four passes of the paper, in its order, and drafts."""
     return PassPipeline(DEFAULT_PASSES, observer)
 
 

@@ -31,6 +31,9 @@ class Request:
     """Of its primitive, when it was admitted: the longest way to the output of its query."""
     objective: str = "latency"
     """What is wanted of it: `latency`, `throughput` or `background`."""
+    app: str = ""
+    drafts: tuple[str, ...] = ()
+    """Texts that the answer may repeat, likeliest first: never part of what decides the result."""
 
     def admitted(self, priority: int, depth: int, objective: str) -> Request:
         """As it goes to its engine. (`dataclasses.replace` takes five times as long, and this is done for each.)"""
@@ -46,4 +49,6 @@ class Request:
             self.keep_remote,
             depth,
             objective,
+            self.app,
+            self.drafts,
         )

@@ -168,7 +168,9 @@ class PlainCalls:
     def _own(run: QueryRun, call: Call, payload: Any, name: str) -> Work:
         """Of no live query."""
         terms, streamed = call.terms, call.log is not None
-        request = Request(request_id(run.id), call.kind, payload, query=run.id, tenant=terms.tenant, stream=streamed)
+        request = Request(
+            request_id(run.id), call.kind, payload, query=run.id, tenant=terms.tenant, stream=streamed, app=terms.app
+        )
         work = Work(request, call.port.name, None, name, terms=terms, made=False)
         work.subscribe(Party.PLAIN, terms)
         if call.log is not None:

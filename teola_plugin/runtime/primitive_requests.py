@@ -26,6 +26,12 @@ def payloads(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]
     return _BUILD[p.kind](p, inputs, calls)
 
 
+def drafts(p: Primitive, inputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Texts that its answer may repeat, as the graph says: those of its inputs that are text."""
+    known = (inputs.get(name) for name in p.attributes.drafts)
+    return tuple(text for text in known if isinstance(text, str) and text)
+
+
 def value(p: Primitive, results: Sequence[Any]) -> Any:
     """The primitive's value: a list when it is batchable (or reranks), else its single result."""
     return list(results) if p.batchable or p.kind is _K.RERANKING else results[0]

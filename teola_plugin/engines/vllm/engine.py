@@ -17,6 +17,7 @@ from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import memory as llm_memory
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
+from teola_plugin.engines.vllm.drafts.options import Drafts, drafts_of
 from teola_plugin.engines.vllm.faults import Faults
 from teola_plugin.engines.vllm.in_flight import Call, InFlight
 from teola_plugin.engines.vllm.link import (
@@ -50,7 +51,8 @@ class VllmEngine:
     takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes. With `tell_cache`
     vLLM's KV events are followed, for placement; by default if there are several instances (see `prefix_events`).
     `scheduler="topology"` replaces vLLM's waiting queue (see `scheduler`); `start` raises `ConfigError` where it is
-    not known to work.
+    not known to work. `drafts` shortens the decoding of greedy requests and changes none of their words: `auto` on the
+    CPU, `off`, or `Drafts(...)` (see `drafts.options`).
 
     Generation that would pass `max_model_len` ends there with finish reason `length`; a prompt that leaves no room
     for output fails with `RequestTooLarge`. When vLLM dies, every request in flight and every later one fails with
@@ -71,11 +73,12 @@ class VllmEngine:
         start_timeout: float = 600.0,
         tell_cache: bool | None = None,
         scheduler: str = "",
+        drafts: str | Mapping[str, Any] | Drafts = "off",
     ) -> None:
         self.name = name
         self.tell_cache = tell_cache
         self.on_prefix_events: Callable[[PrefixEvents], None] | None = None
-        self._setup = Setup(name, str(model), dict(engine_args or {}), scheduler=scheduler)
+        self._setup = Setup(name, str(model), dict(engine_args or {}), scheduler=scheduler, drafts=drafts_of(drafts))
         self._cores, self._start_timeout = cores, start_timeout
         self._granted: Grant | None = None
         self._own_log = log is None

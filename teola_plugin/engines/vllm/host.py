@@ -8,6 +8,7 @@ along; and the process group ends with its parent, however that ends.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import shutil
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.engines.vllm import events as llm_events
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
 from teola_plugin.engines.vllm.cache import CachedPrefixes
+from teola_plugin.engines.vllm.drafts.options import ENV
+from teola_plugin.engines.vllm.drafts.worker import ATTACH, PROPOSER, WORKER
 from teola_plugin.engines.vllm.link import (
     Abort,
     Answer,
@@ -46,6 +49,7 @@ from teola_plugin.engines.vllm.process import PARENT, kill_group
 from teola_plugin.engines.vllm.runner import PromptTooLong, RequestRunner
 from teola_plugin.errors import ConfigError, TeolaError
 from teola_plugin.requests.bad_input import advice
+from teola_plugin.shims.vllm import drafts as drafts_shim
 from teola_plugin.shims.vllm import kv_events, processes, stats
 from teola_plugin.shims.vllm import llm as shim
 
@@ -55,15 +59,18 @@ if TYPE_CHECKING:
 _WATCH_EVERY = 0.2
 _NO_GAUGE = "the share of its cache in use is not known"
 _NO_EVENTS = "what its cache holds is not known, placement goes by what was sent"
+_NO_DRAFTS = "nothing is drafted"
 _NO_PROCESSES = "it starts its processes as it does by itself, which takes longer"
 
 
 class Host:
     """Carries frames from the link to vLLM and what comes back to the link."""
 
-    def __init__(self, llm: AsyncLLMEngine, link: Link, gauge: Gauge, held: CachedPrefixes | None = None) -> None:
+    def __init__(
+        self, llm: AsyncLLMEngine, link: Link, gauge: Gauge, held: CachedPrefixes | None = None, *, drafts: bool = False
+    ) -> None:
         self._llm, self._link, self._gauge, self._held = llm, link, gauge, held
-        self._runner = RequestRunner(llm, self._send, held)
+        self._runner = RequestRunner(llm, self._send, held, drafts=drafts)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._outbox: list[Delta | Answer | Refusal] = []
         self._kv_sent = 0.0
@@ -170,6 +177,7 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLMEngine, Ready]:
         }
         | ({"gpu": platform.gpu} if platform.gpu else {}),
         tells_cache=lacking.get(_NO_EVENTS) == (),
+        drafts=setup.drafts.tokens if setup.drafts is not None and lacking.get(_NO_DRAFTS) == () else 0,
         lacking=tuple(f"{what} (no {', '.join(names)})" for what, names in lacking.items() if names),
     )
 
@@ -187,6 +195,11 @@ def _arguments(setup: Setup, platform: shim.Platform, lacking: dict[str, Sequenc
     args = llm_args.engine_args(setup.model, setup.engine_args, cpu=platform.cpu)
     if setup.scheduler:
         args.setdefault("scheduler_cls", llm_scheduler.class_name(cpu=platform.cpu, engine_args=args))
+    if setup.drafts is not None and "speculative_config" not in args:
+        lacking[_NO_DRAFTS] = drafts_shim.lacking()
+        if not lacking[_NO_DRAFTS]:
+            args |= drafts_shim.arguments(setup.drafts.tokens, PROPOSER, WORKER)
+            os.environ[ENV] = json.dumps(asdict(setup.drafts))
     if llm_events.wanted(setup.tell_cache, args):
         lacking[_NO_EVENTS] = kv_events.lacking()
         if not lacking[_NO_EVENTS]:
@@ -224,9 +237,17 @@ async def _main(fd: int) -> None:
         link.send(_not_ready(failed))
         await link.flushed()
         return
+    ready = await _with_drafts(llm, ready)
     events = llm_events.CacheEvents(shim.limits_of(llm)) if ready.tells_cache else None
     link.send(ready)
-    await Host(llm, link, gauge, events.held if events is not None else None).serve()
+    await Host(llm, link, gauge, events.held if events is not None else None, drafts=bool(ready.drafts)).serve()
+
+
+async def _with_drafts(llm: AsyncLLMEngine, ready: Ready) -> Ready:
+    """The proposer gets to know its rows; without that nothing is drafted."""
+    if not ready.drafts or all(await llm.collective_rpc(ATTACH)):
+        return ready
+    return replace(ready, drafts=0, lacking=(*ready.lacking, _NO_DRAFTS))
 
 
 def _not_ready(failed: Exception) -> NotReady:

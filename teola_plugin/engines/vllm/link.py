@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.engines.prefix_events import PrefixEvents
+from teola_plugin.engines.vllm.drafts.options import Drafts
 from teola_plugin.graph import EngineProfile
 from teola_plugin.requests.request import Request
 
@@ -31,6 +32,8 @@ class Setup:
     """Whether somebody wants to know what the prefix cache holds."""
     scheduler: str = ""
     """See `scheduler`."""
+    drafts: Drafts | None = None
+    """What may be drafted; None for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Ready:
     versions: Mapping[str, str] = field(default_factory=dict)
     tells_cache: bool = False
     """Whether news of the prefix cache will come."""
+    drafts: int = 0
+    """Tokens that may be drafted at once for a greedy request; 0 where nothing is."""
     lacking: tuple[str, ...] = ()
     """What is off because this vLLM is not as expected, and why."""
 
@@ -59,6 +64,7 @@ class Ready:
             max_request_size=self.max_model_len,
             min_split_tokens=max(profile.min_split_tokens, self.block_size),
             cache_tokens=self.cache_tokens,
+            drafts=self.drafts,
             device=self.device,
             # A CPU's step lasts as long as all of its tokens; a GPU's decoding leaves it time to prefill beside.
             interference=1.0 if self.device.startswith("cpu") else 0.3,
@@ -105,6 +111,9 @@ class Submit:
     """Tokens a warm-up may prefill at once beside other requests."""
     hints: tuple[str, int, str] | None = None
     """Query, depth and objective, for a scheduler class of ours (`scheduler.Hints`)."""
+    app: str = ""
+    drafts: tuple[str, ...] = ()
+    """Texts that the answer may repeat."""
 
     @staticmethod
     def of(number: int, request: Request, *, chunk: int, hints: bool) -> Submit:
@@ -118,6 +127,8 @@ class Submit:
             request.background,
             chunk,
             (request.query, request.depth, request.objective) if hints else None,
+            request.app,
+            request.drafts,
         )
 
 

@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.vllm.cache import CachedPrefixes
+from teola_plugin.engines.vllm.drafts.options import KEY as DRAFTS
 from teola_plugin.engines.vllm.link import Answer, Delta, Reset, Submit
 from teola_plugin.engines.vllm.scheduler import KEY
 from teola_plugin.engines.vllm.tokens import Encoded, PromptTokens
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Generation, Sampling, Warmed, Warmup
+from teola_plugin.shims.vllm import drafts
 from teola_plugin.shims.vllm.llm import limits_of, token_prompt
 
 if TYPE_CHECKING:
@@ -34,8 +36,15 @@ class PromptTooLong(Exception):
 class RequestRunner:
     """Runs requests. `send` takes what must reach the caller before a request's answer; `held` is told of prompts."""
 
-    def __init__(self, llm: AsyncLLMEngine, send: Callable[[Delta], None], held: CachedPrefixes | None = None) -> None:
-        self._llm, self._send, self._held = llm, send, held
+    def __init__(
+        self,
+        llm: AsyncLLMEngine,
+        send: Callable[[Delta], None],
+        held: CachedPrefixes | None = None,
+        *,
+        drafts: bool = False,
+    ) -> None:
+        self._llm, self._send, self._held, self._drafts = llm, send, held, drafts
         self._tokens = PromptTokens(llm.get_tokenizer())
         limits = limits_of(llm)
         self._limit, self._block = limits.max_model_len, limits.block_size
@@ -69,7 +78,10 @@ class RequestRunner:
         begun = time.perf_counter()
         ids = self._checked(await self._tokens.whole(payload.prompt), submit)
         params = sampling_params(payload.sampling)
-        text, tokens, cached, first, reason = "", 0, 0, 0.0, None
+        if self._drafts and payload.sampling.greedy:
+            texts = [await self._tokens.text(text) for text in submit.drafts]
+            params.extra_args = {DRAFTS: {"tokens": texts, "app": submit.app, "tenant": submit.tenant}}
+        text, tokens, cached, first, reason, verified = "", 0, 0, 0.0, None, (0, 0)
         self._enter()
         try:
             async for output in self._stream(ids, params, submit, str(submit.id)):
@@ -82,12 +94,15 @@ class RequestRunner:
                 text += piece.text
                 tokens += len(piece.token_ids)
                 reason = piece.finish_reason
+                if reason is not None and self._drafts:
+                    verified = drafts.verified(piece)
         finally:
             self._leave()
         if reason not in ("stop", "length"):
             raise ValueError(f"vLLM ended the request with {reason!r}")
         value = Generation(text, reason, len(ids), tokens, cached)
-        return Answer(submit.id, value, {"first_token_s": first, "seconds": time.perf_counter() - begun})
+        stats = {"first_token_s": first, "seconds": time.perf_counter() - begun}
+        return Answer(submit.id, value, stats | {"drafted": verified[0], "accepted": verified[1]})
 
     async def _warm_up(self, submit: Submit, payload: Warmup) -> Answer:
         """Prefills whole blocks of the prefix; beside others in growing prefixes, so that they go on in between."""
@@ -117,7 +132,7 @@ class RequestRunner:
     def _stream(self, ids: list[int], params: SamplingParams, submit: Submit, name: str) -> AsyncIterator[Any]:
         prompt = token_prompt(ids, submit.tenant)
         if submit.hints is not None:
-            params.extra_args = {KEY: submit.hints}
+            params.extra_args = {**(params.extra_args or {}), KEY: submit.hints}
         priority = submit.priority + (_LAST if submit.background else 0)
         return self._llm.generate(prompt, params, name, priority=priority)  # type: ignore[no-any-return]
 

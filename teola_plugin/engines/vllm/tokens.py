@@ -63,6 +63,11 @@ class PromptTokens:
         known, unknown, _ = text.partition(UNKNOWN)
         return await _run(len(known), lambda: self._encode(prompt, text, known, special, stable=bool(unknown)))
 
+    async def text(self, text: str) -> list[int]:
+        """Of a text that stands in no prompt, without special tokens."""
+        encoded = await _run(len(text), lambda: self._encode(Prompt(text=text), text, text, False))
+        return encoded.ids
+
     def render(self, prompt: Prompt) -> tuple[str, bool]:
         """The prompt's text, and whether special tokens are still to be added (a chat template writes its own)."""
         if not prompt.messages or not self._has_template:

@@ -75,14 +75,22 @@ class EngineWork:
         p, calls = order.primitive, run.calls_of(order.primitive.id)
         if p.id not in run.preparing:  # cancelled meanwhile, or the query is over
             return
+        drafts = requests.drafts(p, inputs)
         self._driver.code.run(
             run.id,
             lambda: requests.payloads(p, inputs, calls),
-            lambda made, error: self._prepared(run, order, made, error),
+            lambda made, error: self._prepared(run, order, made, error, drafts),
             short=not requests.needs_client(p, inputs, calls),
         )
 
-    def _prepared(self, run: QueryRun, order: Dispatch, made: list[Any] | None, error: BaseException | None) -> None:
+    def _prepared(
+        self,
+        run: QueryRun,
+        order: Dispatch,
+        made: list[Any] | None,
+        error: BaseException | None,
+        drafts: tuple[str, ...],
+    ) -> None:
         p = order.primitive
         if p.id not in run.preparing:  # cancelled meanwhile, or the query is over
             return
@@ -91,17 +99,17 @@ class EngineWork:
             self._driver.died(run, p, error or TypeError("no payloads"))
             return
         try:
-            self._asked(run, order, made)
+            self._asked(run, order, made, drafts)
         except Exception as bug:
             self._driver.broken(run.id, p.id, bug)
 
-    def _asked(self, run: QueryRun, order: Dispatch, made: list[Any]) -> None:
+    def _asked(self, run: QueryRun, order: Dispatch, made: list[Any], drafts: tuple[str, ...]) -> None:
         p = order.primitive
         self._driver.dispatched(run, p)
         live = run.primitives[p.id] = LivePrimitiveRun(p, order.depth)
         if p.prefills:
             live.group = GenerationGroup(p, order.group)
-        fresh = self._joined(run, live, made)
+        fresh = self._joined(run, live, made, drafts)
         self._driver.trace.asked(run, live, made)
         self._catch_up(run, live, fresh)
         if fresh:
@@ -109,7 +117,9 @@ class EngineWork:
         else:
             self.ahead.unneeded(run, p, len(live.works))
 
-    def _joined(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> list[Work]:
+    def _joined(
+        self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any], drafts: tuple[str, ...]
+    ) -> list[Work]:
         """Works for a primitive of the graph; those that have yet to be sent."""
         p, fresh = live.primitive, []
         port, name = self._driver.ports[p.engine], run.sent_ahead.get(p.id)
@@ -118,7 +128,7 @@ class EngineWork:
         for number, payload in enumerate(payloads):
             known = self.identity_of(port, run.query.tenant, payload)
             request = follower_request(name, number) if name else ""
-            work = self.join(run, Party.EARLY, port, p.kind, payload, known, terms, p.id, request, graph)
+            work = self.join(run, Party.EARLY, port, p.kind, payload, known, terms, p.id, request, graph, drafts)
             work.adopt(graph, lookahead=lookahead)
             live.wait_for(work)
             run.waiters.setdefault(work.request.id, []).append(p.id)
@@ -139,9 +149,10 @@ class EngineWork:
         primitive: str,
         request: str = "",
         graph: EarlyGraph = OWN_GRAPH,
+        drafts: tuple[str, ...] = (),
     ) -> Work:
         """The work of a party of a live query; one that is not `made` has to be sent. `request`: its id, if any;
-        `graph`: the one that asks, if it is early."""
+        `graph`: the one that asks, if it is early; `drafts`: texts that the result may repeat."""
 
         def make() -> Work:
             made = Request(
@@ -152,6 +163,8 @@ class EngineWork:
                 tenant=run.query.tenant,
                 stream=True,
                 background=kind is _K.PARTIAL_PREFILLING,
+                app=run.query.app,
+                drafts=drafts,
             )
             return Work(
                 made,

@@ -1,0 +1,79 @@
+"""The drafts of one request: from the texts that came with it, from itself, from recent outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from teola_plugin.engines.vllm.drafts.adaptive import DraftLength
+from teola_plugin.engines.vllm.drafts.corpus import Corpus
+from teola_plugin.engines.vllm.drafts.followed import FollowedText
+
+
+class Row:
+    """A running greedy request. Tokens are the model's ids."""
+
+    def __init__(
+        self, tokens: Sequence[int], prompt: int, texts: Sequence[Sequence[int]], recent: Corpus | None, most: int
+    ) -> None:
+        """`tokens`: the prompt, which has `prompt` of them, and what is written already."""
+        self._own = Corpus(tokens[:prompt])
+        self._prompt = prompt
+        self._texts = [FollowedText(text) for text in texts if text]
+        self._recent = recent
+        self._length = DraftLength(most, first=most if self._texts else 4)
+        self._draft: list[int] = []
+        self.drafted = self.accepted = 0
+        self.grow(tokens[prompt:])
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    @property
+    def output(self) -> list[int]:
+        """What the request has written."""
+        return self._own.tokens[self._prompt :]
+
+    def grow(self, new: Sequence[int]) -> None:
+        """The model has written these: what was accepted of the draft, and one more."""
+        if self._draft:
+            accepted = _common(self._draft, new)
+            self.drafted += len(self._draft)
+            self.accepted += accepted
+            self._length.verified(len(self._draft), accepted)
+            self._draft = []
+        self._own.add(new)
+        if self._texts:
+            output = self.output
+            for text in self._texts:
+                text.follow(output, len(new))
+
+    def draft(self, most: int) -> list[int]:
+        """What the model is likely to write next, at most so many tokens; nothing where nobody knows."""
+        most = min(most, self._length.now())
+        self._draft = self._guess(most) if most > 0 else []
+        return self._draft
+
+    def _guess(self, most: int) -> list[int]:
+        for text in self._texts:
+            if found := text.next(most):
+                return found
+        own = self._own
+        last = own.tokens[-32:]
+        corpus, (place, agreed) = own, own.best(last)
+        if self._recent is not None:
+            elsewhere = self._recent.best(last)
+            if elsewhere[1] > agreed:
+                corpus, (place, agreed) = self._recent, elsewhere
+        if not agreed and self._length.trusted:
+            place, agreed = own.best(last, least=1)
+        return corpus.behind(place, most) if agreed else []
+
+
+def _common(draft: Sequence[int], new: Sequence[int]) -> int:
+    """How many of the draft's tokens were accepted."""
+    accepted = 0
+    for one, other in zip(draft, new, strict=False):
+        if one != other:
+            break
+        accepted += 1
+    return accepted

@@ -1,0 +1,30 @@
+"""What vLLM's worker can be asked for by name, over `collective_rpc`: `worker_extension_cls=WORKER`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from teola_plugin.shims.vllm import drafts as shim
+
+WORKER = f"{__name__}.DraftsWorker"
+PROPOSER = "teola_plugin.engines.vllm.drafts.proposer.DraftProposer"
+ATTACH = "teola_attach_drafts"
+
+
+class DraftsWorker:
+    """Methods of the worker. Names begin with `teola_`: vLLM refuses those that it has itself."""
+
+    def teola_attach_drafts(self) -> bool:
+        """The proposer gets the model runner. False where this vLLM has none to attach."""
+        return shim.attach(self)
+
+    def teola_afford_drafts(self, tokens: int) -> None:
+        shim.proposer_of(self).afford(tokens)
+
+    def teola_forget_drafts(self, tenant: str | None) -> None:
+        """All that was learned, or a tenant's."""
+        shim.proposer_of(self).forget(tenant)
+
+    def teola_drafts_told(self) -> dict[str, Any]:
+        """Tokens drafted and accepted by running requests, for tests."""
+        return shim.proposer_of(self).told()  # type: ignore[no-any-return]

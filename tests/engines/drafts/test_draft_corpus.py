@@ -1,0 +1,58 @@
+"""Looking up what followed: against a search through all places."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teola_plugin.engines.vllm.drafts.corpus import LONGEST, Corpus
+
+TOKENS = st.lists(st.integers(0, 4), max_size=60)
+
+
+def agreed(tokens: list[int], last: list[int], place: int) -> int:
+    found = 0
+    while found < min(LONGEST, len(last), place) and tokens[place - 1 - found] == last[-1 - found]:
+        found += 1
+    return found
+
+
+@given(TOKENS, TOKENS, st.sampled_from([1, 2]))
+def test_no_place_agrees_with_more_of_the_last_tokens(tokens: list[int], last: list[int], least: int) -> None:
+    """Among the latest dozen of places; a short text has no more than that of most pairs."""
+    place, found = Corpus(tokens).best(last, least=least)
+    every = [agreed(tokens, last, at) for at in range(len(tokens))]
+    if found:
+        assert found == agreed(tokens, last, place) >= least and place < len(tokens)
+    fitting = [n for n in every if n >= least]
+    if len(fitting) <= 12:
+        assert found == max(fitting, default=0)
+
+
+@given(TOKENS, st.lists(TOKENS, max_size=5))
+def test_a_corpus_that_grew_is_one_that_was_made_at_once(first: list[int], more: list[list[int]]) -> None:
+    grown, whole = Corpus(first), [*first, *(token for one in more for token in one)]
+    for one in more:
+        grown.add(one)
+    last = whole[-6:]
+    assert grown.tokens == whole
+    assert grown.best(last) == Corpus(whole).best(last)
+
+
+def test_the_later_of_two_places_counts_and_with_after_the_next_one() -> None:
+    corpus = Corpus([1, 2, 7, 1, 2, 8, 1, 2, 9])
+    assert corpus.behind(corpus.best([1, 2])[0], 1) == [9]
+    assert corpus.behind(corpus.best([1, 2], after=3)[0], 1) == [8]
+    assert corpus.best([2, 1]) == (-1, 0)
+
+
+def test_the_longer_of_two_matches_counts_wherever_it_is() -> None:
+    corpus = Corpus([5, 1, 2, 7, 6, 1, 2, 8])
+    assert corpus.behind(corpus.best([5, 1, 2])[0], 1) == [7]
+    assert corpus.best([5, 1, 2])[1] == 3
+
+
+def test_nothing_is_found_across_the_end_of_a_text() -> None:
+    corpus = Corpus([1, 2, 3, -1, -2, 4, 5])
+    assert corpus.behind(corpus.best([1, 2])[0], 9) == [3]
+    assert corpus.behind(0, 9) == [1, 2, 3]

@@ -1,0 +1,157 @@
+"""The proposer over rows that join, leave, are preempted and change places; without vLLM."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from teola_plugin.engines.vllm.drafts.options import ENV, Drafts, drafts_of
+from teola_plugin.engines.vllm.drafts.proposer import DraftProposer
+from teola_plugin.errors import TeolaError
+from teola_plugin.shims.vllm import drafts as shim
+
+PASSAGE = list(range(100, 160))
+
+
+class Batch:
+    """Rows as vLLM's model runner keeps them."""
+
+    def __init__(self, tokens: int = 8, **options: Any) -> None:
+        self.requests: dict[str, Any] = {}
+        self.rows: list[str] = []
+        self.tokens: dict[str, list[int]] = {}
+        self.proposer = proposer(tokens, **options)
+        runner = SimpleNamespace(requests=self.requests, input_batch=self)
+        self.proposer.attach(shim.Runner(runner, "teola_drafts"))
+
+    @property
+    def req_ids(self) -> list[str]:
+        return self.rows
+
+    def join(self, name: str, prompt: list[int], *, temperature: float = 0.0, **given: Any) -> None:
+        params = SimpleNamespace(temperature=temperature, extra_args={"teola_drafts": given})
+        self.requests[name] = SimpleNamespace(sampling_params=params, prompt_token_ids=list(prompt))
+        self.tokens[name] = list(prompt)
+        self.rows.append(name)
+
+    def leave(self, name: str) -> None:
+        self.rows.remove(name)
+        del self.requests[name], self.tokens[name]
+
+    def step(self, **new: list[int]) -> dict[str, list[int]]:
+        """What is drafted after each row has written that."""
+        for name, tokens in new.items():
+            self.tokens[name] += tokens
+        ids = np.zeros((len(self.rows), 300), dtype=np.int32)
+        for i, name in enumerate(self.rows):
+            ids[i, : len(self.tokens[name])] = self.tokens[name]
+        lengths = np.array([len(self.tokens[name]) for name in self.rows])
+        drafts = self.proposer.propose([new.get(name, []) for name in self.rows], lengths, ids, slot_mappings=None)
+        return dict(zip(self.rows, drafts, strict=True))
+
+
+def proposer(tokens: int, **options: Any) -> DraftProposer:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENV, json.dumps(options))
+        patch.setattr(shim, "mend", lambda: None)
+        config = SimpleNamespace(
+            speculative_config=SimpleNamespace(num_speculative_tokens=tokens),
+            model_config=SimpleNamespace(max_model_len=200),
+        )
+        return DraftProposer(config)
+
+
+def test_a_row_copies_its_prompt() -> None:
+    batch = Batch()
+    batch.join("a", [1, *PASSAGE])
+    assert batch.step(a=PASSAGE[:2]) == {"a": PASSAGE[2:6]}
+    assert batch.step(a=PASSAGE[2:7]) == {"a": PASSAGE[7:15]}, "all was right: a longer one"
+
+
+def test_a_text_that_came_along_is_followed_from_its_first_token() -> None:
+    batch = Batch()
+    batch.join("a", [1, 2], tokens=[PASSAGE])
+    assert batch.step(a=PASSAGE[:1]) == {"a": PASSAGE[1:9]}
+
+
+def test_sampled_rows_and_rows_without_output_get_nothing() -> None:
+    batch = Batch(budget=64)
+    batch.join("a", [1, *PASSAGE], temperature=0.7)
+    batch.join("b", [1, *PASSAGE])
+    batch.join("c", [1, *PASSAGE])
+    drafts = batch.step(a=PASSAGE[:2], b=PASSAGE[:2])
+    assert drafts == {"a": [], "b": PASSAGE[2:6], "c": []}
+
+
+def test_rows_that_change_places_keep_their_own() -> None:
+    batch = Batch(budget=64)
+    batch.join("a", [1, *PASSAGE])
+    batch.join("b", [2, *reversed(PASSAGE)])
+    batch.step(a=PASSAGE[:2], b=PASSAGE[::-1][:2])
+    batch.rows.reverse()
+    assert batch.step(a=PASSAGE[2:7], b=PASSAGE[::-1][2:7]) == {"a": PASSAGE[7:15], "b": PASSAGE[::-1][7:15]}
+
+
+def test_a_row_that_was_preempted_goes_on() -> None:
+    batch = Batch()
+    batch.join("a", [1, *PASSAGE])
+    batch.step(a=PASSAGE[:2])
+    batch.rows.remove("a")
+    batch.step()
+    batch.rows.append("a")
+    batch.tokens["a"] += PASSAGE[2:4]  # written while nobody asked
+    assert batch.step(a=PASSAGE[4:5])["a"][:3] == PASSAGE[5:8]
+
+
+def test_without_a_runner_nothing_is_drafted() -> None:
+    assert proposer(4).propose([[1], []], np.array([3, 2]), np.zeros((2, 4), dtype=np.int32)) == [[], []]
+
+
+def test_no_row_is_longer_than_the_model_takes() -> None:
+    batch = Batch()
+    batch.join("a", [*range(98), *PASSAGE, 0, 1])
+    batch.tokens["a"] += PASSAGE[:34]
+    assert len(batch.tokens["a"]) == 194
+    assert len(batch.step(a=PASSAGE[34:36])["a"]) == 3
+
+
+@pytest.mark.parametrize(("rows", "each"), [(1, 4), (2, 4), (4, 2), (16, 0)])
+def test_a_full_step_drafts_less(rows: int, each: int) -> None:
+    """Four tokens at first, eight of all rows: nothing where not even one a row is left."""
+    batch = Batch(budget=8)
+    for row in range(rows):
+        batch.join(f"r{row}", [1, *PASSAGE])
+    drafts = batch.step(**{f"r{row}": PASSAGE[:2] for row in range(rows)})
+    assert {len(draft) for draft in drafts.values()} == {each}
+
+
+def test_outputs_of_an_app_serve_its_next_request_and_are_forgotten() -> None:
+    batch = Batch()
+    batch.join("a", [1, 2], app="x", tenant="t")
+    batch.step(a=PASSAGE[:20])
+    batch.leave("a")
+    for name, about in (("b", ("x", "t")), ("c", ("x", "u"))):
+        batch.join(name, [1, 2], app=about[0], tenant=about[1])
+        found = batch.step(**{name: PASSAGE[:2]})[name]
+        assert found == (PASSAGE[2:6] if about == ("x", "t") else [])
+        batch.leave(name)
+    batch.proposer.forget("t")
+    batch.join("d", [1, 2], app="x", tenant="t")
+    assert batch.step(d=PASSAGE[:2])["d"] == []
+
+
+@pytest.mark.parametrize("given", ["sometimes", {"token": 3}, {"tokens": 0}, {"tokens": 65}, {"budget": -1}])
+def test_settings_that_make_no_sense_say_so(given: Any) -> None:
+    with pytest.raises(TeolaError) as raised:
+        drafts_of(given)
+    assert raised.value.hint
+
+
+def test_settings() -> None:
+    assert drafts_of("off") is None
+    assert drafts_of("auto") == Drafts() == drafts_of({})
+    assert drafts_of({"tokens": 3}) == Drafts(tokens=3)

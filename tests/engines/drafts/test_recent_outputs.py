@@ -1,0 +1,56 @@
+"""What is kept of recent outputs: bounded, apart by app and tenant, forgotten when asked."""
+
+from __future__ import annotations
+
+from teola_plugin.engines.vllm.drafts.recent import RecentOutputs
+
+ONE, OTHER, ELSEWHERE = ("app", "a"), ("app", "b"), ("other", "a")
+
+
+def found(kept: RecentOutputs, source: tuple[str, str], last: list[int]) -> list[int]:
+    corpus = kept.of(source)
+    if corpus is None:
+        return []
+    place, agreed = corpus.best(last)
+    return corpus.behind(place, 4) if agreed else []
+
+
+def test_an_output_is_found_by_the_same_app_and_tenant_alone() -> None:
+    kept = RecentOutputs()
+    kept.add(ONE, [1, 2, 3, 4])
+    assert found(kept, ONE, [1, 2]) == [3, 4]
+    assert found(kept, OTHER, [1, 2]) == found(kept, ELSEWHERE, [1, 2]) == []
+
+
+def test_a_tenant_can_be_forgotten_and_so_can_all() -> None:
+    kept = RecentOutputs()
+    for source in (ONE, OTHER, ELSEWHERE):
+        kept.add(source, [1, 2, 3, 4])
+    kept.forget("a")
+    assert found(kept, OTHER, [1, 2]) and not found(kept, ONE, [1, 2]) and not found(kept, ELSEWHERE, [1, 2])
+    kept.forget()
+    assert kept.of(OTHER) is None
+
+
+def test_the_oldest_outputs_go_first() -> None:
+    kept = RecentOutputs(tokens=100)
+    for start in range(0, 1000, 10):
+        kept.add(ONE, list(range(start, start + 10)))
+        corpus = kept.of(ONE)
+        assert corpus is not None and len(corpus) <= 100
+    assert found(kept, ONE, [990, 991]) == [992, 993, 994, 995]
+    assert found(kept, ONE, [0, 1]) == []
+
+
+def test_the_apps_that_wrote_nothing_for_longest_go_first() -> None:
+    kept = RecentOutputs(sources=2)
+    for source in (ONE, OTHER, ONE, ELSEWHERE):
+        kept.add(source, [1, 2, 3, 4])
+    assert kept.of(OTHER) is None and kept.of(ONE) is not None
+
+
+def test_an_output_that_is_too_short_or_fills_everything_is_not_kept() -> None:
+    kept = RecentOutputs(tokens=20)
+    kept.add(ONE, [1, 2])
+    kept.add(ONE, list(range(15)))
+    assert kept.of(ONE) is None

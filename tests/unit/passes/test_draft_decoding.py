@@ -1,0 +1,65 @@
+"""Drafts: which answers are named for which prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pass_apps import CONTEXT, LITERAL, LLM, PROFILES, QUESTION, Golden, K, advanced_rag
+
+from teola_plugin.graph import Graph, Primitive, PromptPart, Ref, build_pgraph, named
+from teola_plugin.passes import DEFAULT_PASSES, DraftDecoding, PassContext, PassPipeline
+
+DRAFTS = DraftDecoding()
+TAKES = PassContext({**PROFILES, "llm": replace(LLM, drafts=8)})
+V = PromptPart.var
+
+
+def answered(name: str, **reads: Ref) -> list[Primitive]:
+    prompt = (LITERAL, V("question"), *map(V, reads))
+    lead = Primitive(f"{name}.p", K.PREFILLING, "llm", named(question=QUESTION, **reads), call=name, prompt=prompt)
+    return [lead, Primitive(name, K.DECODING, "llm", named(prefilling=Ref(lead.id)))]
+
+
+def drafts(graph: Graph) -> dict[str, tuple[str, ...]]:
+    return {p.id: p.attributes.drafts for p in graph if p.attributes.drafts}
+
+
+def test_advanced_rag(golden: Golden) -> None:
+    before = build_pgraph(advanced_rag())
+    golden("draft_decoding/advanced_rag", before, DRAFTS.run(before, TAKES))
+
+
+def test_a_refinement_may_repeat_the_answer_before_it() -> None:
+    graph = Graph([*answered("first"), *answered("second", existing=Ref("first"))], Ref("second"))
+    assert drafts(DRAFTS.run(graph, TAKES)) == {"second.p": ("existing",)}
+
+
+def test_what_a_parser_makes_of_an_answer_is_one() -> None:
+    parsed = Primitive("parsed", K.CALL, inputs=named(text=Ref("first")), call="parse")
+    graph = Graph([*answered("first"), parsed, *answered("second", existing=Ref("parsed"))], Ref("second"))
+    assert drafts(DRAFTS.run(graph, TAKES)) == {"second.p": ("existing",)}
+
+
+def test_the_last_answer_of_a_prompt_goes_first() -> None:
+    three = [*answered("a"), *answered("b"), *answered("c", one=Ref("a"), other=Ref("b"))]
+    assert drafts(DRAFTS.run(Graph(three, Ref("c")), TAKES)) == {"c.p": ("other", "one")}
+
+
+@pytest.mark.parametrize("context", [CONTEXT, PassContext({})], ids=["takes none", "unknown"])
+def test_an_engine_that_takes_no_drafts_gets_none(context: PassContext) -> None:
+    graph = Graph([*answered("first"), *answered("second", existing=Ref("first"))], Ref("second"))
+    assert DRAFTS.run(graph, context) is graph
+
+
+def test_what_no_model_wrote_is_no_answer() -> None:
+    search = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("$input", ("vector",))), size=1)
+    graph = Graph([search, *answered("first", context=Ref("search"))], Ref("first"))
+    assert DRAFTS.run(graph, TAKES) is graph
+
+
+def test_in_the_whole_pipeline_a_split_prompt_keeps_its_draft() -> None:
+    found = PassPipeline(DEFAULT_PASSES).run(build_pgraph(advanced_rag()), TAKES)
+    named_ = drafts(found.graph)
+    assert named_ and set(named_.values()) == {("existing_answer",)}
+    assert PassPipeline(DEFAULT_PASSES).run(found.graph, TAKES).graph is found.graph
