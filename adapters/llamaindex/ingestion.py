@@ -19,6 +19,7 @@ from llama_index.core.utils import iter_batch
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead
 from teola_plugin.adapters.llamaindex.own_batches import side_by_side
+from teola_plugin.adapters.llamaindex.own_titles import titles_side_by_side
 from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, apipelining, pipelining
 from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 from teola_plugin.adapters.options import Options
@@ -77,8 +78,8 @@ def accelerated_ingestion(pipeline: IngestionPipeline, options: Options = _PLAIN
 
 
 def _beside(part: Any, options: Options) -> Any:
-    """A model of the user's own whose batches are embedded side by side, where it may be."""
-    return part if options.speculate == "off" else side_by_side(part, options.threads)
+    """A part that is sure to make calls one after the other, and may make them side by side."""
+    return part if options.speculate == "off" else titles_side_by_side(side_by_side(part, options.threads))
 
 
 @contextmanager

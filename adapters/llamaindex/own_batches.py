@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,16 +48,22 @@ class _Calls:
             try:
                 future.set_result(self._make(key))
             except BaseException as error:
+                self.close()  # the plain object comes no further than here
                 future.set_exception(error)
 
     def take(self, key: Key, make: Callable[[], Any]) -> Any:
         """What the call gives or raises; made here where it is none of these, or has been taken before."""
         future = self._futures.pop(key, None)
-        return make() if future is None else future.result()
+        if future is not None:
+            with suppress(CancelledError):  # nobody has begun it, nor will
+                return future.result()
+        return make()
 
     def close(self) -> None:
         """What has not begun does not begin any more."""
-        self._todo.clear()
+        while self._todo:
+            with suppress(IndexError):  # another thread was sooner
+                self._todo.popleft()[1].cancel()
 
 
 _current: ContextVar[tuple[Any, _Calls] | None] = ContextVar("teola_own_batches", default=None)

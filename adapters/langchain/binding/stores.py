@@ -20,6 +20,7 @@ from teola_plugin.adapters.langchain.current_query import ConfigScoped, call_con
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import LeftToPlain
 from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.langchain.stores import resource
 from teola_plugin.tracer.leaf import StoreLeaf
@@ -121,7 +122,7 @@ class InMemoryRetriever(PoolEmbeddedRetriever):
 
         def ahead(vector: Any) -> Any:
             if len(store.store) > SMALL:
-                raise RegistrationError("the store is too large to be searched twice.", hint="TeolaVectorStore")
+                raise LeftToPlain("the store is too large to be searched twice; a TeolaVectorStore is searched once")
             return search(to_list(vector), **given)
 
         sent = getattr(embeddings, "sent", str)
