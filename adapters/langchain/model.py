@@ -19,7 +19,7 @@ from teola_plugin.tracer.leaf import Leaf
 
 _CALLS = "_teola_calls"
 _OURS = frozenset(
-    {"chain", "report", "plan", "gains", "explain", "last_trace", "shadow"}
+    {"chain", "report", "plan", "gains", "explain", "last_trace", "shadow", "__teola_of__", "__teola_explained__"}
     | AcceleratedRunnable.model_fields.keys()
     | AcceleratedRunnable.__private_attributes__.keys()
 )

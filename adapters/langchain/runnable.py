@@ -180,6 +180,10 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """
         return self.__teola_explained__(input).text(details=details)
 
+    def __teola_of__(self) -> tuple[Any, EnginePool | None]:
+        """The original, and the pool that plans it."""
+        return self.bound, self._pool
+
     def __teola_explained__(self, input: Any = None) -> Explanation:
         from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.explain import explain

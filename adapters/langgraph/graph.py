@@ -127,6 +127,10 @@ class AcceleratedGraph:
         """
         return self.__teola_explained__(input).text(details=details)
 
+    def __teola_of__(self) -> tuple[Any, EnginePool | None]:
+        """The original, and the pool that plans it."""
+        return self._teola.original, self._teola.pool
+
     def __teola_explained__(self, input: Any = None) -> Explanation:
         from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.langgraph.explain import NOTHING_AHEAD, explain_graph

@@ -30,6 +30,7 @@ from teola_plugin.adapters.terms import Asked
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised
+from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.copies import sharing
 from teola_plugin.shims.llamaindex.hooks import QueryHooks
 from teola_plugin.shims.llamaindex.workflows import with_steps_of
@@ -95,6 +96,10 @@ class Accelerated:
         `details`: also each part, the p-graph, the e-graph, the passes that fired and advice, in sections.
         """
         return self.__teola_explained__(input).text(details=details)
+
+    def __teola_of__(self) -> tuple[Any, EnginePool | None]:
+        """The original, and the pool that plans it."""
+        return self.__teola_session__.original, self.__teola_session__.pool
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
         given = None if input is None else query_input(input)

@@ -28,7 +28,7 @@ from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Prompt, Sampling, Warmup
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done
-from teola_plugin.shims.vllm import kv_events, llm, processes, scheduler, versions
+from teola_plugin.shims.vllm import drafts, kv_events, llm, processes, scheduler, versions
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm
@@ -39,6 +39,7 @@ CHECKED = {
     "processes": {"lacking", "sockets_in", "socket_folder", "bound_to", "in_one", "worker_in_core", "fork_the_core"},
     "stats": {"lacking", "kv_use_loggers"},
     "kv_events": {"lacking", "publishing", "reader"},
+    "drafts": {"lacking", "arguments", "drafted_tokens", "longest", "verified", "proposer_of", "attach", "mend"},
     "scheduler": {"tested", "lacking", "extra", "scheduler_class", "queue_class"},
 }
 """Functions of the shim that are called below or in `support.vllm_names`, all of them."""
@@ -107,6 +108,32 @@ def test_events_of_other_caches_are_left_out(found: Any) -> None:
 
 def test_the_logger_tells_the_share_of_the_cache(found: Any) -> None:
     assert found["kv_use"] == [0.25]
+
+
+def test_vllm_makes_the_proposer_and_tells_what_was_accepted(found: Any) -> None:
+    assert found["drafts"] == [5, 512, "custom_class"] and found["drafts made"] == "DraftProposer"
+    assert found["verified"] == [[15, 9], [0, 0]]
+
+
+def test_what_vllm_gets_wrong_beside_drafts_is_mended(found: Any) -> None:
+    """On the CPU its own expansion leaves what was in memory; of a step without a token it takes the maximum."""
+    assert found["expanded"][0] == pytest.approx([1.0, 1.0, 0.7, 0.7, 0.7])
+    assert found["expanded"][1] == [3, 3, 5, 5, 5]
+    assert found["no token"]
+
+
+def test_a_proposer_gets_only_a_runner_that_is_as_expected() -> None:
+    got: list[drafts.Runner] = []
+    drafter = SimpleNamespace(attach=got.append)
+    params = SimpleNamespace(temperature=0.7, extra_args=None)
+    state = SimpleNamespace(sampling_params=params, prompt_token_ids=[1, 2])
+    runner = SimpleNamespace(requests={"a": state}, input_batch=SimpleNamespace(req_ids=["a"]), drafter=drafter)
+    worker = SimpleNamespace(model_runner=runner)
+    assert drafts.proposer_of(worker) is drafter and drafts.attach(worker)
+    assert got[0].names() == ["a"] and got[0].runs("a") and not got[0].runs("b")
+    assert not got[0].asked("a").greedy and not got[0].asked("b").greedy
+    del runner.input_batch.req_ids
+    assert not drafts.attach(worker)
 
 
 def test_the_queue_is_one_of_vllms_and_orders_its_requests(found: Any) -> None:
@@ -207,6 +234,7 @@ def test_without_what_makes_an_engine_there_is_none(found: Any) -> None:
 def test_what_can_be_done_without_is_off(found: Any) -> None:
     assert found["no events"] == ["vllm.distributed.kv_events:AllBlocksCleared"]
     assert found["no stats"] == [["vllm.v1.metrics.loggers:StatLoggerBase.record"], []]
+    assert found["no drafts"] == ["vllm.v1.sample.rejection_sampler:expand_batch_to_tokens"]
     assert found["no variable"] == ["VLLM_RPC_BASE_PATH"]
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from teola_plugin.engines.bundled import llama
 from teola_plugin.engines.vllm import scheduler as ours
+from teola_plugin.engines.vllm.drafts.worker import PROPOSER, WORKER
 from teola_plugin.errors import TeolaError
-from teola_plugin.shims.vllm import kv_events, llm, processes, scheduler, stats, versions
+from teola_plugin.shims.vllm import drafts, kv_events, llm, processes, scheduler, stats, versions
 
 
 def main() -> None:
@@ -27,13 +28,14 @@ def main() -> None:
         **_events(),
         **_stats(),
         **_scheduler(),
+        **_drafts(),
         **_when_missing(),
     }
     Path(sys.argv[1]).write_text(json.dumps(found))
 
 
 def _lacking() -> list[str]:
-    return [name for part in (kv_events, stats, processes, scheduler) for name in part.lacking()]
+    return [name for part in (kv_events, stats, processes, scheduler, drafts) for name in part.lacking()]
 
 
 def _config() -> dict[str, Any]:
@@ -116,6 +118,37 @@ def _scheduler() -> dict[str, Any]:
     }
 
 
+def _drafts() -> dict[str, Any]:
+    """Drafts of a row, of none, and in a step without a token; the shim against vLLM's own where that is right."""
+    import torch
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+    from vllm.v1.sample import rejection_sampler
+
+    args = {"model": str(llama.make()), "dtype": "float32", "max_model_len": 512, "block_size": 32}
+    config = llm.engine_config(args | drafts.arguments(5, PROPOSER, WORKER))
+    told = RequestSpecDecodeMetrics(num_spec_tokens=5, histogram=[1, 0, 2, 0, 0, 1], num_draft_tokens=15)
+    drafts.mend()
+    counts = torch.tensor([2, 2, 5], dtype=torch.int32)
+    expanded = [
+        rejection_sampler.expand_batch_to_tokens(torch.tensor(values), counts, 5, *replaced).tolist()
+        for values, replaced in (([0.0, 0.5, 0.7], (0, 1)), ([3, 4, 5], ()))
+    ]
+    nothing = torch.zeros((0, 4))
+    return {
+        "drafts": [drafts.drafted_tokens(config), drafts.longest(config), config.speculative_config.method],
+        "drafts made": type(create_proposer(config)).__name__,
+        "verified": [drafts.verified(type("Output", (), {"spec_decode_metrics": one})()) for one in (told, None)],
+        "expanded": expanded,
+        "no token": rejection_sampler.apply_sampling_constraints(nothing, counts, None) is nothing,
+    }
+
+
+def create_proposer(config: Any) -> Any:
+    from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
+
+    return create_custom_proposer(config)
+
+
 def _when_missing() -> dict[str, Any]:
     """What is said, and what is off, when a name is gone."""
     from vllm import envs
@@ -124,12 +157,15 @@ def _when_missing() -> dict[str, Any]:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics import loggers
+    from vllm.v1.sample import rejection_sampler
 
     found: dict[str, Any] = {}
     with _without(AsyncLLM, "from_vllm_config"):
         found["no engine"] = _said(lambda: llm.check_needed("llm"))
     with _without(events, "AllBlocksCleared"):
         found["no events"] = kv_events.lacking()
+    with _without(rejection_sampler, "expand_batch_to_tokens"):
+        found["no drafts"] = drafts.lacking()
     with _without(loggers, "StatLoggerBase"):
         found["no stats"] = [stats.lacking(), stats.kv_use_loggers(print)]
     with _without(envs.environment_variables, "VLLM_RPC_BASE_PATH"):

@@ -128,12 +128,8 @@ def _check(options: argparse.Namespace) -> None:
 
 def _pool_of(fast: Any) -> EnginePool | None:
     """The pool whose caches every run begins without."""
-    if hasattr(type(fast), "__teola_session__"):
-        return fast.__teola_session__.pool  # type: ignore[no-any-return]
-    graph = vars(fast).get("_teola")
-    if graph is not None:
-        return graph.pool  # type: ignore[no-any-return]
-    return fast._pool  # type: ignore[no-any-return]
+    pool: EnginePool | None = fast.__teola_of__()[1]
+    return pool
 
 
 def _all_runs(session: Session, inputs: Sequence[Given], repeats: int, *, streams: bool) -> list[Run]:

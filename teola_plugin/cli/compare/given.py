@@ -58,7 +58,7 @@ def load(name: str) -> Target:
         raise RegistrationError(
             f"{name} is accelerated already, and comes with arguments for accelerate().", hint="give one of both"
         )
-    return Target(_original(found), {}, found)
+    return Target(found.__teola_of__()[0], {}, found)
 
 
 def _is_factory(found: Any) -> bool:
@@ -75,13 +75,6 @@ def made_by(factory: Any, name: str) -> Any:
         raise RegistrationError(
             f"the factory {name} raised {_told(error)}", hint="it is called without arguments; run it by itself"
         ) from error
-
-
-def _original(fast: Any) -> Any:
-    terms = vars(fast).get("_teola") if hasattr(fast, "__dict__") else None
-    if terms is not None:  # a graph
-        return terms.original
-    return fast.original if hasattr(type(fast), "__teola_session__") else fast.bound
 
 
 def named(name: str) -> Any:
