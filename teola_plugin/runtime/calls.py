@@ -128,9 +128,8 @@ class PlainCalls:
 
     def _make(self, run: QueryRun, call: Call, *, live: bool) -> None:
         run.calls_made += 1
-        wait = call.wait
-        if live and wait is not None:
-            call.future.add_done_callback(lambda _: self._driver.trace.answered(run, wait, call.works))
+        if live and call.wait is not None:
+            self._told(run, call, call.wait)
         name = f"{call.port.name}.call#{run.calls_made}"
         for collection in {one.collection for one in call.payloads if isinstance(one, IngestRow)}:
             self._driver.engines.works.overwritten(call.port.name, collection)
@@ -163,6 +162,12 @@ class PlainCalls:
         if call.log is not None:
             work.read_into(call.log)
         return work
+
+    def _told(self, run: QueryRun, call: Call, wait: OpenWait) -> None:
+        """The trace hears of the call's end. The future keeps its callbacks, and they must not keep the call's values:
+        they would be there until Python's collector comes."""
+        asking = [call]
+        call.future.add_done_callback(lambda _: self._driver.trace.answered(run, wait, asking.pop().works))
 
     @staticmethod
     def _own(run: QueryRun, call: Call, payload: Any, name: str) -> Work:
