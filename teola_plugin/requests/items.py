@@ -254,7 +254,7 @@ class _Choices:
                 return []
         closed = [int(self._number)] if self._number and (char.isspace() or char in ",}]") else []
         self._quoted = char == '"'
-        self._wanted = char == ":" and self._word == "choice" or (self._wanted and self._quoted and not self._number)
+        self._wanted = (char == ":" and self._word == "choice") or (self._wanted and self._quoted and not self._number)
         self._number = ""
         if not char.isspace():
             self._word = self._word + char if char.isalnum() or char == "_" else ""

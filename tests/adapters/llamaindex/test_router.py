@@ -13,8 +13,11 @@ import pytest
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
 from llama_index.core.output_parsers.base import StructuredOutput
 from llama_index.core.output_parsers.selection import SelectionOutputParser
-from llama_index.core.query_engine import RouterQueryEngine
+from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
+from llama_index.core.tools import QueryEngineTool
 from support.llamaindex_engines import Library, library, reply, settings, shown
 from support.scripted_llm import ScriptedLLM
 
@@ -158,6 +161,12 @@ def test_the_answer_too_is_asked_for_before_the_reason_is_written(stock: Library
     assert answers and all(one.queued < trace["select.parsed"].queued for one in answers)
 
 
+@pytest.mark.parametrize("make", [single, several])
+def test_it_is_told_of(stock: Library, make: Any) -> None:
+    told = str(accelerate(make(stock)).explain())
+    assert "each model call of answers as soon as its item is written" in told and "no gain" not in told
+
+
 def test_not_where_nothing_is_to_begin_on_a_guess(stock: Library, llm: Reasoning) -> None:
     plain, fast = outcome(single(stock), llm), accelerate(single(stock), speculate="off")
     assert outcome(fast, llm) == plain
@@ -229,6 +238,30 @@ def test_a_choice_that_is_none(
 
 
 # ------------------------------------------------------------ of the user's own
+
+
+class OwnRetriever(BaseRetriever):
+    """Nobody knows what it finds."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text=query_bundle.query_str), score=1.0)]
+
+
+@pytest.mark.parametrize(("known", "chosen", "early"), [(1, 1, True), (1, 2, False), (0, 1, False)])
+def test_engines_that_are_not_all_known(stock: Library, llm: Reasoning, known: int, chosen: int, early: bool) -> None:
+    """Those that are begin as ever; what the answer is made of is not known then."""
+    own = RetrieverQueryEngine.from_args(OwnRetriever(), llm=stock.llm)
+    engines = [*[stock.rag(), stock.rag(k=2)][:known], *[own] * (2 - known)]
+    tools = [QueryEngineTool.from_defaults(one, name=name) for name, one in zip("ab", engines, strict=True)]
+    llm.chosen = f'[{{"choice": {chosen}, "reason": "a"}}]'
+
+    def make() -> RouterQueryEngine:
+        return RouterQueryEngine(LLMSingleSelector.from_defaults(stock.llm), tools, llm=stock.llm)
+
+    plain, fast = outcome(make(), llm), accelerate(make())
+    llm.held = early
+    assert outcome(fast, llm) == plain and llm.in_time == [True] * early
+    assert spans(fast, outcome="wasted") == []
 
 
 class Swapped(SelectionOutputParser):
