@@ -324,9 +324,9 @@ def patterns() -> str:
     return "\n".join(rows)
 
 
-def llamaindex_patterns() -> str:
-    """The table of the committed run of benchmarks.llamaindex_patterns."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "llamaindex_patterns.json").read_text())
+def llamaindex_patterns(run: str = "llamaindex_patterns") -> str:
+    """The table of a committed run of benchmarks.llamaindex_patterns."""
+    found = json.loads((ROOT / "benchmarks" / "results" / f"{run}.json").read_text())
     rows = [
         "| engine | `query` s | `aquery` s | accelerated `query` over `query` | over better | possible | ms behind |",
         "|---|--:|--:|--:|--:|--:|--:|",
@@ -477,6 +477,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "overhead": overhead,
     "patterns": patterns,
     "llamaindex patterns": llamaindex_patterns,
+    "llamaindex patterns, own models": lambda: llamaindex_patterns("llamaindex_patterns_own"),
     "routing": routing,
     "ray overhead": ray_overhead,
     "memory": memory,
