@@ -346,6 +346,17 @@ def llamaindex_patterns(run: str = "llamaindex_patterns") -> str:
     return "\n".join(rows)
 
 
+def stock_real() -> str:
+    """The table of the committed run of benchmarks.stock_real: median seconds of each way."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "stock_real.json").read_text())
+    ways = [f"{mode} {way}" for mode in ("plain", "bare", "served") for way in ("sync", "async")]
+    rows = ["| app | " + " | ".join(ways) + " |", "|---|" + "--:|" * len(ways)]
+    for case in found["cases"]:
+        seconds = [f"{case['seconds'][way]['median']:.3f}" for way in ways]
+        rows.append("| " + " | ".join([case["app"], *seconds]) + " |")
+    return "\n".join(rows)
+
+
 def routing() -> str:
     """The table of the committed run of benchmarks.routing: mean and 99th percentile by each way."""
     found = json.loads((ROOT / "benchmarks" / "results" / "routing.json").read_text())
@@ -478,6 +489,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "patterns": patterns,
     "llamaindex patterns": llamaindex_patterns,
     "llamaindex patterns, own models": lambda: llamaindex_patterns("llamaindex_patterns_own"),
+    "stock real": stock_real,
     "routing": routing,
     "ray overhead": ray_overhead,
     "memory": memory,
