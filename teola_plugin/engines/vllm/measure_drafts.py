@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from teola_plugin.engines.base import Engine
+from teola_plugin.engines.vllm.drafts.lengths import written
 from teola_plugin.engines.vllm.drafts.worker import FIX
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Prompt, Sampling
@@ -19,7 +20,8 @@ from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed
 
 _BATCHES = (1, 4, 16)
-_STEPS = 8
+_LENGTHS = (0, 2, 4, 8, 16, 32, 64)
+_STEPS = 6
 """Tokens of each request behind its first one, and steps at least where nothing is accepted."""
 _REPEATS = 2
 _numbers = itertools.count(time.time_ns() // 1000)
@@ -37,16 +39,16 @@ class _Sample:
     drafted: int
 
 
-async def verifying(engine: Drafting, budget: float = 1.0) -> Mapping[int, Curve]:
+async def verifying(engine: Drafting, budget: float = 1.5) -> Mapping[int, Curve]:
     """For `EngineProfile.verifying`. Batches are measured one after the other, until `budget` seconds are spent: of a
     slow model perhaps none, and then nothing is known."""
-    began, found = time.perf_counter(), dict[int, Curve]()
+    until, found = time.perf_counter() + budget, dict[int, Curve]()
     profile = engine.profile
-    lengths = sorted({0, *(k for k in (2, 4) if k < profile.drafts), profile.drafts})
+    lengths = sorted({*(k for k in _LENGTHS if k < profile.drafts), profile.drafts})
     try:
         for batch in (n for n in _BATCHES if n <= profile.max_requests):
-            points = await _points(engine, batch, lengths, began + budget)
-            if points is None:
+            points = await _points(engine, batch, lengths, until)
+            if len(points) < 2:
                 break
             found[batch] = Curve(points)
     finally:
@@ -54,20 +56,20 @@ async def verifying(engine: Drafting, budget: float = 1.0) -> Mapping[int, Curve
     return found
 
 
-async def _points(
-    engine: Drafting, batch: int, lengths: list[int], until: float
-) -> tuple[tuple[int, float], ...] | None:
-    """By drafted tokens, the seconds of a step. None where the time did not suffice."""
-    seconds: dict[int, list[float]] = {k: [] for k in lengths}
-    for _ in range(_REPEATS):
-        for k in lengths:  # in turn: what else the machine does meanwhile slows all of them
-            if time.perf_counter() > until:
-                break
-            await engine.tell_drafts(FIX, k)
-            seconds[k].append(await _step(engine, batch, k))
-    if not all(seconds.values()):
-        return None
-    return tuple((k, min(times)) for k, times in seconds.items())
+async def _points(engine: Drafting, batch: int, lengths: list[int], until: float) -> tuple[tuple[int, float], ...]:
+    """By drafted tokens, the seconds of a step: up to the length with which half as much is written as with another, or
+    until the time is spent."""
+    found, best = list[tuple[int, float]](), 0.0
+    for k in lengths:
+        if time.perf_counter() > until:
+            break
+        await engine.tell_drafts(FIX, k)
+        seconds = min([await _step(engine, batch, k) for _ in range(_REPEATS)])
+        found.append((k, seconds))
+        best = max(best, written(k) / seconds)
+        if written(k) / seconds < best / 2:
+            break
+    return tuple(found)
 
 
 async def _step(engine: Engine, batch: int, drafted: int) -> float:

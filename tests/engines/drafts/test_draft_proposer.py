@@ -213,7 +213,8 @@ def test_a_budget_of_the_users_holds() -> None:
 
 
 def test_for_measuring_every_greedy_row_gets_as_many() -> None:
-    batch = Batch(budget=64)
+    batch = Batch()
+    batch.proposer.afford([(1, 0)])
     batch.join("a", [1, 2, 3])
     batch.join("b", [1, 2, 3], temperature=0.7)
     batch.proposer.fix(5)

@@ -1,4 +1,4 @@
-"""How long a draft pays, by rows in a step: from what verifying was measured to take."""
+"""How long drafts should be, by rows in a step: from what verifying was measured to take."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ ACCEPTED = 0.8
 less draft less by themselves (`adaptive`); where even this does not pay, nobody is to draft."""
 _GAIN = 1.05
 """Least gain for which a step is made longer: measuring is not more exact."""
+_NEARLY = 0.85
+"""Of the best: some drafts are better than `ACCEPTED`, and gain by their length."""
 _TRIED = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 
 
 def lengths_that_pay(profile: EngineProfile, most: int) -> Lengths:
-    """For each batch size that was measured, the longest draft with which a step writes more tokens a second than
-    without; 0 where there is none. Empty where nothing was measured."""
-    return [(rows, _longest_that_pays(profile, rows, most)) for rows in sorted(profile.verifying)]
+    """For each batch size that was measured, the longest draft with which nearly as many tokens are written a second as
+    with the best one; 0 where that is hardly more than without. Empty where nothing was measured."""
+    return [(rows, _longest(profile, rows, most)) for rows in sorted(profile.verifying)]
 
 
-def _longest_that_pays(profile: EngineProfile, rows: int, most: int) -> int:
-    plain = profile.step(0, rows)
-    tried = sorted({most, *(k for k in _TRIED if k < most)}, reverse=True)
-    return next((k for k in tried if written(k) * plain >= _GAIN * profile.step(k, rows)), 0)
+def _longest(profile: EngineProfile, rows: int, most: int) -> int:
+    rates = {k: written(k) / profile.step(k, rows) for k in (0, most, *(k for k in _TRIED if k < most))}
+    wanted = max(_NEARLY * max(rates.values()), _GAIN * rates[0])
+    return max((k for k, rate in rates.items() if rate >= wanted), default=0)
 
 
 def written(drafted: int) -> float:

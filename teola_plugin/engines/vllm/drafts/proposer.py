@@ -88,11 +88,13 @@ class DraftProposer:
 
     def _longest(self, rows: int) -> int:
         """Tokens that may be drafted for each of so many rows."""
+        if self._fixed is not None:
+            return min(self._most, self._fixed)
         rows = max(1, rows)
         return min(self._most, longest_draft(self._lengths, rows) if self._lengths else self._budget // rows)
 
     def _draft(self, row: Row, room: int) -> list[int]:
-        return row.draft(room) if self._fixed is None else row.first_tokens(min(self._fixed, room))
+        return row.draft(room) if self._fixed is None else row.first_tokens(room)
 
     def _row(self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any) -> Row | None:
         known = self._running.get(name)
