@@ -4,7 +4,7 @@
 
 prints the suite's report, then the engine at work::
 
-    .........s.....                                                          [100%]
+    ..........s.....                                                         [100%]
     ...
     1.00  lambs eat oats
     0.33  horses eat hay

@@ -128,5 +128,5 @@ def test_the_page_tells_the_medians_of_the_runs(tmp_path: Path) -> None:
     with EnginePool.local(fake_engines()) as pool:
         _summary({"uploaded": case}, pool, tmp_path / "trace.html", 1.0)
     page = (tmp_path / "trace.html").read_text(encoding="utf-8")
-    assert "1.31× sooner" in page and page.count("median of 3 runs") == 2
+    assert "1.31× faster" in page and page.count("median of 3 runs") == 2
     assert "9.00 s, the run" not in page and "2.10 s, the run nearest to the median of 3" in page

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,7 +132,20 @@ def facade(engine: EmbeddingEngine) -> Any:
     """A pool as `connect` sees it, of what an instance with this engine tells."""
     facts = EngineFacts(engine.name, engine.kinds, engine.profile, {}, ("0",), settings_of(engine))
     there = SharedEngine(pickle.loads(pickle.dumps(facts)))
-    return SimpleNamespace(engine=lambda name: there, engine_names=(engine.name,), shared=True)
+    return _Facade(there)
+
+
+class _Facade(EnginePool):
+    """Of one engine that nobody runs."""
+
+    engine_names = property(lambda self: (self._there.name,))  # type: ignore[assignment]
+    shared = property(lambda self: True)  # type: ignore[assignment]
+
+    def __init__(self, there: SharedEngine) -> None:
+        self._there = there
+
+    def engine(self, name: str) -> Any:
+        return self._there
 
 
 @pytest.mark.models

@@ -324,9 +324,9 @@ def patterns() -> str:
     return "\n".join(rows)
 
 
-def llamaindex_patterns() -> str:
-    """The table of the committed run of benchmarks.llamaindex_patterns."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "llamaindex_patterns.json").read_text())
+def llamaindex_patterns(run: str = "llamaindex_patterns") -> str:
+    """The table of a committed run of benchmarks.llamaindex_patterns."""
+    found = json.loads((ROOT / "benchmarks" / "results" / f"{run}.json").read_text())
     rows = [
         "| engine | `query` s | `aquery` s | accelerated `query` over `query` | over better | possible | ms behind |",
         "|---|--:|--:|--:|--:|--:|--:|",
@@ -343,6 +343,17 @@ def llamaindex_patterns() -> str:
             f"{case['possible']:.2f}" if case.get("possible") else "",
         ]
         rows.append("| " + " | ".join([case["pattern"], *figures, behind]) + " |")
+    return "\n".join(rows)
+
+
+def stock_real() -> str:
+    """The table of the committed run of benchmarks.stock_real: median seconds of each way."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "stock_real.json").read_text())
+    ways = [f"{mode} {way}" for mode in ("plain", "bare", "served") for way in ("sync", "async")]
+    rows = ["| app | " + " | ".join(ways) + " |", "|---|" + "--:|" * len(ways)]
+    for case in found["cases"]:
+        seconds = [f"{case['seconds'][way]['median']:.3f}" for way in ways]
+        rows.append("| " + " | ".join([case["app"], *seconds]) + " |")
     return "\n".join(rows)
 
 
@@ -477,6 +488,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "overhead": overhead,
     "patterns": patterns,
     "llamaindex patterns": llamaindex_patterns,
+    "llamaindex patterns, own models": lambda: llamaindex_patterns("llamaindex_patterns_own"),
+    "stock real": stock_real,
     "routing": routing,
     "ray overhead": ray_overhead,
     "memory": memory,

@@ -28,6 +28,17 @@ ASK = [Generate(Prompt(text="what?"))]
 HANGS = Faults(hang_on=lambda _: True)
 
 
+def pool_threads() -> set[threading.Thread]:
+    """Loops of pools that run in this process."""
+    return {thread for thread in threading.enumerate() if thread.name == "teola-pool" and thread.is_alive()}
+
+
+@pytest.fixture
+def before() -> set[threading.Thread]:
+    """Those that the test finds: an object without a pool has one for the whole process."""
+    return pool_threads()
+
+
 @pytest.fixture
 def hangs() -> Iterator[EnginePool]:
     """Whose engines never answer."""
@@ -114,7 +125,7 @@ def test_queries_that_wait_for_the_users_code_are_told(hangs: EnginePool) -> Non
     go.set()
 
 
-def test_a_pool_that_is_started_again() -> None:
+def test_a_pool_that_is_started_again(before: set[threading.Thread]) -> None:
     llm, embedder = FakeLLM(), FakeEmbedder("embedder")
     pool = EnginePool.local([llm, embedder, FakeStore("store")])
     assert "not running" in repr(pool)
@@ -132,7 +143,7 @@ def test_a_pool_that_is_started_again() -> None:
             fast.invoke({"word": "x"})
     assert len(said) == 1
     assert len(pool.traces) >= 6
-    assert not [thread for thread in threading.enumerate() if thread.name == "teola-pool" and thread.is_alive()]
+    assert pool_threads() <= before
 
 
 def test_what_was_stored_is_there_after_the_second_start() -> None:
@@ -172,7 +183,7 @@ def test_a_start_that_failed_may_be_tried_again() -> None:
         assert pool.call(K.EMBEDDING, "embedder", [EmbedText("x")]).result(5)
 
 
-def test_a_start_that_is_broken_off_leaves_nothing_behind() -> None:
+def test_a_start_that_is_broken_off_leaves_nothing_behind(before: set[threading.Thread]) -> None:
     """Its task is cancelled while engines start: those that have started are stopped, the others give up."""
     stopped: list[str] = []
 
@@ -199,11 +210,10 @@ def test_a_start_that_is_broken_off_leaves_nothing_behind() -> None:
             await task
 
     asyncio.run(breaks_off())
-    for thread in threading.enumerate():
-        if thread.name.startswith("teola-"):
-            thread.join(10)
+    for thread in pool_threads() - before:
+        thread.join(10)
     assert sorted(stopped) == ["quick", "slow"]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("teola-pool")]
+    assert pool_threads() <= before
 
 
 def test_a_start_ends_when_another_thread_closes_the_pool() -> None:
@@ -221,7 +231,7 @@ def test_a_start_ends_when_another_thread_closes_the_pool() -> None:
             starting.result(10)
 
 
-def test_threads_that_start_and_close_one_pool_at_once() -> None:
+def test_threads_that_start_and_close_one_pool_at_once(before: set[threading.Thread]) -> None:
     pool = EnginePool.local(fake_engines())
     over = time.monotonic() + 1.0
     odd: list[BaseException] = []
@@ -244,6 +254,6 @@ def test_threads_that_start_and_close_one_pool_at_once() -> None:
         assert not thread.is_alive()
     pool.close()
     assert not odd
-    assert not [thread for thread in threading.enumerate() if thread.name == "teola-pool"]
+    assert pool_threads() <= before
     with pool:
         assert pool.call(K.EMBEDDING, "embedder", [EmbedText("x")]).result(10)
