@@ -109,9 +109,10 @@ class RequestRunner:
             self._leave()
         if reason not in ("stop", "length"):
             raise ValueError(f"vLLM ended the request with {reason!r}")
-        value = Generation(text, reason, len(ids), tokens, cached, *verified)
+        drafted, accepted = verified[0], min(verified[1], max(0, tokens - 1))  # vLLM counts those behind the end, too
+        value = Generation(text, reason, len(ids), tokens, cached, drafted, accepted)
         stats = {"first_token_s": first, "seconds": time.perf_counter() - begun}
-        return Answer(submit.id, value, stats | {"drafted": verified[0], "accepted": verified[1]})
+        return Answer(submit.id, value, stats | {"drafted": drafted, "accepted": accepted})
 
     async def _warm_up(self, submit: Submit, payload: Warmup) -> Answer:
         """Prefills whole blocks of the prefix; beside others in growing prefixes, so that they go on in between."""
