@@ -76,6 +76,7 @@ def explain(
         ("p-graph (the workflow as written)", str(optimised.source)),
         ("e-graph (what runs)", str(optimised.graph)),
         ("Passes", _passes(optimised)),
+        ("Drafts", "\n".join(_drafts(optimised.graph, context))),
     )
     return Explanation(traced.report, early, expected(optimised, early, context, trace, own), advice, sections)
 
@@ -100,6 +101,17 @@ def _passes(optimised: Optimised) -> str:
         return "none"
     names = dict.fromkeys(r.pass_name for r in optimised.reports)
     return "\n".join(f"{name:24} {'fired' if name in optimised.fired else 'nothing to do'}" for name in names)
+
+
+def _drafts(graph: Graph, context: PassContext) -> Iterator[str]:
+    """Where those of each answer come from, likeliest first."""
+    for p in graph:
+        profile = context.profile(p.engine)
+        if p.kind not in (_K.PREFILLING, _K.FULL_PREFILLING) or profile is None or not profile.drafts:
+            continue
+        given = [f"{name}, an earlier answer" for name in p.attributes.drafts]
+        sources = "; ".join([*given, "its own prompt and text", "recent outputs of the app and tenant"])
+        yield f"{component_of(p.id)} (up to {profile.drafts} tokens at a time, if it is greedy): {sources}"
 
 
 def _advice(graph: Graph, context: PassContext) -> Iterator[str]:

@@ -62,6 +62,7 @@ class EnginePool:
         embedder: str | Engine | None = None,
         reranker: str | Engine | None = None,
         store: str | Engine | None = None,
+        drafts: str | Mapping[str, Any] | None = None,
         passes: Iterable[Pass | str] = DEFAULT_PASSES,
         policy: str = "topology-aware",
         details: bool = False,
@@ -71,15 +72,20 @@ class EnginePool:
 
         `engines` are ready-made engines by name. The four keywords make or take the usual ones under those names:
         `llm`, `embedder` and `reranker` a model (path or hub id) or an engine, `store` a PostgreSQL DSN, `"embedded"`
-        or an engine. `policy`: topology-aware, per-invocation or throughput-oriented. `details` keeps prompts and
-        documents in traces. `tracing="opentelemetry"` sends every query's trace there, a tracer provider to that one
-        (extra `otel`). Models compute on GPUs where there are any, and share their memory by the rule of
-        `engines.devices.budget`. Raises `RegistrationError`.
+        or an engine. `drafts` are those of an `llm` that is given as a model, as `VllmEngine` takes them. `policy`:
+        topology-aware, per-invocation or throughput-oriented. `details` keeps prompts and documents in traces.
+        `tracing="opentelemetry"` sends every query's trace there, a tracer provider to that one (extra `otel`). Models
+        compute on GPUs where there are any, and share their memory by the rule of `engines.devices.budget`.
+        Raises `RegistrationError`, `ConfigError`.
         """
         found = by_name({} if engines is None else engines)
         for name, given in (("llm", llm), ("embedder", embedder), ("reranker", reranker), ("store", store)):
             if given is not None:
-                found[name] = default_engine(name, given) if isinstance(given, str) else given
+                found[name] = default_engine(name, given, drafts) if isinstance(given, str) else given
+        if drafts is not None and not isinstance(llm, str):
+            raise RegistrationError(
+                "drafts are said of a model, and llm is none.", hint="say them of the engine: VllmEngine(..., drafts=)"
+            )
         return cls(*prepared(found, policy, details, None, tracing), passes)
 
     @classmethod
@@ -259,8 +265,14 @@ class EnginePool:
         return self.runtime.admin(engine, method, *args)
 
     def reset(self) -> None:
-        """Empty prefix caches and the like."""
+        """Empty prefix caches, and forget outputs that engines draft from."""
         self.runtime.reset()
+
+    def forget(self, tenant: str) -> None:
+        """No later request drafts from what this tenant's requests have written: engines keep recent outputs, by app
+        and tenant, to draft from. Traces stay, and so do its prefixes in caches, which no other tenant's prompt finds:
+        they go as their place is needed, or with `reset()`."""
+        self.runtime.forget(tenant)
 
     # ------------------------------------------------------------ plans and traces
 

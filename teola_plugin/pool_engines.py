@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
@@ -65,12 +65,12 @@ def _no_engines(given: object, name: str = "") -> RegistrationError:
     )
 
 
-def default_engine(name: str, given: str) -> Engine:
-    """For a keyword of `EnginePool.local`; imports are as late as possible."""
+def default_engine(name: str, given: str, drafts: str | Mapping[str, Any] | None = None) -> Engine:
+    """For a keyword of `EnginePool.local`; imports are as late as possible. `drafts`: of an LLM."""
     if name == "llm":
         from teola_plugin.engines.vllm import VllmEngine
 
-        return VllmEngine(name, given)
+        return VllmEngine(name, given) if drafts is None else VllmEngine(name, given, drafts=drafts)
     if name == "embedder":
         from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 

@@ -51,7 +51,7 @@ def test_every_made_text_stands_somewhere() -> None:
     assert used == set(GENERATED)
 
 
-def fakes(name: str, given: str) -> FakeEngine:
+def fakes(name: str, given: str, drafts: Any = None) -> FakeEngine:
     """In the place of the models that the documents name."""
     return next(engine for engine in fake_engines(rtx3090()) if engine.name == name)
 

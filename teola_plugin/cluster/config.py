@@ -24,7 +24,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from teola_plugin.engines.cores import parse_cores
-from teola_plugin.errors import ConfigError
+from teola_plugin.errors import ConfigError, TeolaError
 from teola_plugin.scheduling import POLICIES
 
 Kind = Literal["vllm", "embedding", "reranking", "pgvector", "openai", "fake"]
@@ -74,6 +74,8 @@ class EngineConfig(BaseModel):
     """Custom Ray resources of each instance, e.g. to tie it to a kind of node."""
     engine_args: Mapping[str, Any] = Field(default_factory=dict)
     """Passed on to vLLM as they are: tensor_parallel_size, quantization, enable_lora, max_model_len, ..."""
+    drafts: Any = None
+    """Of vLLM: `auto`, `off`, or options of `Drafts`. None: what `options` say of them, or the engine's own default."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Further arguments of the engine's class."""
     policy: str = "topology-aware"
@@ -87,6 +89,13 @@ class EngineConfig(BaseModel):
         if value not in POLICIES:
             raise ValueError(f"there is no policy {value!r}; use one of {', '.join(POLICIES)}")
         return value
+
+    @field_validator("drafts")
+    @classmethod
+    def _drafts(cls, value: Any) -> Any:
+        if value is not None:
+            _known_drafts(value)
+        return "off" if value is False else value
 
     @field_validator("instances", "cpus", "gpus", "max_queued", mode="before")
     @classmethod
@@ -112,6 +121,7 @@ class EngineConfig(BaseModel):
             raise ValueError(f"an engine of kind {self.kind} needs {wanted}")
         if self.engine_args and self.kind != "vllm":
             raise ValueError(f"engine_args are vLLM's; give a {self.kind or 'factory'} engine options")
+        self._check_drafts()
         if self.cores and len(self.cores) < self.most_instances:
             raise ValueError(f"cores name {len(self.cores)} sets for {self.most_instances} instances")
         if self.gpus > 1 and self.gpus % 1:
@@ -120,6 +130,16 @@ class EngineConfig(BaseModel):
         if said is not None and 0 < self.gpus < said:
             raise ValueError(f"gpu_memory_utilization {said:g} is more than gpus: {self.gpus:g} reserves of the card")
         return self
+
+    def _check_drafts(self) -> None:
+        if self.kind == "vllm" and "drafts" in self.options:
+            _known_drafts(self.options["drafts"])
+        if self.drafts is None:
+            return
+        if self.kind != "vllm":
+            raise ValueError(f"drafts are vLLM's; a {self.kind or 'factory'} engine has none")
+        if "drafts" in self.options:
+            raise ValueError("drafts stand beside the options and in them: leave one of them out")
 
     @property
     def memory_share(self) -> float | None:
@@ -130,6 +150,16 @@ class EngineConfig(BaseModel):
     @property
     def most_instances(self) -> int:
         return max(self.instances, self.autoscale.most if self.autoscale else 0)
+
+
+def _known_drafts(value: Any) -> None:
+    """Raises `ValueError` for what is no drafts."""
+    from teola_plugin.engines.vllm.drafts.options import drafts_of
+
+    try:
+        drafts_of(value)
+    except TeolaError as error:
+        raise ValueError(f"{error.message.rstrip('.')}; {error.hint}") from None
 
 
 def _cores(value: Any) -> str:

@@ -64,4 +64,4 @@ def engine_spec(name: str, config: EngineConfig) -> Mapping[str, Any]:
     return {"name": name, **config.model_dump(include=_SPEC)}
 
 
-_SPEC = {"kind", "factory", "model", "dsn", "base_url", "gpus", "cores", "engine_args", "options"}
+_SPEC = {"kind", "factory", "model", "dsn", "base_url", "gpus", "cores", "engine_args", "drafts", "options"}

@@ -58,9 +58,19 @@ class Engine(Protocol):
     def load(self) -> EngineLoad: ...
 
     async def reset(self) -> None:
-        """Forget what earlier requests left behind (prefix caches). Data that was asked to be kept stays."""
+        """Forget what earlier requests left behind (prefix caches). Data that was asked to be kept stays.
+
+        An engine that learns from a tenant's requests has `async def forget(tenant: str)`, too; see `forget`.
+        """
         ...
 
     def versions(self) -> Mapping[str, str]:
         """Names and versions of what runs below, e.g. `{"vllm": "0.32.0", "model": "..."}`."""
         ...
+
+
+async def forget(engine: Engine, tenant: str) -> None:
+    """Have an engine forget what it has learned from a tenant's requests, if it learns anything."""
+    known = getattr(engine, "forget", None)
+    if known is not None:
+        await known(tenant)

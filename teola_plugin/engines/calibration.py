@@ -15,9 +15,9 @@ from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
 log = logging.getLogger("teola_plugin")
-HOW = 4
+HOW = 5
 """Part of the file's name; raise it whenever engines measure otherwise, so that older figures are not taken."""
-MEASURED = ("curves", "max_efficient_batch", "warmup_chunk", "interference")
+MEASURED = ("curves", "max_efficient_batch", "warmup_chunk", "interference", "verifying")
 """What measuring finds out; limits and devices are the running engine's own."""
 
 
@@ -55,7 +55,8 @@ async def calibrate(engine: Engine, *, fresh: bool = False) -> EngineProfile:
 
 
 def _path(engine: Engine) -> Path:
-    facts = [HOW, type(engine).__qualname__, engine.profile.device, sorted(engine.versions().items())]
+    profile = engine.profile
+    facts = [HOW, type(engine).__qualname__, profile.device, profile.drafts, sorted(engine.versions().items())]
     name = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
     return cache_folder() / "profiles" / f"{engine.name}-{name}.json"
 
@@ -79,14 +80,21 @@ def to_json(profile: EngineProfile) -> dict[str, Any]:
     """The profile as JSON-ready data."""
     made = {f.name: getattr(profile, f.name) for f in dataclasses.fields(profile)}
     made["batching"] = profile.batching.value
-    made["curves"] = {kind.value: [list(point) for point in curve.points] for kind, curve in profile.curves.items()}
+    made["curves"] = {kind.value: _points(curve) for kind, curve in profile.curves.items()}
+    made["verifying"] = {str(batch): _points(curve) for batch, curve in profile.verifying.items()}
     return made
 
 
 def from_json(data: dict[str, Any]) -> dict[str, Any]:
     """Fields of an `EngineProfile`. Raises KeyError, TypeError or ValueError for data that `to_json` did not make."""
-    curves = {
-        PrimitiveKind(kind): Curve(tuple((int(size), float(seconds)) for size, seconds in points))
-        for kind, points in data["curves"].items()
-    }
-    return {**data, "batching": Batching(data["batching"]), "curves": curves}
+    curves = {PrimitiveKind(kind): _curve(points) for kind, points in data["curves"].items()}
+    verifying = {int(batch): _curve(points) for batch, points in data["verifying"].items()}
+    return {**data, "batching": Batching(data["batching"]), "curves": curves, "verifying": verifying}
+
+
+def _points(curve: Curve) -> list[list[float]]:
+    return [list(point) for point in curve.points]
+
+
+def _curve(points: list[list[float]]) -> Curve:
+    return Curve(tuple((int(size), float(seconds)) for size, seconds in points))

@@ -78,6 +78,9 @@ class EngineProfile:
     """Prompt tokens that one step of a partial prefilling may take while the instance decodes."""
     drafts: int = 0
     """Drafted tokens that it verifies at once for one request; 0 where it takes no drafts."""
+    verifying: Mapping[int, Curve] = field(default_factory=dict)
+    """By requests that decode side by side: seconds of one step by the tokens drafted for each of them. Empty where
+    that was not measured."""
     interference: float = 0.0
     """Share by which prefillings and decodings that run side by side slow each other."""
 
@@ -96,7 +99,20 @@ class EngineProfile:
         """
         if not (0 <= factor < float("inf")):
             raise ValueError(f"a profile cannot be scaled by {factor!r}: give a number of 0 or more")
-        return replace(self, curves={kind: curve.scaled(factor) for kind, curve in self.curves.items()})
+        curves = {kind: curve.scaled(factor) for kind, curve in self.curves.items()}
+        return replace(self, curves=curves, verifying={n: curve.scaled(factor) for n, curve in self.verifying.items()})
+
+    def step(self, drafted: float, batch: float) -> float:
+        """Seconds of one decoding step of `batch` requests, with so many drafted tokens for each; 0 where nothing was
+        measured."""
+        if not self.verifying:
+            return 0.0
+        points = tuple((rows, self.verifying[rows](drafted)) for rows in sorted(self.verifying))
+        return Curve(points)(batch)
+
+    def verify(self, drafted: float, batch: float) -> float:
+        """Seconds by which verifying so many drafted tokens for each of `batch` requests lengthens a step."""
+        return max(0.0, self.step(drafted, batch) - self.step(0, batch))
 
     def measured(self, kind: PrimitiveKind) -> bool:
         """Whether there is a curve for `kind`."""

@@ -128,6 +128,7 @@ def _args(trace: QueryTrace, span: Span) -> Event:
         "tentative": span.tentative,
         **({"step": span.step} if span.step else {}),
         **({"written": span.written} if span.written else {}),
+        **({"drafted": span.drafted, "accepted": span.accepted} if span.drafted else {}),
         **({"also": list(span.also)} if span.also else {}),
         **{f"detail.{key}": value for key, value in span.detail},
     }

@@ -123,6 +123,8 @@ def _tiles(runs: Runs) -> str:
     ]
     if figures["tokens"]:
         tiles.append(("tokens", f"{figures['tokens']:,}", f"{figures['cached_tokens']:,} cached"))
+    if figures["drafted_tokens"]:
+        tiles.append(("drafted tokens", f"{figures['drafted_tokens']:,}", f"{figures['accepted_tokens']:,} accepted"))
     if figures["wasted_primitives"]:
         tiles.append(("unused", str(figures["wasted_primitives"]), f"{figures['wasted_tokens']:,} tokens"))
     cells = (

@@ -11,8 +11,8 @@ class OpenSpan:
     """A span under way. Plain slots: this is written several times a primitive."""
 
     __slots__ = (
-        "about", "also", "batch", "cached", "cause", "cut", "done", "engine", "first", "instance", "kind", "merged",
-        "name", "outcome", "queued", "started", "step", "tokens", "written",
+        "about", "accepted", "also", "batch", "cached", "cause", "cut", "done", "drafted", "engine", "first",
+        "instance", "kind", "merged", "name", "outcome", "queued", "started", "step", "tokens", "written",
     )  # fmt: skip
 
     def __init__(self, queued: float, about: tuple[str, str, tuple[str, ...], int, int, bool, tuple[str, ...], Detail]):
@@ -24,7 +24,7 @@ class OpenSpan:
         self.outcome = ""
         self.instance = ""
         self.batch = -1
-        self.tokens = self.cached = self.step = self.written = 0
+        self.tokens = self.cached = self.step = self.written = self.drafted = self.accepted = 0
         self.cause = self.name = ""
         self.kind, self.engine = about[:2]
         self.also: tuple[str, ...] = ()
@@ -106,6 +106,8 @@ def closed(query_id: str, app: str, primitive: str, span: OpenSpan) -> Span:
         detail=detail,
         step=span.step,
         written=span.written,
+        drafted=span.drafted,
+        accepted=span.accepted,
         cause=span.cause,
         also=span.also,
     )

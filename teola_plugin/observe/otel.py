@@ -178,6 +178,8 @@ def _span_attributes(span: Span, model_of: ModelOf | None) -> dict[str, Any]:
     }
     attributes.update(_operation_attributes(span, model_of))
     attributes.update(_token_attributes(span))
+    if span.drafted:
+        attributes |= {"teola.drafts.drafted": span.drafted, "teola.drafts.accepted": span.accepted}
     attributes.update({f"teola.detail.{key}": value for key, value in span.detail})
     return attributes
 

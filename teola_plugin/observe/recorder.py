@@ -167,6 +167,7 @@ class TraceRecorder:
                 continue
             found.merged, query.live[other] = True, span
             span.written += found.tokens
+            span.drafted, span.accepted = span.drafted + found.drafted, span.accepted + found.accepted
             span.also = (*span.also, other)
             if found.done is not None:
                 span.done = max(span.done or found.done, found.done)
@@ -225,6 +226,12 @@ class TraceRecorder:
         span = self._find(query_id, primitive)
         if span is not None and span.kind == GENERATION:
             span.written = tokens
+
+    def verified(self, query_id: str, primitive: str, drafted: int, accepted: int) -> None:
+        """Tokens that were drafted for its text, and those of them that it has."""
+        span = self._find(query_id, primitive)
+        if span is not None:
+            span.drafted, span.accepted = drafted, accepted
 
     def settle(self, query_id: str, primitive: str, outcome: str) -> None:
         """What became of the value, known only later: `claimed` by the plain code, or `wasted`."""

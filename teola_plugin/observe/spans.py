@@ -67,6 +67,10 @@ class Span:
     """Id of the step of the plain object that it belongs to, by a call or as planned; 0 where that is not known."""
     written: int = 0
     """Tokens that a `GENERATION` wrote."""
+    drafted: int = 0
+    """Tokens of a decoding, or of a `GENERATION`, that were drafted for the model to verify."""
+    accepted: int = 0
+    """Those of them that are part of its text."""
     cause: str = ""
     """Id of the primitive whose news let it begin, as the scheduler knows; empty where that is not known."""
     also: tuple[str, ...] = ()
@@ -195,6 +199,8 @@ class QueryTrace:
             "requests": sum(s.size for s in self.spans),
             "tokens": sum(s.tokens + s.written for s in self.spans),
             "cached_tokens": sum(s.cached for s in self.spans),
+            "drafted_tokens": sum(s.drafted for s in self.spans),
+            "accepted_tokens": sum(s.accepted for s in self.spans),
             "work_seconds": sum(s.seconds for s in self.spans if s.engine),
             "critical_primitives": len({step.span.primitive for step in path if not step.is_code}),
             "critical_seconds": sum(step.seconds for step in path if not step.is_code),

@@ -113,6 +113,8 @@ def facts(span: Span, origin: float, step: Step | None = None) -> list[tuple[str
         found.append(("tokens", f"{span.tokens}, {span.cached} cached" if span.cached else str(span.tokens)))
     if span.written:
         found.append(("tokens written", str(span.written)))
+    if span.drafted:
+        found.append(("tokens drafted", f"{span.drafted}, {span.accepted} accepted"))
     if span.also:
         found.append(("also", ", ".join(span.also)))
     if span.batch >= 0:

@@ -107,6 +107,8 @@ def format_summary(trace: QueryTrace) -> str:
     ]
     if s["tokens"]:
         lines.append(f"  tokens      {s['tokens']}, {s['cached_tokens']} of them cached")
+    if s["drafted_tokens"]:
+        lines.append(f"  drafts      {s['drafted_tokens']} tokens, {s['accepted_tokens']} of them accepted")
     if s["wasted_primitives"]:
         lines.append(f"  unused      {s['wasted_primitives']} primitives, {s['wasted_tokens']} tokens")
     for engine, busy in s["busy"].items():

@@ -68,7 +68,8 @@ def _facts(profile: EngineProfile) -> Hashable:
     if known is not None and known[0] is profile:
         return known[1]
     curves = tuple((kind.value, curve.points) for kind, curve in profile.curves.items())
-    others = tuple(getattr(profile, name) for name in EngineProfile.__slots__ if name != "curves")
+    curves += tuple((str(batch), curve.points) for batch, curve in profile.verifying.items())
+    others = tuple(getattr(profile, name) for name in EngineProfile.__slots__ if name not in ("curves", "verifying"))
     if len(_known_facts) >= KNOWN_PROFILES:
         _known_facts.clear()
     _known_facts[id(profile)] = profile, (curves, others)

@@ -171,3 +171,7 @@ class Generation:
     cached_tokens: int = 0
     """Prompt tokens whose keys and values were found in the prefix cache. An engine that always tells says so with an
     attribute, `tells_cached = True`; of another one, 0 may mean that it does not know."""
+    drafted: int = field(default=0, compare=False)
+    """Tokens that the engine has drafted for it, and had the model verify."""
+    accepted: int = field(default=0, compare=False)
+    """Those of them that the model would have written itself: part of its text."""

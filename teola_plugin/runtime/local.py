@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.engines.base import Engine
+from teola_plugin.engines.base import Engine, forget
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.engines.devices.place import on_cards, place
 from teola_plugin.engines.prefix_events import request_prefix_events
@@ -351,6 +351,15 @@ class LocalRuntime:
         for instances in self._engines.values():
             for engine in instances:
                 await engine.reset()
+
+    def forget(self, tenant: str) -> None:
+        """What engines have learned from a tenant's requests."""
+        self.loop.run(self.aforget(tenant)).result(60)
+
+    async def aforget(self, tenant: str) -> None:
+        for instances in self._engines.values():
+            for engine in instances:
+                await forget(engine, tenant)
 
 
 def _terms_of(run: QueryRun | None, terms: Terms | None) -> Terms:

@@ -51,6 +51,17 @@ def test_a_whole_file() -> None:
         ("engines:\n  a:\n    kind: fake\n    autoscale: {least: 5, most: 2}\n", 4, "most"),
         ("engines:\n  a:\n    kind: fake\n    engine_args: {x: 1}\n", 2, "vLLM's"),
         ("engines:\n  a: {kind: fake, cores: ['0'], instances: 2}\n", 2, "cores name 1"),
+        (
+            "engines:\n  a: {kind: vllm, model: m,\n    drafts: sometimes}\n",
+            3,
+            "a.drafts: unknown value of drafts 'sometimes'",
+        ),
+        ("engines:\n  a:\n    kind: vllm\n    model: m\n    drafts: {tokens: 0}\n", 5, "tokens is 0; give 1 to 64"),
+        ("engines:\n  a:\n    kind: vllm\n    model: m\n    drafts: {tokens: many}\n", 5, "tokens is 'many'"),
+        ("engines:\n  a:\n    kind: vllm\n    model: m\n    drafts: {token: 3}\n", 5, "did you mean 'tokens'?"),
+        ("engines:\n  a: {kind: fake, drafts: auto}\n", 2, "drafts are vLLM's"),
+        ("engines:\n  a: {kind: vllm, model: m, drafts: auto, options: {drafts: auto}}\n", 2, "leave one of them out"),
+        ("engines:\n  a: {kind: vllm, model: m, options: {drafts: {tokens: 65}}}\n", 2, "tokens is 65"),
         ("engines: {}\n", 1, "engines: it is empty"),
         ("engines:\n  a: [1, 2\n", 3, "expected"),
         ("just text", 1, "no settings"),
@@ -118,6 +129,7 @@ WRONG: dict[str, list[Any]] = {
     "cores": ["2", "0-3", 2, [["a"]], {"a": 1}, [None], ["x"], ["3-1"], [1.5], True],
     "resources": ["x", [], {"a": "b"}, {"a": -1}, {1: 2}, None],
     "engine_args": ["x", [], 1, None],
+    "drafts": ["sometimes", [], 1, True, {"tokens": 0}, {"tokens": "8"}, {"no": 1}, {1: 2}],
     "options": ["x", [], 1, None],
     "policy": ["fifo", 1, [], None],
     "max_queued": [0, "x", [], 1.5, True],
@@ -169,3 +181,13 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         PoolConfig.read(path)
     with pytest.raises(ConfigError, match="directory"):
         PoolConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens"), [("auto", 16), ("off", None), ('"off"', None), ("{tokens: 8}", 8), ("{}", 16)]
+)
+def test_drafts_of_an_engine(said: str, tokens: int | None) -> None:
+    config = PoolConfig.parse(f"engines:\n  llm: {{kind: vllm, model: some/model, drafts: {said}}}\n")
+    made: Any = build_engine(engine_spec("llm", config.engines["llm"]), 0)
+    assert (made._setup.drafts.tokens if made._setup.drafts else None) == tokens
+    assert made._setup.drafts_on_cuda == (said != "auto")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -17,9 +18,10 @@ import ray
 from support.apps import advanced_rag
 
 from teola_plugin.cluster import deploy
-from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.cluster.config import EngineConfig, PoolConfig
 from teola_plugin.cluster.connection import actor
-from teola_plugin.cluster.names import actor_name
+from teola_plugin.cluster.host.instance_host import InstanceHost
+from teola_plugin.cluster.names import actor_name, engine_spec
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import ConfigError, EngineError, EngineOverloaded, RegistrationError
 from teola_plugin.graph import PrimitiveKind, Query
@@ -227,3 +229,15 @@ def test_a_client_of_another_version_is_refused(fakes_address: str) -> None:
 
     with pytest.raises(ray.exceptions.RayTaskError, match="same version"):
         ray.get(host("fakes", "llm").hello.remote(Hello("x", 999, (3, 11), "9.9")))
+
+
+def test_a_tenant_is_forgotten_on_every_instance(shared: EnginePool) -> None:
+    shared.forget("t")  # engines that learn nothing have nothing to forget
+    host, heard = InstanceHost(engine_spec("llm", EngineConfig(kind="fake")), "0"), list[str]()
+
+    async def forget(tenant: str) -> None:
+        heard.append(tenant)
+
+    host.engine.forget = forget  # type: ignore[attr-defined]
+    asyncio.run(host.forget("t"))
+    assert heard == ["t"]

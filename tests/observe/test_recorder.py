@@ -142,3 +142,29 @@ def test_finished_traces_are_kept_as_far_as_their_spans_are_not_too_many() -> No
     for i in range(64):
         many(recorder, f"small{i}", 3)
     assert len(recorder.traces) == 64
+
+
+def test_drafted_tokens_are_counted_by_span_and_query() -> None:
+    recorder = TraceRecorder()
+    recorder.begin("q", "", 0.0)
+    for name, drafted, accepted in (("a", 12, 9), ("b", 5, 0), ("c", 0, 0)):
+        recorder.queued("q", name, 0.0, kind="DECODING", engine="llm")
+        recorder.done("q", name, 1.0, tokens=20)
+        recorder.verified("q", name, drafted, accepted)
+    recorder.merge("q", "a", ["b"])
+    trace = recorder.finish("q", 1.0)
+    assert trace is not None
+    assert [(span.drafted, span.accepted) for span in trace.spans] == [(17, 9), (0, 0)]
+    summary = trace.summary()
+    assert (summary["drafted_tokens"], summary["accepted_tokens"]) == (17, 9)
+    assert "17 tokens, 9 of them accepted" in format_summary(trace)
+    assert "9 accepted" in html_page([trace])
+
+
+def test_nothing_is_said_of_drafts_where_there_were_none() -> None:
+    recorder = TraceRecorder()
+    recorder.begin("q", "", 0.0)
+    recorder.queued("q", "a", 0.0, kind="DECODING", engine="llm")
+    recorder.done("q", "a", 1.0, tokens=20)
+    trace = recorder.finish("q", 1.0)
+    assert trace is not None and "drafts" not in format_summary(trace) and "drafted" not in html_page([trace])

@@ -22,8 +22,8 @@ class BorrowedLoop(LoopThread):
     """The loop on which the session's LLM lives; whoever owns it starts and stops it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
-        super().__init__(loop=loop)
-        self._ident = ident
+        super().__init__()
+        self._loop, self._takes, self._ident = loop, True, ident
 
     @property
     def ident(self) -> int:

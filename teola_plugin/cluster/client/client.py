@@ -93,6 +93,10 @@ class ClusterRuntime(LocalRuntime):
         for name in self._shared:
             await self._host(name).reset.remote()
 
+    async def aforget(self, tenant: str) -> None:
+        for name in self._shared:
+            await self._host(name).forget.remote(tenant)
+
     async def _administer(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
         if not isinstance(port, SharedPort):
             return await super()._administer(port, method, args)

@@ -40,7 +40,8 @@ def _on_card(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _vllm(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     from teola_plugin.engines.vllm import VllmEngine
 
-    options = {"tell_cache": True, **spec["options"]}  # one instance may become several
+    drafts = {} if spec.get("drafts") is None else {"drafts": spec["drafts"]}
+    options = {"tell_cache": True, **drafts, **spec["options"]}  # one instance may become several
     engine_args = {**_memory(spec), **spec["engine_args"]}
     return VllmEngine(name, spec["model"], engine_args=engine_args, cores=cores or None, **options)
 

@@ -359,6 +359,9 @@ class EngineHost:
     async def reset(self) -> None:
         await asyncio.gather(*(instance.reset() for instance in self.instances.values()))
 
+    async def forget(self, tenant: str) -> None:
+        await asyncio.gather(*(instance.forget(tenant) for instance in self.instances.values()))
+
     def status(self) -> dict[str, Any]:
         """Plain data for `teola status`."""
         port = self._port

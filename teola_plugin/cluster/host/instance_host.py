@@ -14,7 +14,7 @@ from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.host.cache_reports import CacheReport, CacheReports
 from teola_plugin.cluster.remote_values import fetch_inputs, store_large
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
-from teola_plugin.engines.base import Engine
+from teola_plugin.engines.base import Engine, forget
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.errors import EngineError
 from teola_plugin.graph.device import on_host
@@ -106,6 +106,9 @@ class InstanceHost:
 
     async def reset(self) -> None:
         await self.engine.reset()
+
+    async def forget(self, tenant: str) -> None:
+        await forget(self.engine, tenant)
 
     async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
         """A coroutine method of the engine that is no request, e.g. `count` of a store."""

@@ -162,6 +162,10 @@ class RemoteInstance:
         if self._actor is not None:
             await self._actor.reset.remote()
 
+    async def forget(self, tenant: str) -> None:
+        if self._actor is not None:
+            await self._actor.forget.remote(tenant)
+
     def versions(self) -> Mapping[str, str]:
         return self.facts.versions if self.facts is not None else {}
 

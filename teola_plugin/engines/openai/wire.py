@@ -162,7 +162,7 @@ def generation(response: str, *, wire: bool) -> Generation:
     details = usage.get("prompt_tokens_details") or {}
     counts = (usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0, details.get("cached_tokens") or 0)
     reason = choice.get("finish_reason") or "stop"
-    return WireGeneration(text, reason, *counts, response) if wire else Generation(text, reason, *counts)
+    return WireGeneration(text, reason, *counts, response=response) if wire else Generation(text, reason, *counts)
 
 
 def joinable(body: Mapping[str, Any]) -> bool:

@@ -17,7 +17,9 @@ from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import memory as llm_memory
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
-from teola_plugin.engines.vllm.drafts.options import Drafts, drafts_of
+from teola_plugin.engines.vllm.drafts.lengths import lengths_that_pay
+from teola_plugin.engines.vllm.drafts.options import Drafts, drafts_of, ruled_out
+from teola_plugin.engines.vllm.drafts.worker import AFFORD, FORGET
 from teola_plugin.engines.vllm.faults import Faults
 from teola_plugin.engines.vllm.in_flight import Call, InFlight
 from teola_plugin.engines.vllm.link import (
@@ -29,6 +31,7 @@ from teola_plugin.engines.vllm.link import (
     Reset,
     Setup,
     Submit,
+    Tell,
     Update,
 )
 from teola_plugin.engines.vllm.process import HostProcess, log_file, private_folder
@@ -51,8 +54,10 @@ class VllmEngine:
     takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes. With `tell_cache`
     vLLM's KV events are followed, for placement; by default if there are several instances (see `prefix_events`).
     `scheduler="topology"` replaces vLLM's waiting queue (see `scheduler`); `start` raises `ConfigError` where it is
-    not known to work. `drafts` shortens the decoding of greedy requests and changes none of their words: `auto` on the
-    CPU, `off`, or `Drafts(...)` (see `drafts.options`).
+    not known to work. `drafts` shortens the decoding of greedy requests and changes none of their words: `auto`, `off`,
+    or options (see `drafts.options.Drafts`). `auto` drafts on the CPU only: on CUDA a proposer of one's own turns
+    vLLM's asynchronous scheduling off, so options switch it on there, where it was measured to pay. `engine_args` with
+    a `speculative_config` or `worker_extension_cls` of their own, or with `async_scheduling`, leave it off.
 
     Generation that would pass `max_model_len` ends there with finish reason `length`; a prompt that leaves no room
     for output fails with `RequestTooLarge`. When vLLM dies, every request in flight and every later one fails with
@@ -73,12 +78,12 @@ class VllmEngine:
         start_timeout: float = 600.0,
         tell_cache: bool | None = None,
         scheduler: str = "",
-        drafts: str | Mapping[str, Any] | Drafts = "off",
+        drafts: str | Mapping[str, Any] | Drafts = "auto",
     ) -> None:
         self.name = name
         self.tell_cache = tell_cache
         self.on_prefix_events: Callable[[PrefixEvents], None] | None = None
-        self._setup = Setup(name, str(model), dict(engine_args or {}), scheduler=scheduler, drafts=drafts_of(drafts))
+        self._setup = _setup(Setup(name, str(model), dict(engine_args or {}), scheduler=scheduler), drafts)
         self._cores, self._start_timeout = cores, start_timeout
         self._granted: Grant | None = None
         self._own_log = log is None
@@ -120,6 +125,7 @@ class VllmEngine:
                 await self._end()
                 raise
             self._listener = asyncio.create_task(self._listen(self._link))
+            self._afford()
 
     async def _greet(self, host: HostProcess) -> Link:
         link = await Link.over(host.socket)
@@ -264,13 +270,25 @@ class VllmEngine:
             curves=profile.curves,
             warmup_chunk=profile.warmup_chunk,
             min_split_tokens=profile.min_split_tokens,
+            verifying=profile.verifying,
         )
+        self._afford()
+
+    def _afford(self) -> None:
+        """Drafts as long as they pay, where that was measured."""
+        lengths = lengths_that_pay(self._profile, self._profile.drafts)
+        if self._profile.drafts and lengths and self._link is not None:
+            self._link.send(Tell(self._in_flight.number(), AFFORD, lengths))
 
     async def measure(self) -> EngineProfile:
-        """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model."""
+        """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model; 1
+        more where something is drafted."""
         from teola_plugin.engines.vllm.measure import measure
+        from teola_plugin.engines.vllm.measure_drafts import verifying
 
         self.adopt(await measure(self))
+        if self._profile.drafts:
+            self.adopt(replace(self._profile, verifying=await verifying(self)))
         return self._profile
 
     def size(self, request: Request) -> int:
@@ -285,11 +303,21 @@ class VllmEngine:
         return EngineLoad(len(self._in_flight), self._kv_used)
 
     async def reset(self) -> None:
-        """Empties the prefix cache once running requests are done. Raises `EngineError` when they are not in 30 s."""
+        """Empties the prefix cache once running requests are done, and forgets outputs to draft from. Raises
+        `EngineError` when they are not in 30 s."""
         if not await self._ask(Reset(self._in_flight.number()), timeout=60.0):
             raise self._faults.still_busy()
 
-    async def _ask(self, frame: Ping | Reset, timeout: float) -> Any:
+    async def forget(self, tenant: str) -> None:
+        """No later request drafts from what this tenant's have written so far. Raises `EngineUnavailable`."""
+        await self.tell_drafts(FORGET, tenant)
+
+    async def tell_drafts(self, method: str, argument: Any) -> None:
+        """To vLLM's worker, by the name of its method; nothing where nothing is drafted."""
+        if self._profile.drafts:
+            await self._ask(Tell(self._in_flight.number(), method, argument), timeout=60.0)
+
+    async def _ask(self, frame: Ping | Reset | Tell, timeout: float) -> Any:
         if self._link is None:
             raise self._is_down()
         answer = self._in_flight.ask(frame.id)
@@ -299,3 +327,12 @@ class VllmEngine:
     def versions(self) -> Mapping[str, str]:
         """Names and versions of what runs below; empty before the first start."""
         return self._versions
+
+
+def _setup(setup: Setup, drafts: str | Mapping[str, Any] | Drafts) -> Setup:
+    """With what is to be drafted. Raises `ConfigError`, `RegistrationError`."""
+    wanted = drafts_of(drafts)
+    if wanted is None or not (taken := ruled_out(setup.engine_args)):
+        return replace(setup, drafts=wanted, drafts_on_cuda=drafts != "auto")
+    log.warning("%s: engine_args have a %s of their own: nothing is drafted.", setup.name, taken)
+    return setup

@@ -42,6 +42,7 @@ from teola_plugin.engines.vllm.link import (
     Reset,
     Setup,
     Submit,
+    Tell,
     Update,
 )
 from teola_plugin.engines.vllm.memory import card_count
@@ -90,6 +91,8 @@ class Host:
                 self._start(frame.id, self._do(frame))
             case Reset():
                 self._start(frame.id, self._runner.reset(frame))
+            case Tell():
+                self._start(frame.id, self._runner.tell(frame))
             case Ping():
                 self._send(Answer(frame.id, not self._llm.errored))
             case Abort() if frame.id in self._tasks:
@@ -195,7 +198,7 @@ def _arguments(setup: Setup, platform: shim.Platform, lacking: dict[str, Sequenc
     args = llm_args.engine_args(setup.model, setup.engine_args, cpu=platform.cpu)
     if setup.scheduler:
         args.setdefault("scheduler_cls", llm_scheduler.class_name(cpu=platform.cpu, engine_args=args))
-    if setup.drafts is not None and "speculative_config" not in args:
+    if setup.drafts is not None and (platform.cpu or setup.drafts_on_cuda):
         lacking[_NO_DRAFTS] = drafts_shim.lacking()
         if not lacking[_NO_DRAFTS]:
             args |= drafts_shim.arguments(setup.drafts.tokens, PROPOSER, WORKER)

@@ -67,6 +67,8 @@ class InFlight:
         if question is not None:
             if not question.done() and isinstance(item, Answer):
                 question.set_result(item.value)
+            elif not question.done() and isinstance(item, Refusal):
+                question.set_exception(self._refused(item))
             return
         call = self._calls.get(item.id)
         if call is None:  # cancelled meanwhile

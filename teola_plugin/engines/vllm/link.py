@@ -34,6 +34,8 @@ class Setup:
     """See `scheduler`."""
     drafts: Drafts | None = None
     """What may be drafted; None for nothing."""
+    drafts_on_cuda: bool = False
+    """Whether that holds on CUDA, too, where it turns asynchronous scheduling off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,15 @@ class Reset:
 
     id: int
     timeout: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Have the worker do something about drafts, by the name of its method; answered by `Answer(id, True)`."""
+
+    id: int
+    method: str
+    argument: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.drafts.options import KEY as DRAFTS
-from teola_plugin.engines.vllm.link import Answer, Delta, Reset, Submit
+from teola_plugin.engines.vllm.drafts.worker import FORGET
+from teola_plugin.engines.vllm.link import Answer, Delta, Reset, Submit, Tell
 from teola_plugin.engines.vllm.scheduler import KEY
 from teola_plugin.engines.vllm.tokens import Encoded, PromptTokens
 from teola_plugin.graph.prefix_blocks import block_hashes
@@ -63,7 +64,8 @@ class RequestRunner:
                 raise ValueError(f"an LLM takes Generate or Warmup, not {type(other).__name__}")
 
     async def reset(self, reset: Reset) -> Answer:
-        """Empties the prefix cache; vLLM refuses while requests run, so this asks until they are done."""
+        """Empties the prefix cache; vLLM refuses while requests run, so this asks until they are done. Outputs to
+        draft from are forgotten with it."""
         deadline = time.monotonic() + reset.timeout
         while await self._llm.reset_prefix_cache() is False:
             if time.monotonic() > deadline:
@@ -71,7 +73,14 @@ class RequestRunner:
             await asyncio.sleep(0.01)
         if self._held is not None:
             self._held.cleared()  # vLLM itself tells with its next step
+        if self._drafts:
+            await self._llm.collective_rpc(FORGET, args=(None,))
         return Answer(reset.id, True)
+
+    async def tell(self, tell: Tell) -> Answer:
+        """A method of the worker, which is there where something is drafted."""
+        await self._llm.collective_rpc(tell.method, args=(tell.argument,))
+        return Answer(tell.id, True)
 
     async def _generate(self, submit: Submit, payload: Generate) -> Answer:
         """Output that would pass `max_model_len` ends there with finish reason `length`, as in vLLM itself."""
@@ -100,9 +109,10 @@ class RequestRunner:
             self._leave()
         if reason not in ("stop", "length"):
             raise ValueError(f"vLLM ended the request with {reason!r}")
-        value = Generation(text, reason, len(ids), tokens, cached)
+        drafted, accepted = verified[0], min(verified[1], max(0, tokens - 1))  # vLLM counts those behind the end, too
+        value = Generation(text, reason, len(ids), tokens, cached, drafted, accepted)
         stats = {"first_token_s": first, "seconds": time.perf_counter() - begun}
-        return Answer(submit.id, value, stats | {"drafted": verified[0], "accepted": verified[1]})
+        return Answer(submit.id, value, stats | {"drafted": drafted, "accepted": accepted})
 
     async def _warm_up(self, submit: Submit, payload: Warmup) -> Answer:
         """Prefills whole blocks of the prefix; beside others in growing prefixes, so that they go on in between."""

@@ -115,6 +115,14 @@ class RunTrace:
                 cached += value.cached_tokens
         outcome = "failed" if failed else "done"
         self.recorder.done(run.id, name, self._now(), outcome=outcome, tokens=tokens, cached=cached)
+        if decoding:
+            self._verified(run, name, values)
+
+    def _verified(self, run: QueryRun, name: str, values: Sequence[Any]) -> None:
+        made = [value for value in values if isinstance(value, Generation) and value.drafted]
+        if made:
+            drafted, accepted = sum(value.drafted for value in made), sum(value.accepted for value in made)
+            self.recorder.verified(run.id, name, drafted, accepted)
 
     def generated(self, run: QueryRun, live: LivePrimitiveRun, values: Sequence[Any]) -> None:
         """Generations have ended: where nobody has heard when their texts began, each is one span."""
@@ -129,6 +137,7 @@ class RunTrace:
         self.recorder.goes_on(run.id, work.primitive, self._now())
         if isinstance(value, Generation):
             self.recorder.wrote(run.id, work.primitive, value.completion_tokens)
+            self._verified(run, work.primitive, [value])
             if _began_unheard(work, value):
                 self.recorder.merge(run.id, work.primitive, (), kind=GENERATION)
 

@@ -49,3 +49,31 @@ def test_a_refinement_gets_the_answer_before_it_as_its_draft(tokens: int, passes
         assert bool(second.drafts) == bool(tokens and passes)
         if second.drafts:
             assert second.drafts[0] in second.payload.prompt.flat() and second.drafts[0]
+
+
+def test_explain_says_where_drafts_come_from() -> None:
+    quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]
+    with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=8))}) as pool:
+        told = accelerate(refined(pool)).explain(details=True)
+    assert "\nDrafts\n" in told and "an earlier answer; its own prompt and text; recent outputs" in told
+    with EnginePool.local({"llm": FakeLLM("llm", quick)}) as pool:
+        assert "\nDrafts\n" not in accelerate(refined(pool)).explain(details=True)
+
+
+def test_traces_count_what_was_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = FakeLLM._generated
+
+    def generated(self: FakeLLM, job: Any) -> Any:
+        return replace(made(self, job), drafted=10, accepted=7)
+
+    monkeypatch.setattr(FakeLLM, "_generated", generated)
+    quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]
+    with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=8))}) as pool:
+        chain = refined(pool)
+        fast = accelerate(chain)
+        fast.invoke(QUESTION)
+        summary = fast.last_trace().summary()
+        assert (summary["drafted_tokens"], summary["accepted_tokens"]) == (20, 14)
+        with pool.watching() as run:
+            chain.invoke(QUESTION)
+        assert run.trace.result().summary()["drafted_tokens"] == 20

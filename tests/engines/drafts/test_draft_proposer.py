@@ -144,7 +144,20 @@ def test_outputs_of_an_app_serve_its_next_request_and_are_forgotten() -> None:
     assert batch.step(d=PASSAGE[:2])["d"] == []
 
 
-@pytest.mark.parametrize("given", ["sometimes", {"token": 3}, {"tokens": 0}, {"tokens": 65}, {"budget": -1}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "sometimes",
+        {"token": 3},
+        {"tokens": 0},
+        {"tokens": 65},
+        {"budget": -1},
+        {"tokens": "8"},
+        {"recent": True},
+        {"lookup": 1},
+        True,
+    ],
+)
 def test_settings_that_make_no_sense_say_so(given: Any) -> None:
     with pytest.raises(TeolaError) as raised:
         drafts_of(given)
@@ -152,6 +165,59 @@ def test_settings_that_make_no_sense_say_so(given: Any) -> None:
 
 
 def test_settings() -> None:
-    assert drafts_of("off") is None
+    assert drafts_of("off") is None and drafts_of(False) is None, "YAML reads `off` as false"
     assert drafts_of("auto") == Drafts() == drafts_of({})
     assert drafts_of({"tokens": 3}) == Drafts(tokens=3)
+
+
+def test_a_tenant_is_forgotten_while_its_requests_run_and_after_they_have_left() -> None:
+    batch = Batch()
+    batch.join("a", [1, 2], app="x", tenant="t")
+    batch.step(a=PASSAGE[:20])
+    batch.leave("a")
+    batch.join("b", [1, 2], app="x", tenant="t")
+    assert batch.step(b=PASSAGE[:2])["b"] == PASSAGE[2:6]
+    batch.proposer.forget("t")
+    assert batch.step(b=PASSAGE[2:4])["b"] == []
+    batch.leave("b")
+    batch.join("c", [1, 2], app="x", tenant="t")
+    assert batch.step(c=PASSAGE[:2])["c"] == [], "nor is what ran kept when it ends"
+
+
+def test_lookup_can_be_off() -> None:
+    batch = Batch(lookup=False)
+    batch.join("a", [1, *PASSAGE])
+    assert batch.step(a=PASSAGE[:2])["a"] == []
+
+
+def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
+    batch = Batch(tokens=16)
+    batch.proposer.afford([(1, 16), (4, 6), (8, 0)])
+    batch.join("a", [1, *PASSAGE], tokens=[PASSAGE])
+    assert len(batch.step(a=PASSAGE[:1])["a"]) == 16
+    for i in range(3):
+        batch.join(f"b{i}", [i + 2, *PASSAGE], tokens=[PASSAGE])
+    written = {f"b{i}": PASSAGE[:1] for i in range(3)}
+    assert set(map(len, batch.step(a=PASSAGE[1:18], **written).values())) == {6}
+    for i in range(3, 6):
+        batch.join(f"b{i}", [i + 2, *PASSAGE], tokens=[PASSAGE])
+    written = {f"b{i}": PASSAGE[1:2] if i < 3 else PASSAGE[:1] for i in range(6)}
+    assert set(map(len, batch.step(a=PASSAGE[18:19], **written).values())) == {0}
+
+
+def test_a_budget_of_the_users_holds() -> None:
+    batch = Batch(budget=4)
+    batch.proposer.afford([(1, 0)])
+    batch.join("a", [1, *PASSAGE], tokens=[PASSAGE])
+    assert len(batch.step(a=PASSAGE[:1])["a"]) == 4
+
+
+def test_for_measuring_every_greedy_row_gets_as_many() -> None:
+    batch = Batch()
+    batch.proposer.afford([(1, 0)])
+    batch.join("a", [1, 2, 3])
+    batch.join("b", [1, 2, 3], temperature=0.7)
+    batch.proposer.fix(5)
+    assert batch.step(a=[7], b=[7]) == {"a": [1, 2, 3, 1, 2], "b": []}
+    batch.proposer.fix(None)
+    assert batch.step(a=[8], b=[8]) == {"a": [], "b": []}

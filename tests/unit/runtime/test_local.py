@@ -274,3 +274,15 @@ def test_a_fold_prefills_the_next_prompt_while_the_previous_answer_is_decoded() 
             kinds.append([s.kind for s in trace.spans if s.kind == "PARTIAL_PREFILLING" and s.outcome == "done"])
     assert answers[0] == answers[1]
     assert not kinds[0] and len(kinds[1]) >= 2
+
+
+def test_a_tenant_is_forgotten_by_engines_that_learn() -> None:
+    learning, heard = FakeLLM("llm"), list[str]()
+
+    async def forget(tenant: str) -> None:
+        heard.append(tenant)
+
+    learning.forget = forget  # type: ignore[attr-defined]
+    with EnginePool.local({"llm": learning, "other": FakeEmbedder("other")}) as pool:
+        pool.forget("t")
+    assert heard == ["t"]

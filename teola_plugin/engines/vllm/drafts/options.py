@@ -29,14 +29,17 @@ class Drafts:
     budget: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.tokens <= 64:
-            raise ConfigError(f"drafts: tokens is {self.tokens}.", hint="give 1 to 64; 16 is the default")
+        if not isinstance(self.lookup, bool):
+            raise ConfigError(f"drafts: lookup is {self.lookup!r}.", hint="give true or false")
+        if not _whole(self.tokens) or not 1 <= self.tokens <= 64:
+            raise ConfigError(f"drafts: tokens is {self.tokens!r}.", hint="give 1 to 64; 16 is the default")
         for name in ("recent", "budget"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"drafts: {name} is {getattr(self, name)}.", hint="give 0 or more")
+            given = getattr(self, name)
+            if not _whole(given) or given < 0:
+                raise ConfigError(f"drafts: {name} is {given!r}.", hint="give a whole number, 0 or more")
 
 
-def drafts_of(given: str | Mapping[str, Any] | Drafts) -> Drafts | None:
+def drafts_of(given: str | bool | Mapping[str, Any] | Drafts) -> Drafts | None:
     """Of `"auto"`, `"off"`, or options. None: nothing is drafted. Raises `ConfigError`, `RegistrationError`."""
     if isinstance(given, Drafts):
         return given
@@ -46,6 +49,18 @@ def drafts_of(given: str | Mapping[str, Any] | Drafts) -> Drafts | None:
             if name not in names:
                 raise unknown_name("option of drafts", str(name), names)
         return Drafts(**given)
+    if given is False:  # YAML reads `off` so
+        return None
     if given not in ("auto", "off"):
         raise unknown_name("value of drafts", str(given), ["auto", "off"])
     return Drafts() if given == "auto" else None
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def ruled_out(engine_args: Mapping[str, Any]) -> str:
+    """The argument of the user's own beside which nothing is drafted; empty for none."""
+    taken = [name for name in ("speculative_config", "worker_extension_cls") if name in engine_args]
+    return taken[0] if taken else "async_scheduling" if engine_args.get("async_scheduling") else ""

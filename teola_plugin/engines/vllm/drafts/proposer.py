@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from teola_plugin.engines.vllm.drafts.lengths import Lengths, longest_draft
 from teola_plugin.engines.vllm.drafts.options import ENV, Drafts
 from teola_plugin.engines.vllm.drafts.recent import RecentOutputs, Source
 from teola_plugin.engines.vllm.drafts.row import Row
@@ -23,6 +24,8 @@ class _Running:
     row: Row | None
     """None: nothing is drafted for it."""
     source: Source
+    kept: bool = True
+    """Whether its output is a recent one, once it has ended."""
 
 
 class DraftProposer:
@@ -36,6 +39,8 @@ class DraftProposer:
         self._running: dict[str, _Running] = {}
         self._recent = RecentOutputs(self._options.recent)
         self._budget = self._options.budget or self._options.tokens
+        self._lengths: Lengths = ()
+        self._fixed: int | None = None
         shim.mend()
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -44,12 +49,21 @@ class DraftProposer:
     def attach(self, runner: shim.Runner) -> None:
         self._runner = runner
 
-    def afford(self, tokens: int) -> None:
-        """At most so many drafted tokens in a step, of all rows."""
-        self._budget = tokens
+    def afford(self, lengths: Lengths) -> None:
+        """The longest draft of a row by rows in a step, as measured. A budget that the user has given holds instead."""
+        self._lengths = () if self._options.budget else lengths
+
+    def fix(self, tokens: int | None) -> None:
+        """For measuring: every greedy row gets a draft of so many tokens, which are hardly right. None: as ever."""
+        self._fixed = tokens
 
     def forget(self, tenant: str | None) -> None:
-        """Recent outputs: all of them, or a tenant's."""
+        """Recent outputs: all of them, or a tenant's; those of requests that run are not kept either."""
+        for one in self._running.values():
+            if tenant in (None, one.source[1]):
+                one.kept = False
+                if one.row is not None:
+                    one.row.forget()
         self._recent.forget(tenant)
 
     def propose(
@@ -63,15 +77,24 @@ class DraftProposer:
         runner = self._runner
         if runner is None:
             return [[] for _ in sampled_token_ids]
-        names = runner.names()
-        most = min(self._most, self._budget // max(1, sum(map(bool, sampled_token_ids))))
+        names, most = runner.names(), self._longest(sum(map(bool, sampled_token_ids)))
         found = []
         for i, new in enumerate(sampled_token_ids):
             length = int(num_tokens_no_spec[i])
             row = self._row(runner, names[i], i, new, length, token_ids_cpu) if new else None
             room = min(most, self._limit - length - 1)
-            found.append(row.draft(room) if row is not None and room > 0 else [])
+            found.append(self._draft(row, room) if row is not None and room > 0 else [])
         return found
+
+    def _longest(self, rows: int) -> int:
+        """Tokens that may be drafted for each of so many rows."""
+        if self._fixed is not None:
+            return min(self._most, self._fixed)
+        rows = max(1, rows)
+        return min(self._most, longest_draft(self._lengths, rows) if self._lengths else self._budget // rows)
+
+    def _draft(self, row: Row, room: int) -> list[int]:
+        return row.draft(room) if self._fixed is None else row.first_tokens(room)
 
     def _row(self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any) -> Row | None:
         known = self._running.get(name)
@@ -90,7 +113,8 @@ class DraftProposer:
         row = None
         if asked.greedy:
             recent = self._recent.of(source) if self._options.recent else None
-            row = Row(tokens, asked.prompt, given.get("tokens", ()), recent, self._most)
+            texts = given.get("tokens", ())
+            row = Row(tokens, asked.prompt, texts, recent, self._most, lookup=self._options.lookup)
         self._ended(self._running.get(name))
         self._running[name] = _Running(row, source)
         return row
@@ -101,5 +125,5 @@ class DraftProposer:
             self._ended(self._running.pop(name))
 
     def _ended(self, one: _Running | None) -> None:
-        if one is not None and one.row is not None and self._options.recent:
+        if one is not None and one.row is not None and one.kept and self._options.recent:
             self._recent.add(one.source, one.row.output)

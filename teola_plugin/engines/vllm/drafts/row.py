@@ -13,13 +13,21 @@ class Row:
     """A running greedy request. Tokens are the model's ids."""
 
     def __init__(
-        self, tokens: Sequence[int], prompt: int, texts: Sequence[Sequence[int]], recent: Corpus | None, most: int
+        self,
+        tokens: Sequence[int],
+        prompt: int,
+        texts: Sequence[Sequence[int]],
+        recent: Corpus | None,
+        most: int,
+        *,
+        lookup: bool = True,
     ) -> None:
-        """`tokens`: the prompt, which has `prompt` of them, and what is written already."""
+        """`tokens`: the prompt, which has `prompt` of them, and what is written already. `lookup`: whether they are
+        looked through themselves."""
         self._own = Corpus(tokens[:prompt])
         self._prompt = prompt
         self._texts = [FollowedText(text) for text in texts if text]
-        self._recent = recent
+        self._recent, self._lookup = recent, lookup
         self._length = DraftLength(most, first=most if self._texts else 4)
         self._draft: list[int] = []
         self.drafted = self.accepted = 0
@@ -27,6 +35,10 @@ class Row:
 
     def __len__(self) -> int:
         return len(self._own)
+
+    def forget(self) -> None:
+        """Recent outputs are no source any more."""
+        self._recent = None
 
     @property
     def output(self) -> list[int]:
@@ -53,18 +65,22 @@ class Row:
         self._draft = self._guess(most) if most > 0 else []
         return self._draft
 
+    def first_tokens(self, count: int) -> list[int]:
+        """Of the prompt, whatever comes next: a draft for measuring what verifying takes."""
+        return [self._own.tokens[i % self._prompt] for i in range(count)]
+
     def _guess(self, most: int) -> list[int]:
         for text in self._texts:
             if found := text.next(most):
                 return found
         own = self._own
         last = own.tokens[-32:]
-        corpus, (place, agreed) = own, own.best(last)
+        corpus, (place, agreed) = own, own.best(last) if self._lookup else (0, 0)
         if self._recent is not None:
             elsewhere = self._recent.best(last)
             if elsewhere[1] > agreed:
                 corpus, (place, agreed) = self._recent, elsewhere
-        if not agreed and self._length.trusted:
+        if not agreed and self._lookup and self._length.trusted:
             place, agreed = own.best(last, least=1)
         return corpus.behind(place, most) if agreed else []
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from teola_plugin.engines.vllm.drafts.lengths import Lengths
 from teola_plugin.shims.vllm import drafts as shim
 
 WORKER = f"{__name__}.DraftsWorker"
 PROPOSER = "teola_plugin.engines.vllm.drafts.proposer.DraftProposer"
 ATTACH = "teola_attach_drafts"
+AFFORD = "teola_afford_drafts"
+FIX = "teola_fix_drafts"
+FORGET = "teola_forget_drafts"
 
 
 class DraftsWorker:
@@ -18,13 +20,12 @@ class DraftsWorker:
         """The proposer gets the model runner. False where this vLLM has none to attach."""
         return shim.attach(self)
 
-    def teola_afford_drafts(self, tokens: int) -> None:
-        shim.proposer_of(self).afford(tokens)
+    def teola_afford_drafts(self, lengths: Lengths) -> None:
+        shim.proposer_of(self).afford(lengths)
+
+    def teola_fix_drafts(self, tokens: int | None) -> None:
+        shim.proposer_of(self).fix(tokens)
 
     def teola_forget_drafts(self, tenant: str | None) -> None:
         """All that was learned, or a tenant's."""
         shim.proposer_of(self).forget(tenant)
-
-    def teola_drafts_told(self) -> dict[str, Any]:
-        """Tokens drafted and accepted by running requests, for tests."""
-        return shim.proposer_of(self).told()  # type: ignore[no-any-return]
