@@ -251,7 +251,7 @@ def in_memory(embeddings: Any) -> VectorStore:
 
 
 def chroma(embeddings: Any) -> VectorStore:
-    client = chromadb.EphemeralClient(chromadb.Settings(anonymized_telemetry=False))
+    client = chromadb.EphemeralClient()
     ids = [str(i) for i in range(len(TEXTS))]
     return Chroma.from_texts(TEXTS, embeddings, ids=ids, client=client, collection_name=f"texts-{uuid4()}")
 

@@ -105,9 +105,7 @@ def test_reports_reach_the_observer() -> None:
     seen: list[PassReport] = []
     made = default_pipeline(seen.append).run(build_pgraph(advanced_rag()), CONTEXT)
     assert tuple(seen) == made.reports
-    assert [r.fired for r in seen] == [True] * 4 + [False] * 4, (
-        "drafts; then without what is applied once"
-    )
+    assert [r.fired for r in seen] == [True] * 4 + [False] * 4, "drafts; then without what is applied once"
     assert all(a.after is b.before for a, b in pairwise(seen))
 
 
