@@ -161,7 +161,7 @@ def _items(source: Graph, graph: Graph) -> Iterator[str]:
     """What is done for each item of a list, as it is written, or side by side."""
     kinds, told = _kinds(source), dict[str, str]()
     for p in graph:
-        if p.tentative and p.on_engine and "[" in p.id:
+        if p.tentative and "[" in p.id and asks(p):
             told.setdefault(InstancePath(p.id).outermost.partition("[")[0], "as soon as its item is written")
         elif p.attributes.grow:
             told.setdefault(p.id, "as soon as its item is written")

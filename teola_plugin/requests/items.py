@@ -30,6 +30,7 @@ class ItemStream:
     numbered  `1. item`, one a line
     markdown  `- item` or `* item`, one a line
     comma     comma-separated values, quoted where they hold commas
+    choices   the numbers of JSON members `"choice": 2`, before what follows them is written
     ========  =======================================================================
 
     Raises `RegistrationError` for another kind. Every chunking of a text gives the same items.
@@ -208,10 +209,64 @@ class _Json:
             return []
 
 
+class _Choices:
+    """Numbers behind the key `choice`, wherever in brackets it stands; it may lack its quotes, as YAML has it.
+
+    A number is closed by what follows it, so that the reason for a choice need not be waited for.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quoted = self._escaped = False
+        self._word = self._number = ""
+        """The last word or string; the digits of a number that is being read."""
+        self._wanted = False
+        """Whether a number is to come."""
+
+    def feed(self, text: str) -> list[int]:
+        return [item for char in text for item in self._take(char)]
+
+    def finish(self) -> list[int]:
+        """A number that nothing closes is no choice: the text is cut off."""
+        return []
+
+    def _take(self, char: str) -> list[int]:
+        if self._quoted:
+            return self._inside_string(char)
+        if char in "[{":
+            self._depth += 1
+        return self._outside_string(char) if self._depth else []
+
+    def _inside_string(self, char: str) -> list[int]:
+        if char != '"' or self._escaped:
+            self._word += char
+            self._escaped = char == "\\" and not self._escaped
+            return []
+        wanted, self._wanted, self._quoted = self._wanted, False, False
+        return [int(self._word)] if wanted and self._word.isdecimal() else []
+
+    def _outside_string(self, char: str) -> list[int]:
+        if self._wanted:
+            if char in "0123456789":
+                self._number += char
+                return []
+            if char.isspace() and not self._number:
+                return []
+        closed = [int(self._number)] if self._number and (char.isspace() or char in ",}]") else []
+        self._quoted = char == '"'
+        self._wanted = (char == ":" and self._word == "choice") or (self._wanted and self._quoted and not self._number)
+        self._number = ""
+        if not char.isspace():
+            self._word = self._word + char if char.isalnum() or char == "_" else ""
+        self._depth -= char in "}]"
+        return closed
+
+
 _READERS: dict[str, Callable[[], _Reader]] = {
     "json": _Json,
     "lines": _Lines,
     "numbered": lambda: _Pattern(r"\d+\.\s([^\n]+)"),
     "markdown": lambda: _Pattern(r"^\s*[-*]\s([^\n]+)$"),
     "comma": _Comma,
+    "choices": _Choices,
 }

@@ -149,9 +149,7 @@ def _retry_source(walk: Walk, engine: RetrySourceQueryEngine, asked: SymbolicQue
 # ------------------------------------------------------------ engines chosen at run time
 
 
-def _arm(
-    walk: Walk, engine: BaseQueryEngine, chosen: Ref, asked: Ref, path: str, name: str, *, beside: bool = False
-) -> Value:
+def _arm(walk: Walk, engine: BaseQueryEngine, chosen: Ref, asked: Ref, path: str, name: str) -> Value:
     """The engine's answer, `{"text", "nodes"}`, where it is chosen; a false value otherwise."""
     body, before = walk.body(), set(walk.lowered)
     inner = query(body, engine, SymbolicQuery(QUERY, (QUERY,)), path)
@@ -160,9 +158,7 @@ def _arm(
         walk.forget(before)
         return None
     output = body.call("response", _response, text=inner.text, nodes=inner.nodes)
-    return walk.hold(
-        name, Role.BRANCH, named(condition=chosen, query=asked), body, output, attributes=Attributes(beside=beside)
-    )
+    return walk.hold(name, Role.BRANCH, named(condition=chosen, query=asked), body, output)
 
 
 def _response(text: str, nodes: Nodes) -> dict[str, Any]:
@@ -170,33 +166,44 @@ def _response(text: str, nodes: Nodes) -> dict[str, Any]:
 
 
 def _router(walk: Walk, engine: RouterQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
-    """The chosen engines answer side by side; several answers are summarised."""
+    """The chosen engines answer side by side, each from when its number is written; several answers are summarised."""
     parts = walk.parts(RouterQueryEngineParts, engine)
-    inds = selected(walk, parts.selector, parts.metadatas, asked.text, parts.path(path, "selector"))
-    if inds is None or len(asked.texts) != 1 or asked.texts[0] != asked.text:
+    choices = selected(walk, parts.selector, parts.metadatas, asked.text, parts.path(path, "selector"))
+    if choices is None or len(asked.texts) != 1 or asked.texts[0] != asked.text:
         return SymbolicAnswer()
+    body, engines, where = walk.body(), parts.query_engines, parts.path(path, "query_engines")
     answers: dict[str, Ref] = {}
-    engines, where = parts.query_engines, parts.path(path, "query_engines")
-    several = isinstance(parts.selector, LLMMultiSelector)
     for i, one in enumerate(engines):
-        chosen = walk.call(f"chosen{i}", _among(i), inds=inds)
-        answer = _arm(walk, one, chosen, asked.text, f"{where}[{i}]", f"engine{i}", beside=several)
+        chosen = body.call(f"chosen{i}", _numbered(i, len(engines)), choice=Ref(ITEM))
+        answer = _arm(body, one, chosen, QUERY, f"{where}[{i}]", f"engine{i}")
         if answer is not None:
             answers[f"engine{i}"] = answer
+    if not answers:
+        walk.draft.nodes += body.draft.nodes
+        return SymbolicAnswer()
+    output = body.call("answered", _the_one, **answers)
+    several = Attributes(beside=isinstance(parts.selector, LLMMultiSelector))
+    each = named(items=choices, query=asked.text)
+    answered = walk.hold("answers", Role.MAP, each, body, output, attributes=several)
     if len(answers) < len(engines):
         return SymbolicAnswer()
-
-    def take(inds: Sequence[int], **answers: Any) -> dict[str, Any]:
-        taken = [answers[f"engine{i}"] for i in inds]
-        nodes = [node for answer in taken for node in answer["nodes"]]
-        return {"texts": [answer["text"] for answer in taken], "nodes": nodes, "several": len(taken) > 1}
-
-    taken = walk.call("answers", take, inds=inds, **answers)
+    taken = walk.call("taken", _taken, answers=answered)
     return SymbolicAnswer(_summary(walk, parts, asked.text, taken, path), taken.at("nodes"))
 
 
-def _among(index: int) -> Callable[..., bool]:
-    return lambda inds: index in inds
+def _numbered(index: int, count: int) -> Callable[..., bool]:
+    """Whether a number, from 1, is that engine's; 0 is the last one's, as Python counts."""
+    return lambda choice: choice - 1 in (index, index - count)
+
+
+def _the_one(**answers: Any) -> Any:
+    """The answer of the arm that was taken; None where the model has chosen none that is there."""
+    return next((answer for answer in answers.values() if answer), None)
+
+
+def _taken(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    nodes = [node for answer in answers for node in answer["nodes"]]
+    return {"texts": [answer["text"] for answer in answers], "nodes": nodes, "several": len(answers) > 1}
 
 
 def _summary(walk: Walk, parts: RouterQueryEngineParts, asked: Ref, taken: Ref, path: str) -> Value:

@@ -23,7 +23,7 @@ Given = Mapping[str, Any]
 
 
 def selected(walk: Walk, selector: BaseSelector, choices: Sequence[Any], query: Ref, path: str) -> Value:
-    """Indices of the chosen engines, a list."""
+    """Numbers of the chosen engines as the model's JSON has them, from 1: a list."""
     made: Value = None
     with walk.noting(path, selector):
         rule_for(selector, _SELECTORS)
@@ -31,9 +31,11 @@ def selected(walk: Walk, selector: BaseSelector, choices: Sequence[Any], query: 
         prompt = own_prompt(parts.prompt)
 
         def select(llm: Any, given: Given) -> list[int]:
-            return selected_indices(selector, llm, prompt, choices, given["query"])
+            return [index + 1 for index in selected_indices(selector, llm, prompt, choices, given["query"])]
 
-        made = walk.ask("select", pool_llm(parts.llm), select, {"query": query})
+        expected = 1 if isinstance(selector, LLMSingleSelector) else None
+        llm = pool_llm(parts.llm)
+        made = walk.ask("select", llm, select, {"query": query}, items="choices", expected=expected)
     return made
 
 

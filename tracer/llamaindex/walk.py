@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from teola_plugin.graph import Attributes, Component, Ref, Role
-from teola_plugin.graph.attributes import NOTHING_SAID
 from teola_plugin.graph.refs import Inputs
 from teola_plugin.shims.llamaindex.records import Parts
 from teola_plugin.tracer.draft import DERIVED, Draft, Names
@@ -169,7 +168,7 @@ class Walk:
         self.draft.absorb(body.draft)
         inner = body.draft.template(output, name)
         if role is Role.MAP:  # in `query`, one item comes after the other
-            more["attributes"] = more.get("attributes", NOTHING_SAID).with_(beside=True)
+            more.setdefault("attributes", Attributes(beside=True))
         return self.draft.add(Component(name, role, inputs, body=inner, scope=self.scope, **more))
 
     # ------------------------------------------------------------ the order of the plain code

@@ -17,6 +17,7 @@ from langchain_core.output_parsers import (
     MarkdownListOutputParser,
     NumberedListOutputParser,
 )
+from llama_index.core.output_parsers.selection import SelectionOutputParser
 
 from teola_plugin.errors import RegistrationError
 from teola_plugin.requests.items import ItemStream
@@ -85,11 +86,50 @@ def test_json_items_equal_the_parsed_array(items: list[Any], indent: int | None,
         ("numbered", ["1. a", "b\n2", ". c\n"], [[], ["ab"], ["c"]]),
         ("markdown", ["- a\n", "- b"], [["a"], []]),
         ("comma", ['x, "a', ', b", c'], [["x"], ["a, b"]]),
+        (
+            "choices",
+            ['[{"choice": 1', ', "reason": "choice', ": 4, as", '"}, {choice: 2', "\n", "}]"],
+            [[], [1], [], [], [2], []],
+        ),
     ],
 )
 def test_an_item_is_given_once_it_is_closed_and_not_before(kind: str, pieces: list[str], closed: list[Any]) -> None:
     stream = ItemStream(kind)
     assert [stream.feed(piece) for piece in pieces] == closed
+
+
+@settings(deadline=None)
+@given(
+    choices=st.lists(st.tuples(st.integers(0, 120), st.text('ab :,{}[]"\\choie12', max_size=12)), max_size=4),
+    indent=st.sampled_from([None, 2]),
+    shape=st.sampled_from(["{}", "Choice: 3 fits\n{}", "```json\n{}\n```"]),
+    order=st.sampled_from([1, -1]),
+    places=st.lists(st.integers(0, 200), max_size=8),
+)
+def test_choices_equal_those_of_the_parsed_selection(
+    choices: list[tuple[int, str]], indent: int | None, shape: str, order: int, places: list[int]
+) -> None:
+    items = [dict([("choice", number), ("reason", reason)][::order]) for number, reason in choices]
+    text = shape.format(json.dumps(items, indent=indent))
+    parsed: Any = SelectionOutputParser().parse(text)
+    assert read("choices", cut(text, places)) == [answer.choice for answer in parsed.parsed_output]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"choice": "2", "reason": "3"}', [2]),
+        ('{"choice": "the 2nd", "reason": "a", "choice": 1 }', [1]),
+        ('{"choice": 2.5, "multi_choice": 3, "choices": 4}', []),
+        ('{"choice": -1, "choice" : 0}', [0]),
+        ('[{"a": [{"choice":3}]}]', [3]),
+        ("choice: 1", []),
+        ("{choice: 1", []),
+        ("[{'choice': 12, reason: x}]", []),
+    ],
+)
+def test_what_is_no_number_of_a_choice(text: str, found: list[int]) -> None:
+    assert read("choices", [text]) == found
 
 
 def test_json_with_raw_newlines_and_escapes() -> None:

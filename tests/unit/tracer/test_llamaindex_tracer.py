@@ -64,6 +64,7 @@ GOLDENS = {
     "hyde": ENGINES["hyde"],
     "tree": ENGINES["tree"],
     "sub-questions": ENGINES["sub-questions"],
+    "router": ENGINES["router"],
     "router, several": ENGINES["router, several"],
     "chosen by the model": ENGINES["chosen by the model"],
 }

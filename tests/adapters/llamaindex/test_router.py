@@ -1,0 +1,312 @@
+"""Routers: an engine that the model chooses begins when its number is written, not when the reason for it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
+from llama_index.core.output_parsers.base import StructuredOutput
+from llama_index.core.output_parsers.selection import SelectionOutputParser
+from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
+from llama_index.core.tools import QueryEngineTool
+from support.llamaindex_engines import Library, library, reply, settings, shown
+from support.scripted_llm import ScriptedLLM
+
+from teola_plugin import accelerate
+from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
+from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generation
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Piece, Result
+
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "at_once")
+ASKED = "what is there"
+ONE = '[{"choice": 2, "reason": "ships are what it is about"}]'
+TWO = '[{"choice": 2, "reason": "ships"}, {"choice": 1, "reason": "fields"}]'
+PATIENCE = 5.0
+"""Seconds that a reason waits for a search that does not come."""
+
+
+class Reasoning(ScriptedLLM):
+    """Writes a reason only when a search has been made since it wrote the number, if it is `held`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = False
+        self.chosen = ONE
+        self.searched = asyncio.Event()
+        self.in_time: list[bool] = []
+        """Of each reason, whether a search came before it."""
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        for request in batch:
+            self.asked.append(request.payload)
+            chooses = "Using only the choices above" in request.payload.prompt.flat()
+            text = self.chosen if chooses else reply(request.payload)
+            *numbers, last = re.split("(?=reason)", text)
+            for piece in numbers:
+                self.searched.clear()
+                yield Piece(request.id, piece)
+                if self.held:
+                    await self._reason()
+            yield Piece(request.id, last)
+            yield Done(request.id, Generation(text, "stop", 7, 9, 3))
+
+    async def _reason(self) -> None:
+        try:
+            await asyncio.wait_for(self.searched.wait(), PATIENCE)
+        except TimeoutError:
+            self.in_time.append(False)
+        else:
+            self.in_time.append(True)
+
+
+class Told(FakeStore):
+    """Tells the model of its searches."""
+
+    def __init__(self, llm: Reasoning) -> None:
+        super().__init__()
+        self._llm = llm
+
+    def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        self._llm.searched.set()
+        return super().execute(batch)
+
+
+@pytest.fixture(scope="module")
+def shared_llm() -> Reasoning:
+    return Reasoning()
+
+
+@pytest.fixture(scope="module")
+def pool(shared_llm: Reasoning) -> Iterator[EnginePool]:
+    engines = {"embedder": FakeEmbedder(), "reranker": FakeReranker(), "store": Told(shared_llm)}
+    with EnginePool.local({"llm": shared_llm, **engines}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def stock(pool: EnginePool) -> Iterator[Library]:
+    made = library(pool, "routed")
+    with settings(made.llm):
+        yield made
+
+
+@pytest.fixture
+def llm(shared_llm: Reasoning) -> Reasoning:
+    shared_llm.__init__()  # type: ignore[misc]
+    return shared_llm
+
+
+def router(stock: Library, selector: BaseSelector) -> RouterQueryEngine:
+    return RouterQueryEngine(selector, stock.tools(), llm=stock.llm)
+
+
+def single(stock: Library) -> RouterQueryEngine:
+    return router(stock, LLMSingleSelector.from_defaults(stock.llm))
+
+
+def several(stock: Library) -> RouterQueryEngine:
+    return router(stock, LLMMultiSelector.from_defaults(stock.llm))
+
+
+def spans(fast: Any, *, outcome: str = "") -> list[str]:
+    """Primitives in the trace of the last call; those with this outcome."""
+    return [span.primitive for span in fast.last_trace().spans if outcome in ("", span.outcome)]
+
+
+def by_hand(fast: Any) -> list[str]:
+    """Calls that the plain code had to make itself."""
+    return [name for name in spans(fast) if ".call#" in name]
+
+
+def outcome(engine: Any, llm: Reasoning, way: str = "query") -> tuple[Any, Counter[str]]:
+    """The answer or the error, and the prompts."""
+    llm.asked.clear()
+    try:
+        found = shown(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
+    except Exception as error:
+        found = type(error), str(error)
+    return found, Counter(asked.prompt.flat() for asked in llm.asked)
+
+
+@pytest.mark.parametrize("way", ["query", "aquery"])
+@pytest.mark.parametrize(("make", "chosen"), [(single, ONE), (several, TWO), (several, ONE), (single, TWO)])
+def test_an_engine_searches_before_the_reason_is_written(
+    stock: Library, llm: Reasoning, make: Any, chosen: str, way: str
+) -> None:
+    llm.chosen = chosen
+    plain, fast = outcome(make(stock), llm, way), accelerate(make(stock))
+    llm.held = not (make is single and chosen is TWO)  # who is to choose one is not expected to choose another
+    assert outcome(fast, llm, way) == plain
+    assert llm.in_time == [True] * chosen.count("reason") * llm.held
+    assert by_hand(fast) == [] and spans(fast, outcome="wasted") == []
+
+
+def test_the_answer_too_is_asked_for_before_the_reason_is_written(stock: Library, llm: Reasoning) -> None:
+    fast = accelerate(single(stock))
+    llm.held = True
+    fast.query(ASKED)
+    trace = {span.primitive: span for span in fast.last_trace().spans}
+    answers = [span for span in trace.values() if span.primitive.startswith("answers[0]/") and span.engine == "llm"]
+    assert answers and all(one.queued < trace["select.parsed"].queued for one in answers)
+
+
+@pytest.mark.parametrize("make", [single, several])
+def test_it_is_told_of(stock: Library, make: Any) -> None:
+    told = str(accelerate(make(stock)).explain())
+    assert "each model call of answers as soon as its item is written" in told and "no gain" not in told
+
+
+def test_not_where_nothing_is_to_begin_on_a_guess(stock: Library, llm: Reasoning) -> None:
+    plain, fast = outcome(single(stock), llm), accelerate(single(stock), speculate="off")
+    assert outcome(fast, llm) == plain
+    trace = {span.primitive: span for span in fast.last_trace().spans}
+    searches = [span for span in trace.values() if span.kind == "SEARCHING"]
+    assert searches and all(one.queued >= trace["select.parsed"].queued for one in searches)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        '```json\n[\n  {\n    "choice": 2,\n    "reason": "a"\n  }\n]\n```',
+        "[{choice: 2, reason: ships}]",
+        '{"choice": 2, "reason": "alone"}',
+        '[{"reason": "choice: 1 says nothing", "choice": 2}]',
+        '[{"choice": 0, "reason": "none of them, which is the last one"}]',
+        '[{"thoughts": {"choice": 2, "reason": "deep down"}}]',
+        '[{"choice": "2", "reason": "in quotes"}]',
+        '[{"choice": 2.5, "reason": "no whole number, which is cut"}]',
+        'I take choice: 1, or so. {"choice": 2, "reason": "a"}',
+        '[{"choice": 2, "reason": "a"}, {"choice": 2, "reason": "once more"}]',
+    ],
+)
+@pytest.mark.parametrize("make", [single, several])
+def test_however_a_choice_is_written(stock: Library, llm: Reasoning, make: Any, chosen: str) -> None:
+    llm.chosen = chosen
+    fast = accelerate(make(stock))
+    plain = outcome(make(stock), llm)
+    assert outcome(fast, llm) == plain
+    assert spans(fast, outcome="wasted") == []
+    assert by_hand(fast) == [] and any("/engine1" in name for name in spans(fast))
+
+
+@pytest.mark.parametrize("make", [single, several])
+def test_a_number_that_is_another_choice_in_the_end(stock: Library, llm: Reasoning, make: Any) -> None:
+    """What was begun for it is waste, and nothing else of it is seen."""
+    llm.chosen = '[{"choice": 1, "choice": 2, "reason": "JSON takes the last one"}]'
+    plain, prompts = outcome(make(stock), llm)
+    llm.held = True
+    fast = accelerate(make(stock))
+    found, more = outcome(fast, llm)
+    assert found == plain and llm.in_time == [True]
+    assert not prompts - more and set(spans(fast, outcome="wasted")) & set(spans(fast))
+    assert all(name.startswith("answers[0]/") for name in spans(fast, outcome="wasted"))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        '[{"choice": 7, "reason": "out of range"}]',
+        '[{"choice": -2, "reason": "out of range"}]',
+        '[{"choice": 1, "reason": "a"}, {"choice": 9, "reason": "b"}]',
+        '[{"choice": 2}]',
+        '[{"choice": 2, "reason": "cut off',
+        "[]",
+        "neither",
+        "",
+    ],
+)
+@pytest.mark.parametrize("make", [single, several])
+def test_a_choice_that_is_none(
+    stock: Library, llm: Reasoning, make: Any, chosen: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The plain error, and no word of what was begun in vain."""
+    llm.chosen = chosen
+    plain, _ = outcome(make(stock), llm)
+    assert outcome(accelerate(make(stock)), llm)[0] == plain and isinstance(plain[0], type)
+    assert not [r for r in caplog.records if r.name == "teola_plugin" and r.levelno >= logging.WARNING]
+
+
+# ------------------------------------------------------------ of the user's own
+
+
+class OwnRetriever(BaseRetriever):
+    """Nobody knows what it finds."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text=query_bundle.query_str), score=1.0)]
+
+
+@pytest.mark.parametrize(("known", "chosen", "early"), [(1, 1, True), (1, 2, False), (0, 1, False)])
+def test_engines_that_are_not_all_known(stock: Library, llm: Reasoning, known: int, chosen: int, early: bool) -> None:
+    """Those that are begin as ever; what the answer is made of is not known then."""
+    own = RetrieverQueryEngine.from_args(OwnRetriever(), llm=stock.llm)
+    engines = [*[stock.rag(), stock.rag(k=2)][:known], *[own] * (2 - known)]
+    tools = [QueryEngineTool.from_defaults(one, name=name) for name, one in zip("ab", engines, strict=True)]
+    llm.chosen = f'[{{"choice": {chosen}, "reason": "a"}}]'
+
+    def make() -> RouterQueryEngine:
+        return RouterQueryEngine(LLMSingleSelector.from_defaults(stock.llm), tools, llm=stock.llm)
+
+    plain, fast = outcome(make(), llm), accelerate(make())
+    llm.held = early
+    assert outcome(fast, llm) == plain and llm.in_time == [True] * early
+    assert spans(fast, outcome="wasted") == []
+
+
+class Swapped(SelectionOutputParser):
+    """Takes the other one."""
+
+    def parse(self, output: str) -> Any:
+        parsed = super().parse(output)
+        for one in parsed.parsed_output:
+            one.choice = 3 - one.choice
+        return StructuredOutput(raw_output=output, parsed_output=parsed.parsed_output)
+
+
+class Contrary(LLMSingleSelector):
+    def _select(self, *args: Any) -> SelectorResult:
+        found = super()._select(*args)
+        return SelectorResult(selections=[SingleSelection(index=1 - found.ind, reason=found.reason)])
+
+
+class Fixed(BaseSelector):
+    """Asks nobody."""
+
+    def _get_prompts(self) -> dict[str, Any]:
+        return {}
+
+    def _update_prompts(self, prompts: Any) -> None: ...
+
+    def _select(self, choices: Any, query: Any) -> SelectorResult:
+        return SelectorResult(selections=[SingleSelection(index=0, reason="always")])
+
+    async def _aselect(self, choices: Any, query: Any) -> SelectorResult:
+        return self._select(choices, query)
+
+
+def custom(stock: Library, kind: str) -> BaseSelector:
+    if kind == "fixed":
+        return Fixed()
+    if kind == "contrary":
+        made = LLMSingleSelector.from_defaults(stock.llm)
+        return Contrary(made._llm, made._prompt)  # type: ignore[arg-type]
+    return LLMMultiSelector.from_defaults(stock.llm, output_parser=Swapped())
+
+
+@pytest.mark.parametrize("kind", ["parser", "contrary", "fixed"])
+def test_selectors_of_the_users_own_are_left_alone(stock: Library, llm: Reasoning, kind: str) -> None:
+    """Nothing is guessed of what they choose."""
+    plain, fast = outcome(router(stock, custom(stock, kind)), llm), accelerate(router(stock, custom(stock, kind)))
+    assert outcome(fast, llm) == plain
+    assert spans(fast, outcome="wasted") == [] and not any(name.startswith("answers") for name in spans(fast))
