@@ -31,6 +31,14 @@ SENTENCES = {
         "{single_query_busy[nothing_to_gain][behind_ms][min]:.0f} to "
         "{single_query_busy[nothing_to_gain][behind_ms][max]:.0f} ms)",
         "but for the naive app with 200 tokens, run once, which came out at {single_query_busy[cases][7][speedup]:.2f}",
+        "a token behind the first takes {drafts[cases][0][plain ms]:.1f} ms in an answer without drafts and "
+        "{drafts[cases][0][lookup ms]:.1f} ms by lookup",
+        "in a refinement {drafts[cases][1][plain ms]:.1f} and {drafts[cases][1][lookup ms]:.1f} ms, and "
+        "{drafts[cases][1][graph ms]:.1f} ms with the answer before it as a draft",
+        "all prompts were done {drafts[load][0][lookup faster]:.2f} times as fast by lookup one at a time, "
+        "{drafts[load][1][lookup faster]:.2f} times with 4 at once, {drafts[load][2][lookup faster]:.2f} "
+        "times with 16",
+        "(load {drafts[environment][load_1m]:.1f})",
     ],
     "docs/cluster.md": ["One process needs {overhead[per_primitive_ms][chain][median]:.2f} ms for each"],
 }
