@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.forking import in_fork
+from support.private_names import ROOT
 
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
@@ -39,13 +43,34 @@ def test_calls_under_way_are_told_and_the_pool_may_be_started_again(fakes_addres
         assert embed(pool, "slow")
 
 
-@pytest.mark.parametrize("exits", [False, True])
-def test_a_forked_child_is_told_and_its_end_harms_nobody(shared: EnginePool, fakes_address: str, exits: bool) -> None:
+def test_a_forked_child_is_told_and_its_end_harms_nobody(shared: EnginePool, fakes_address: str) -> None:
     expected = embed(shared)
     with pytest.raises(EngineUnavailable, match="before this process was forked"):
         in_fork(lambda: ChatTeola(pool=shared).invoke("x"))
     with pytest.raises(EngineUnavailable, match="connected to Ray"):
         in_fork(lambda: EnginePool.connect(fakes_address, pool="fakes"))
-    assert in_fork(lambda: shared.close() or "closed", exits=exits, seconds=30) == "closed"
+    assert in_fork(lambda: shared.close() or "closed", seconds=30) == "closed"
     time.sleep(0.5)
     assert embed(shared) == expected and embed(shared, "slow")
+
+
+EXITS = """
+import sys, time
+from cluster.test_shared_closing import embed
+from support.forking import in_fork
+from teola_plugin import EnginePool
+
+with EnginePool.connect(sys.argv[1], pool="fakes") as pool:
+    expected = embed(pool)
+    assert in_fork(lambda: pool.close() or "closed", exits=True, seconds=30) == "closed"
+    time.sleep(0.5)
+    assert embed(pool) == expected and embed(pool, "slow")
+"""
+
+
+def test_a_forked_child_that_exits_as_programs_do(fakes_address: str) -> None:
+    """In a process of its own: a child runs the exit handlers of everything that its parent has imported."""
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-c", EXITS, fakes_address]
+    done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
