@@ -10,7 +10,9 @@ import select
 import signal
 import time
 import traceback
+import weakref
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -50,6 +52,7 @@ def _run(work: Callable[[], Any], writing: int, *, exits: bool) -> None:
         except BaseException as error:
             said = (False, error, traceback.format_exc())
         if exits:
+            _keep_folders()
             multiprocessing.util._exit_function()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
         os.write(writing, pickle.dumps(said))
@@ -58,6 +61,14 @@ def _run(work: Callable[[], Any], writing: int, *, exits: bool) -> None:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def _keep_folders() -> None:
+    """Temporary folders are the parent's: a child's exit would delete them, sockets of servers that start included."""
+    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        alive = one.peek()
+        if alive is not None and isinstance(alive[0], TemporaryDirectory):
+            one.atexit = False
 
 
 def _read(reading: int, deadline: float) -> bytes | None:
