@@ -161,7 +161,7 @@ PATTERNS: dict[str, Pattern] = {
     "multi-step": Pattern(multi_step),
     "retry": Pattern(retry),
     "accumulate": Pattern(accumulate),
-    "router": Pattern(router, gain=False),
+    "router": Pattern(router),
     "citation": Pattern(citation, gain=False),
     "compact": Pattern(compact, gain=False),
 }

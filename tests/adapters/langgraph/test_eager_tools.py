@@ -317,6 +317,7 @@ def test_limits_of_a_call_hold(at: World) -> None:
 
 def test_not_more_run_early_than_a_tool_node_runs_at_once(at: World) -> None:
     ends = threading.Event()
+    at_once: list[int] = []
 
     @read_only
     @tool
@@ -330,6 +331,8 @@ def test_not_more_run_early_than_a_tool_node_runs_at_once(at: World) -> None:
         return len(at.ran) >= 16
 
     def over() -> bool:
+        """From here on places are free, and the rest may begin early too."""
+        at_once.append(len(at.ran))
         ends.set()
         return True
 
@@ -337,7 +340,8 @@ def test_not_more_run_early_than_a_tool_node_runs_at_once(at: World) -> None:
     fast = at.fast(agent(at.model, [step]))
     made = run(fast, "invoke")
     assert [message.content for message in made[2:-1]] == [str(n) for n in range(20)]
-    assert sorted(at.ran) == list(range(20)) and outcomes(fast) == ["claimed"] * 16
+    assert at_once[0] == 16 and sorted(at.ran) == list(range(20))
+    assert 16 <= len(outcomes(fast)) <= 20 and set(outcomes(fast)) == {"claimed"}
 
 
 def test_an_agent_in_a_tool_listens_for_itself(at: World) -> None:
