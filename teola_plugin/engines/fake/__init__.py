@@ -8,6 +8,7 @@ from teola_plugin.engines.fake.base import FakeEngine
 from teola_plugin.engines.fake.engines import FakeEmbedder, FakeReranker, bag_of_words, embed_words, fake_engines
 from teola_plugin.engines.fake.faults import Faults
 from teola_plugin.engines.fake.llm import FakeLLM, answer_words, split_tokens
+from teola_plugin.engines.fake.outside import FakeTools, FakeWebSearch
 from teola_plugin.engines.fake.store import FakeStore
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "FakeLLM",
     "FakeReranker",
     "FakeStore",
+    "FakeTools",
+    "FakeWebSearch",
     "Faults",
     "answer_words",
     "bag_of_words",
