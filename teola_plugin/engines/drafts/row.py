@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from teola_plugin.engines.vllm.drafts.adaptive import DraftLength
-from teola_plugin.engines.vllm.drafts.corpus import Corpus
-from teola_plugin.engines.vllm.drafts.followed import FollowedText
+from teola_plugin.engines.drafts.adaptive import DraftLength
+from teola_plugin.engines.drafts.corpus import Corpus
+from teola_plugin.engines.drafts.followed import FollowedText
 
 
 class Row:
