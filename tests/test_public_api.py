@@ -61,7 +61,7 @@ PUBLIC = {
     "teola_plugin.langchain": [
         *("ChatTeola", "EngineMiddleware", "TeolaCrossEncoder"),
         *("TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"),
-        "read_only",
+        *("TeolaWebSearch", "on_engine", "read_only", "tool_engine"),
     ],
     "teola_plugin.llamaindex": ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"],
     "teola_plugin.runtime.virtual_time": ["run_virtual"],
