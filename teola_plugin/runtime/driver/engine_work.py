@@ -171,7 +171,7 @@ class EngineWork:
                 stream=True,
                 background=kind is _K.PARTIAL_PREFILLING,
                 app=run.query.app,
-                drafts=drafts,
+                drafts=requests.all_drafts(port.engine.profile, payload, drafts),
             )
             return Work(
                 made,
