@@ -65,6 +65,7 @@ PUBLIC = {
     ],
     "teola_plugin.llamaindex": ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"],
     "teola_plugin.runtime.virtual_time": ["run_virtual"],
+    "teola_plugin.simulation": ["Cluster", "alone", "arriving", "figures", "poisson", "simulate"],
 }
 """What the documentation has ever told anyone to import: it stays where it is, whatever moves."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from teola_plugin.graph import Effect
+from teola_plugin.graph import DraftText, Effect
 from teola_plugin.requests.payloads import Chunk, Generate, Generation, Hit
 
 
@@ -26,6 +26,8 @@ class GenerationLeaf:
     """How a list is spelled in its output when that is known from its schema: `json`; empty otherwise."""
     expected: int | None = None
     """Items that its schema fixes (minItems == maxItems)."""
+    forms: tuple[DraftText, ...] = ()
+    """What its answers may be, or begin with, as its schema and its tools tell."""
     simple: bool = False
     """Whether `payload` takes time in proportion to the text alone."""
 

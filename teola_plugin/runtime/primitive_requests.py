@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from teola_plugin.graph import Primitive, PrimitiveKind, runs_on_loop
+from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind, runs_on_loop
+from teola_plugin.requests.draft_texts import texts_of
 from teola_plugin.requests.payloads import (
     Chunk,
     EmbedText,
@@ -28,9 +29,15 @@ def payloads(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]
 
 
 def drafts(p: Primitive, inputs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Texts that its answer may repeat, as the graph says: those of its inputs that are text."""
-    known = (inputs.get(name) for name in p.attributes.drafts)
+    """Texts that its answer may repeat, as the graph says: literals, and those of its inputs that are text."""
+    known = (inputs.get(one.variable) if one.variable else one.text for one in p.attributes.drafts)
     return tuple(text for text in known if isinstance(text, str) and text)
+
+
+def all_drafts(profile: EngineProfile, payload: Any, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """Texts that go along with a request: those that the graph names, then those that it tells of itself. None for an
+    engine that takes no drafts."""
+    return tuple(dict.fromkeys((*named, *texts_of(payload)))) if profile.drafts else ()
 
 
 def value(p: Primitive, results: Sequence[Any]) -> Any:

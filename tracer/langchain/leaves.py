@@ -20,6 +20,7 @@ from langchain_core.outputs import ChatGeneration, Generation
 from teola_plugin.graph import Attributes, Component, PromptPart, Ref, Role, named, on_loop, runs_on_loop, simple
 from teola_plugin.tracer.draft import DERIVED, Call, Draft, Names, may_raise
 from teola_plugin.tracer.langchain.classes import changed
+from teola_plugin.tracer.langchain.labels import labels_of
 from teola_plugin.tracer.leaf import (
     EmbeddingLeaf,
     GenerationLeaf,
@@ -105,7 +106,7 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
         prompt=parts,
         expected=leaf.expected,
         scope=scope,
-        attributes=Attributes(items=leaf.items),
+        attributes=Attributes(items=leaf.items, forms=leaf.forms),
     )
     made = draft.add(component, payload)
     draft.lists[f"{name}.message"] = ""
@@ -230,6 +231,9 @@ def lower_parser(
     draft: Draft, parser: BaseOutputParser[Any], value: Value, name: Callable[[str], str], scope: Names
 ) -> Ref:
     """A CALL of the parser's own code, without events. Raises `NotUnderstood` for one that is not known to be pure."""
+    value = simplest(value)
+    if isinstance(value, Ref) and (labels := labels_of(parser)):
+        draft.labels[value.producer] = labels
     named = _BY_NAME.get(f"{type(parser).__module__}.{type(parser).__qualname__}")
     known: tuple[type, str] | None = None if named is None else (type(parser), named)
     known = known or next(((cls, kind) for cls, kind in PARSERS if isinstance(parser, cls)), None)
@@ -237,7 +241,6 @@ def lower_parser(
         raise NotUnderstood(f"{type(parser).__name__} is not known to be pure")
     if other := changed(parser, known[0]):
         raise NotUnderstood(f"{other} overrides how the text is parsed")
-    value = simplest(value)
     if not isinstance(value, Ref):
         raise NotUnderstood("parses a dictionary or a prompt, which it does not take")
     wanted = draft.name(name("parse"))
