@@ -30,21 +30,25 @@ QUESTIONS = {"type": "array", "items": {"type": "string"}, "minItems": EXPANSION
 def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> Runnable[Any, Any]:
     """Nothing in here knows of `accelerate`. Input: `question` and `document`; output: `answer` and `sources`."""
     llm = ChatTeola(pool=pool, max_tokens=tokens)
-    written = llm.bind(json_schema=QUESTIONS, max_tokens=96) | StrOutputParser() | RunnableLambda(json.loads)
     search = uploads(pool).as_retriever(search_kwargs={"k": SEARCHED})
     rerank = TeolaRerank(pool=pool, top_n=TOP).as_runnable()
     return (
         RunnablePassthrough.assign(indexed=itemgetter("document") | indexer(pool))
-        | RunnablePassthrough.assign(queries=EXPAND | written)
+        | RunnablePassthrough.assign(queries=expansion(llm))
         | RunnablePassthrough.assign(found=itemgetter("queries") | search.map())
         | RunnablePassthrough.assign(candidates=itemgetter("found") | RunnableLambda(union))
         | RunnablePassthrough.assign(
             sources={"query": itemgetter("question"), "documents": itemgetter("candidates")} | rerank
         )
-        | RunnablePassthrough.assign(first=_answer(0, llm))
-        | RunnablePassthrough.assign(second=_answer(1, llm, "first"))
-        | RunnablePassthrough.assign(answer=_answer(2, llm, "second"))
+        | RunnablePassthrough.assign(first=answer_from(0, llm))
+        | RunnablePassthrough.assign(second=answer_from(1, llm, "first"))
+        | RunnablePassthrough.assign(answer=answer_from(2, llm, "second"))
     ).pick(["answer", "sources"])
+
+
+def expansion(llm: ChatTeola) -> Runnable[Any, list[str]]:
+    """The question in other words."""
+    return EXPAND | llm.bind(json_schema=QUESTIONS, max_tokens=96) | StrOutputParser() | RunnableLambda(json.loads)
 
 
 def union(found: list[list[Document]]) -> list[Document]:
@@ -52,7 +56,7 @@ def union(found: list[list[Document]]) -> list[Document]:
     return list({document.page_content: document for documents in found for document in documents}.values())
 
 
-def _answer(rank: int, llm: Runnable[Any, Any], previous: str = "") -> Runnable[Any, str]:
+def answer_from(rank: int, llm: Runnable[Any, Any], previous: str = "") -> Runnable[Any, str]:
     """From one passage, refining the `previous` one if there is one; of fewer passages, the last ones are empty."""
 
     def passage(documents: list[Document]) -> str:

@@ -62,13 +62,11 @@ def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) ->
     caller = llm.bind_tools(tools, tool_choice="any")
 
     def plan(state: State) -> dict[str, Any]:
-        request = f"Request: {state['messages'][-1].content}"
-        return {"messages": [caller.invoke([("system", CALL), ("human", request)])]}
+        return {"messages": [caller.invoke(for_call(state["messages"][-1].content))]}
 
     def report(state: State) -> dict[str, Any]:
-        told = "\n".join(message.content for message in results(state["messages"]))
-        asked = f"Question: {question(state['messages'])}\n\nPassage:\n{told}\n\nAnswer:"
-        reply = llm.invoke([("system", INSTRUCTION), ("human", asked)])
+        told = [message.content for message in results(state["messages"])]
+        reply = llm.invoke(for_answer(question(state["messages"]), told))
         return {"messages": [reply], "answer": reply.content}
 
     graph = StateGraph(State)
@@ -80,6 +78,15 @@ def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) ->
     graph.add_edge("tools", "report")
     graph.add_edge("report", END)
     return graph.compile()
+
+
+def for_call(request: Any) -> list[tuple[str, str]]:
+    return [("system", CALL), ("human", f"Request: {request}")]
+
+
+def for_answer(asked: str, told: list[Any]) -> list[tuple[str, str]]:
+    passage = "\n".join(told)
+    return [("system", INSTRUCTION), ("human", f"Question: {asked}\n\nPassage:\n{passage}\n\nAnswer:")]
 
 
 def results(messages: list[AnyMessage]) -> list[AnyMessage]:

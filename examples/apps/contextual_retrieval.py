@@ -32,19 +32,27 @@ WHOLE, LINE_TOKENS = 3000, 32
 def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> Runnable[Any, Any]:
     """Nothing in here knows of `accelerate`. Input: `question` and `document`; output: `answer` and `sources`."""
     llm = ChatTeola(pool=pool, max_tokens=tokens)
-    line = SITUATE | ChatTeola(pool=pool, engine=proxy, max_tokens=LINE_TOKENS) | StrOutputParser()
-    as_they_are = CharacterTextSplitter(separator="\0", chunk_size=10**9, chunk_overlap=0)
-    index = TeolaIndexer(store=uploads(pool), splitter=as_they_are)
     return (
         RunnablePassthrough.assign(chunks=itemgetter("document") | RunnableLambda(chunks))
-        | RunnablePassthrough.assign(lines=itemgetter("chunks") | line.map())
-        | RunnablePassthrough.assign(indexed=RunnableLambda(situated) | index)
+        | RunnablePassthrough.assign(lines=itemgetter("chunks") | line(pool, proxy).map())
+        | RunnablePassthrough.assign(indexed=RunnableLambda(situated) | indexer(pool))
         | RunnablePassthrough.assign(
             sources=itemgetter("question") | uploads(pool).as_retriever(search_kwargs={"k": TOP})
         )
         | RunnablePassthrough.assign(passage=itemgetter("sources") | RunnableLambda(together))
         | RunnablePassthrough.assign(answer=ANSWER | llm | StrOutputParser())
     ).pick(["answer", "sources"])
+
+
+def line(pool: EnginePool, engine: str) -> Runnable[Any, str]:
+    """Where a chunk belongs in its document."""
+    return SITUATE | ChatTeola(pool=pool, engine=engine, max_tokens=LINE_TOKENS) | StrOutputParser()
+
+
+def indexer(pool: EnginePool) -> TeolaIndexer:
+    """Of chunks that are made already."""
+    as_they_are = CharacterTextSplitter(separator="\0", chunk_size=10**9, chunk_overlap=0)
+    return TeolaIndexer(store=uploads(pool), splitter=as_they_are)
 
 
 def chunks(document: str) -> list[dict[str, str]]:

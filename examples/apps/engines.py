@@ -7,6 +7,7 @@ import json
 import random
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.tools import BaseTool
@@ -29,7 +30,9 @@ WORDS = ("oats", "ivy", "lambs", "hay", "spring", "walls", "june", "farm", "rain
 
 
 def real_pool(args: argparse.Namespace, functions: Iterable[BaseTool] = ()) -> EnginePool:
-    """vLLM, MiniLM, a cross-encoder, PostgreSQL with pgvector, a search. Models and addresses by flags."""
+    """vLLM, MiniLM, a cross-encoder, PostgreSQL with pgvector, a search. Models and addresses by flags. Without a GPU the
+    models keep to cores of their own, as in `teola demo`."""
+    from teola_plugin.cli.demo.engines import device_cores
     from teola_plugin.engines.bundled.files import llm_folder, reranker_folder
     from teola_plugin.engines.fulltext import FullTextSearch
     from teola_plugin.engines.pgvector import PgVectorEngine
@@ -37,15 +40,15 @@ def real_pool(args: argparse.Namespace, functions: Iterable[BaseTool] = ()) -> E
     from teola_plugin.engines.vllm import VllmEngine
     from teola_plugin.engines.websearch import WebSearch
 
-    store = PgVectorEngine("store", dsn=args.dsn)
+    of_llm, of_others = device_cores()
     found: list[Any] = [
-        VllmEngine("llm", args.llm or str(llm_folder())),
-        EmbeddingEngine("embedder", args.embedder),
-        RerankingEngine("reranker", args.reranker or str(reranker_folder())),
-        store,
+        VllmEngine("llm", args.llm or str(llm_folder()), cores=of_llm),
+        EmbeddingEngine("embedder", args.embedder, cores=of_others),
+        RerankingEngine("reranker", args.reranker or str(reranker_folder()), cores=of_others),
+        PgVectorEngine("store", dsn=args.dsn),
     ]
     if args.proxy:
-        found.append(VllmEngine("proxy", args.proxy))
+        found.append(VllmEngine("proxy", args.proxy, cores=of_llm))
     if args.app == "search_engine":
         own = FullTextSearch("web", args.pages or PAGES, dsn=args.dsn)
         found.append(own if args.web == "texts" else WebSearch("web", service=args.web))
@@ -54,22 +57,31 @@ def real_pool(args: argparse.Namespace, functions: Iterable[BaseTool] = ()) -> E
     return EnginePool.local(found)
 
 
-def fake_pool(functions: Iterable[BaseTool] = (), *, factor: float = 1.0) -> EnginePool:
+def fake_pool(
+    functions: Iterable[BaseTool] = (),
+    *,
+    factor: float = 1.0,
+    policy: str = "topology-aware",
+    prefix_caching: bool = True,
+    llms: int = 1,
+) -> EnginePool:
     """An RTX 3090 for each model, a search and tools of half a second; everything `factor` times as slow. The models
-    answer in words that depend on the prompt, so that a wrong prompt makes another answer."""
+    answer in words that depend on the prompt, so that a wrong prompt makes another answer. `llms`: of each so many."""
     machine = scaled(rtx3090(), factor)
+    model = replace(machine["llm"], prefix_caching=prefix_caching)
     by_name = {tool.name: tool.func for tool in functions if getattr(tool, "func", None)}
-    return EnginePool.local(
-        [
-            FakeLLM("llm", machine["llm"], answer),
-            FakeLLM("proxy", machine["llm"], answer),
-            FakeEmbedder("embedder", machine["embedder"]),
-            FakeReranker("reranker", machine["reranker"]),
-            FakeStore("store", machine["store"]),
-            FakeWebSearch("web", web_search(0.5 * factor), [page["text"] for page in PAGES]),
-            FakeTools("tools", by_name, tools(0.5 * factor)),
-        ]
-    )
+    engines: dict[str, Any] = {
+        name: [FakeLLM(name, replace(model, device=f"{name}{n}"), answer) for n in range(llms)]
+        for name in ("llm", "proxy")
+    }
+    engines |= {
+        "embedder": FakeEmbedder("embedder", machine["embedder"]),
+        "reranker": FakeReranker("reranker", machine["reranker"]),
+        "store": FakeStore("store", machine["store"]),
+        "web": FakeWebSearch("web", web_search(0.5 * factor), [page["text"] for page in PAGES]),
+        "tools": FakeTools("tools", by_name, tools(0.5 * factor)),
+    }
+    return EnginePool.local(engines, policy=policy)
 
 
 def answer(prompt: Prompt, sampling: Sampling) -> str:

@@ -44,12 +44,12 @@ def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) ->
         | RunnablePassthrough.assign(
             sources=itemgetter("question") | uploads(pool).as_retriever(search_kwargs={"k": TOP})
         )
-        | RunnablePassthrough.assign(a=_leaf(0, llm), b=_leaf(1, llm), c=_leaf(2, llm))
+        | RunnablePassthrough.assign(a=leaf(0, llm), b=leaf(1, llm), c=leaf(2, llm))
         | RunnablePassthrough.assign(answer=COMBINE | llm | StrOutputParser())
     ).pick(["answer", "sources"])
 
 
-def _leaf(rank: int, llm: Runnable[Any, Any]) -> Runnable[Any, str]:
+def leaf(rank: int, llm: Runnable[Any, Any]) -> Runnable[Any, str]:
     """The answer from one passage; of fewer passages, the last ones are empty."""
     passage = itemgetter("sources") | RunnableLambda(_passage(rank))
     return {"question": itemgetter("question"), "passage": passage} | ANSWER | llm | StrOutputParser()

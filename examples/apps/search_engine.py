@@ -47,21 +47,17 @@ def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) ->
     core, web = ChatTeola(pool=pool, max_tokens=tokens), TeolaWebSearch(pool=pool, k=RESULTS)
 
     def guess(state: State) -> State:
-        reply = small.invoke([("system", "You are a helpful assistant."), ("human", state["question"])])
-        return {"guess": reply.content}
+        return {"guess": small.invoke(for_guess(state["question"])).content}
 
     def decide(state: State) -> State:
-        asked = f"A guess at the answer: {state['guess']}\n\nMessage: {state['question']}"
-        verdict = judge.invoke([("system", JUDGE), ("human", asked)])
-        return {"alone": verdict.alone}
+        return {"alone": judge.invoke(for_verdict(state["question"], state["guess"])).alone}
 
     def search(state: State) -> State:
         return {"sources": web.invoke(state["question"])}
 
     def answer(state: State) -> State:
-        passages = "\n\n".join(document.page_content for document in state.get("sources", []))
-        asked = f"Question: {state['question']}\n\nPassage:\n{passages or state['guess']}\n\nAnswer:"
-        return {"answer": core.invoke([("system", INSTRUCTION), ("human", asked)]).content}
+        passages = [document.page_content for document in state.get("sources", [])]
+        return {"answer": core.invoke(for_answer(state["question"], state["guess"], passages)).content}
 
     def needed(state: State) -> str:
         return "answer" if state["alone"] == "yes" else "search"
@@ -75,6 +71,19 @@ def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) ->
     graph.add_edge("search", "answer")
     graph.add_edge("answer", END)
     return graph.compile()
+
+
+def for_guess(question: str) -> list[tuple[str, str]]:
+    return [("system", "You are a helpful assistant."), ("human", question)]
+
+
+def for_verdict(question: str, guess: str) -> list[tuple[str, str]]:
+    return [("system", JUDGE), ("human", f"A guess at the answer: {guess}\n\nMessage: {question}")]
+
+
+def for_answer(question: str, guess: str, passages: list[str]) -> list[tuple[str, str]]:
+    known = "\n\n".join(passages) or guess
+    return [("system", INSTRUCTION), ("human", f"Question: {question}\n\nPassage:\n{known}\n\nAnswer:")]
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
