@@ -154,7 +154,7 @@ class EngineConfig(BaseModel):
 
 def _known_drafts(value: Any) -> None:
     """Raises `ValueError` for what is no drafts."""
-    from teola_plugin.engines.vllm.drafts.options import drafts_of
+    from teola_plugin.engines.drafts.options import drafts_of
 
     try:
         drafts_of(value)

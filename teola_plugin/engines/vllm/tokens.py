@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.engines.vllm.drafts.skeleton import with_gaps
+from teola_plugin.engines.drafts.skeleton import with_gaps
 from teola_plugin.engines.vllm.positions import block_ends
 from teola_plugin.graph import GAP
 from teola_plugin.requests.bad_input import lone_surrogate

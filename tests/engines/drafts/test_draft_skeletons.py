@@ -9,9 +9,9 @@ from engines.drafts.test_draft_rows import MOST, TOKENS, written
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teola_plugin.engines.vllm.drafts.row import Row
-from teola_plugin.engines.vllm.drafts.skeleton import GAP_TOKEN as GAP
-from teola_plugin.engines.vllm.drafts.skeleton import Skeleton, with_gaps
+from teola_plugin.engines.drafts.row import Row
+from teola_plugin.engines.drafts.skeleton import GAP_TOKEN as GAP
+from teola_plugin.engines.drafts.skeleton import Skeleton, with_gaps
 
 LIST = [1, 2, GAP, 9, 3, 2, GAP, 9, 4, 2, GAP, 9, 5, 2, GAP]
 """`1. ...\\n2. ...\\n3. ...`"""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from teola_plugin.engines.vllm.drafts.adaptive import DraftLength
-from teola_plugin.engines.vllm.drafts.corpus import Corpus
-from teola_plugin.engines.vllm.drafts.followed import FollowedText
-from teola_plugin.engines.vllm.drafts.skeleton import GAP_TOKEN, Skeleton
+from teola_plugin.engines.drafts.adaptive import DraftLength
+from teola_plugin.engines.drafts.corpus import Corpus
+from teola_plugin.engines.drafts.followed import FollowedText
+from teola_plugin.engines.drafts.skeleton import GAP_TOKEN, Skeleton
 
 
 class Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from teola_plugin.engines.vllm.drafts.corpus import Corpus
+from teola_plugin.engines.drafts.corpus import Corpus
 
 _NEAR = 16
 """Tokens behind a difference within which a single equal one is taken for the place to go on."""
