@@ -49,6 +49,15 @@ class RetrievalLeaf:
 
 
 @dataclass(frozen=True, slots=True)
+class TextSearchLeaf:
+    """A retriever that searches by words, the web or a full text. Framework input: the query text."""
+
+    engine: str
+    k: int
+    documents: Callable[[Sequence[Hit]], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreLeaf:
     """A retriever over a store of the user's own in this process: an engine embeds, the store's own code searches.
 
@@ -123,7 +132,16 @@ class WrappedLeaf:
     engine: str = "wrapped"
 
 
-Leaf = GenerationLeaf | RetrievalLeaf | StoreLeaf | RerankingLeaf | IndexingLeaf | EmbeddingLeaf | WrappedLeaf
+Leaf = (
+    GenerationLeaf
+    | RetrievalLeaf
+    | TextSearchLeaf
+    | StoreLeaf
+    | RerankingLeaf
+    | IndexingLeaf
+    | EmbeddingLeaf
+    | WrappedLeaf
+)
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ tokens is not taken over (it copies nearly everything), the lengths of its runs 
 
 * The share is met exactly. Runs of two tokens and more are drawn as they were recorded, the last one is cut; new tokens
   stand between them at random.
-* In an answer runs come from anywhere in the passage. In a refinement a run that was recorded as copied from the earlier
+* In an answer runs come from anywhere in the passage. In a refinement a run recorded as copied from the earlier
   answer stands where it stood there (as all but two were recorded), others come from the passage.
 * New tokens, and all that is drawn, depend on the whole prompt: one with another passage or another earlier answer is
   answered with other new tokens.

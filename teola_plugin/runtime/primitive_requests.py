@@ -12,6 +12,7 @@ from teola_plugin.requests.payloads import (
     EmbedText,
     IngestRow,
     ScorePair,
+    SearchText,
     SearchVector,
     Warmup,
 )
@@ -64,10 +65,22 @@ def _rows(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
 def _searches(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
     if p.attributes.wrapped:  # the user's own retriever: one call of the object
         return [calls[p.call](inputs)]
+    if "vectors" not in inputs:
+        return _searches_by_words(p, inputs)
     vectors = inputs["vectors"] if p.batchable else [inputs["vectors"]]
     said = p.attributes
     k = 4 if said.k is None else said.k
     return [SearchVector(said.collection, vector, k, said.filter) for vector in vectors]
+
+
+def _searches_by_words(p: Primitive, inputs: Mapping[str, Any]) -> list[Any]:
+    k = 4 if p.attributes.k is None else p.attributes.k
+    found = []
+    for query in inputs["queries"] if p.batchable else [inputs["query"]]:
+        if not isinstance(query, str):
+            raise TypeError(f"{p.id} searches by words, but got {type(query).__name__}")
+        found.append(SearchText(query, k))
+    return found
 
 
 def _pairs(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
@@ -75,6 +88,10 @@ def _pairs(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
 
 
 def _generate(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    return [calls[p.call](inputs)]
+
+
+def _tool(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
     return [calls[p.call](inputs)]
 
 
@@ -90,6 +107,7 @@ _BUILD: dict[PrimitiveKind, Callable[[Primitive, Mapping[str, Any], Calls], list
     _K.PREFILLING: _generate,
     _K.FULL_PREFILLING: _generate,
     _K.PARTIAL_PREFILLING: _warmup,
+    _K.TOOL: _tool,
 }
 
 

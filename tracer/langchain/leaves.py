@@ -29,6 +29,7 @@ from teola_plugin.tracer.leaf import (
     RerankingLeaf,
     RetrievalLeaf,
     StoreLeaf,
+    TextSearchLeaf,
     WrappedLeaf,
 )
 from teola_plugin.tracer.purity.purity import size
@@ -72,6 +73,8 @@ def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str
         raise NotUnderstood("is called with a dictionary or a prompt, which it does not take")
     if isinstance(leaf, RetrievalLeaf):
         return _retrieval(draft, leaf, value, name("retrieve"), scope)
+    if isinstance(leaf, TextSearchLeaf):
+        return _text_search(draft, leaf, value, name("search"), scope)
     if isinstance(leaf, StoreLeaf):
         return _store(draft, leaf, value, name("retrieve"), scope)
     if isinstance(leaf, IndexingLeaf):
@@ -151,6 +154,14 @@ def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, wanted: str, scope
         attributes=Attributes(collection=leaf.collection, k=leaf.k, filter=leaf.filter),
     )
     hits = draft.add(component)
+    documents = _as(leaf.documents, lambda hits: leaf.documents(hits))
+    return draft.call(f"{name}.documents", documents, scope, hits=hits)
+
+
+def _text_search(draft: Draft, leaf: TextSearchLeaf, query: Ref, wanted: str, scope: Names) -> Ref:
+    name = draft.name(wanted, "documents")
+    said = Attributes(k=leaf.k)
+    hits = draft.add(Component(name, Role.SEARCHING, named(query=query), leaf.engine, scope=scope, attributes=said))
     documents = _as(leaf.documents, lambda hits: leaf.documents(hits))
     return draft.call(f"{name}.documents", documents, scope, hits=hits)
 
