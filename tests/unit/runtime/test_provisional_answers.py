@@ -1,4 +1,4 @@
-"""Answers begun while a reranker thinks: claimed where the guess was right, a draft where it was not, seen by nobody."""
+"""Answers begun while a reranker thinks: claimed where the guess was right, drafts where it was not."""
 
 from __future__ import annotations
 
