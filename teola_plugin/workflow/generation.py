@@ -130,7 +130,7 @@ class Generation(Asking):
             splittable=self.splittable,
             json_schema=self.json_schema,
         )
-        return Value(parsed(made, listed, self.items, self.expected), Kind.TEXTS, self.expected)
+        return Value(parsed(made, listed, self.items, self.expected), Kind.TEXTS, self.expected, self.splittable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class QueryExpansion(Asking):
     def decompose(self, made: Decomposition) -> Value:
         prompt, values = self.prompt.with_(n=self.n), {"question": made.read("question")}
         text = self.ask(made, prompt, values, items="lines", expected=self.n, splittable=True)
-        return Value(parsed(made, text, "lines", self.n), Kind.TEXTS, self.n)
+        return Value(parsed(made, text, "lines", self.n), Kind.TEXTS, self.n, written=True)
 
 
 def parsed(made: Decomposition, generation: Ref, spelling: str, most: int | None) -> Ref:

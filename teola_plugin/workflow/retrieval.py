@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from teola_plugin.errors import RegistrationError
-from teola_plugin.graph import Attributes, Effect, PrimitiveKind, Role, named, on_loop, simple
+from teola_plugin.graph import ITEM, Attributes, Effect, PrimitiveKind, Ref, Role, named, on_loop, simple
 from teola_plugin.graph import Component as Part
 from teola_plugin.graph.refs import Inputs
 from teola_plugin.requests.payloads import Chunk, Hit
@@ -179,22 +179,34 @@ class Searching(Component):
 
     def decompose(self, made: Decomposition) -> Value:
         query = made.read("query")
-        several, vectors = _several(query), query.kind in (Kind.VECTOR, Kind.VECTORS)
+        several, count = _several(query), _number(query.width)
+        if query.written:  # a search for each, so that it begins as the model has written its question
+
+            def one(body: Decomposition) -> Value:
+                return Value(self._search(body, Value(Ref(ITEM), Kind.TEXT), "one"), Kind.PASSAGES)
+
+            found = made.hold("", Role.MAP, named(items=query.ref), made.made_by_hand(one), expected=count)
+        else:
+            found = self._search(made, query)
+        if not several:
+            return Value(found, Kind.PASSAGES, self.k)
+        most = None if count is None else self.k * count
+        return Value(made.call("fused", fused, lists=found), Kind.PASSAGES, most)
+
+    def _search(self, made: Decomposition, query: Value, suffix: str = "") -> Ref:
+        vectors = query.kind in (Kind.VECTOR, Kind.VECTORS)
         part = Part(
-            made.part(),
+            made.part(suffix),
             Role.SEARCHING if vectors else Role.RETRIEVAL,
             (("vectors" if vectors else "query", query.ref), *own_collection(made, self.collection)),
             self.engine,
             "" if vectors else self.embedder,
-            batchable=several,
+            batchable=_several(query),
             expected=_number(query.width),
             effects=(resource(self.engine, self.collection),),
             attributes=Attributes(collection=said(self.collection), k=self.k, filter=tuple(self.filter)),
         )
-        found = made.add(part, width=query.width)
-        count = _number(query.width) if several else 1
-        most = None if count is None else self.k * count
-        return Value(made.call("fused", fused, lists=found) if several else found, Kind.PASSAGES, most)
+        return made.add(part, width=query.width)
 
     def collections(self) -> tuple[tuple[str, str], ...]:
         return ((self.engine, self.collection),)

@@ -47,6 +47,8 @@ class Value:
     ref: Ref
     kind: Kind
     width: int | Estimate | None = None
+    written: bool = False
+    """A list whose items a model writes one after the other: work on each may begin as it closes."""
 
 
 @dataclass(frozen=True, slots=True)
