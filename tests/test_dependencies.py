@@ -22,6 +22,8 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 NEEDS: dict[str, tuple[str, ...]] = {
+    "server": ("server",),
+    "teola_plugin/cli/serve": ("server",),
     "adapters": ("langchain", "llamaindex"),
     "adapters/langchain": ("langchain",),
     "adapters/langgraph": ("langgraph",),
@@ -35,6 +37,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "teola_plugin/cli/compare": ("langchain",),
     "teola_plugin/cli/demo": ("demo",),
     "teola_plugin/cli/pool": ("ray",),
+    "teola_plugin/cluster/config.py": ("ray", "server"),
     "teola_plugin/cluster": ("ray",),
     "teola_plugin/engines/bundled": ("demo",),
     "teola_plugin/engines/conformance": ("conformance",),

@@ -9,9 +9,10 @@ from teola_plugin.engines.drafts.drafter import Drafter
 from teola_plugin.engines.drafts.lengths import lengths_that_pay
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.drafts.row import Row
+from teola_plugin.engines.drafts.skeleton import with_gaps
 from teola_plugin.engines.fake.timeline import Job
 from teola_plugin.engines.fake.tokens import split_tokens
-from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.graph import GAP, EngineProfile, PrimitiveKind
 
 
 class DraftedSteps:
@@ -54,8 +55,10 @@ class DraftedSteps:
         request, prompt = job.request, self._numbered(job.prompt)
         job.numbers = self._numbered(job.pieces)
         greedy = request.payload.sampling.greedy
-        texts = [self._numbered(split_tokens(text)) for text in request.drafts] if greedy else []
-        self._drafter.begin(request.id, (request.app, request.tenant), prompt, len(prompt), texts, greedy=greedy)
+        texts = [with_gaps(text, GAP, lambda part: self._numbered(split_tokens(part))) for text in request.drafts]
+        self._drafter.begin(
+            request.id, (request.app, request.tenant), prompt, len(prompt), texts if greedy else [], greedy=greedy
+        )
 
     def _guess(self, job: Job, rows: int) -> list[int]:
         row, most = self._row(job), self._drafter.longest(rows)
