@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 
 from teola_plugin.errors import GraphError
 from teola_plugin.graph import Component as Part
-from teola_plugin.graph import Effect, Role
-from teola_plugin.requests.payloads import Hit
+from teola_plugin.graph import Effect, PrimitiveKind, Role, on_loop
+from teola_plugin.requests.payloads import CallTool, Hit
 from teola_plugin.workflow.component import Component
 from teola_plugin.workflow.decomposition import Decomposition
 from teola_plugin.workflow.generation import check_reads
@@ -83,13 +83,28 @@ class Function(Calling):
 class Tool(Calling):
     """A function that reaches out: a web search, a look-up, an order. It is called once, in its place.
 
-    A `read_only` one may be called early, and for an item or an arm that is not wanted in the end.
+    A `read_only` one may be called early, and for an item or an arm that is not wanted in the end. With `engine`, an
+    engine of the pool that has a tool of the function's name (`ToolEngine`) calls it, so many at a time as that takes;
+    the function itself only says what is read.
     """
 
     read_only: bool = False
+    engine: str = ""
+
+    def engines(self) -> dict[str, tuple[PrimitiveKind, ...]]:
+        return {self.engine: (PrimitiveKind.TOOL,)} if self.engine else {}
 
     def decompose(self, made: Decomposition) -> Value:
-        return self.part(made, Role.CALL if self.read_only else Role.TOOL)
+        if not self.engine:
+            return self.part(made, Role.CALL if self.read_only else Role.TOOL)
+        inputs = tuple((name, made.ref(name)) for name in self.sources())
+        name, read_only = self.function.__name__, self.read_only
+
+        @on_loop
+        def asked(given: Mapping[str, Any]) -> CallTool:
+            return CallTool(name, dict(given), read_only)
+
+        return Value(made.add(Part(made.part(), Role.TOOL, inputs, self.engine), asked), self.gives())
 
 
 def called(function: Callable[..., Any]) -> Callable[..., Any]:
