@@ -73,7 +73,11 @@ def _one_by_one(waits: Mapping[str, Any]) -> str:
     names = list(dict.fromkeys(type(obj).__name__ for obj in waits.values()))
     if not names:
         return ""
-    return f"{listed(names)} answer{'' if len(names) > 1 else 's'} one call at a time, without async code of its own"
+    verb, whose, them = ("answer", "their", "them") if len(names) > 1 else ("answers", "its", "it")
+    return (
+        f"{listed(names)} {verb} one call at a time, without async code of {whose} own; if several threads may call "
+        f"{them} at once, say so: accelerate(..., concurrent=[{', '.join(names)}])"
+    )
 
 
 def _measured(source: Graph | None, trace: QueryTrace) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.vllm.drafts.lengths import written
+from teola_plugin.engines.drafts.lengths import written
 from teola_plugin.engines.vllm.drafts.worker import FIX
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Prompt, Sampling

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teola_plugin.engines.vllm.drafts.options import ENV, Drafts, drafts_of
+from teola_plugin.engines.drafts.options import Drafts, drafts_of
+from teola_plugin.engines.vllm.drafts.options import ENV
 from teola_plugin.engines.vllm.drafts.proposer import DraftProposer
 from teola_plugin.errors import TeolaError
 from teola_plugin.shims.vllm import drafts as shim

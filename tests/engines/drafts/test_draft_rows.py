@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teola_plugin.engines.vllm.drafts.adaptive import DraftLength
-from teola_plugin.engines.vllm.drafts.corpus import Corpus
-from teola_plugin.engines.vllm.drafts.followed import FollowedText
-from teola_plugin.engines.vllm.drafts.row import Row
+from teola_plugin.engines.drafts.adaptive import DraftLength
+from teola_plugin.engines.drafts.corpus import Corpus
+from teola_plugin.engines.drafts.followed import FollowedText
+from teola_plugin.engines.drafts.row import Row
 
 MOST = 16
 TOKENS = st.lists(st.integers(0, 30), max_size=40)

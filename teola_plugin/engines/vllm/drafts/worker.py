@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from teola_plugin.engines.vllm.drafts.lengths import Lengths
+from teola_plugin.engines.drafts.lengths import Lengths
 from teola_plugin.shims.vllm import drafts as shim
 
 WORKER = f"{__name__}.DraftsWorker"

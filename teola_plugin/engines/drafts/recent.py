@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from teola_plugin.engines.vllm.drafts.corpus import Corpus
+from teola_plugin.engines.drafts.corpus import Corpus
 
 _BETWEEN = (-1, -2)
 """Stands between outputs: no model writes it, and nothing is found across it."""
