@@ -58,10 +58,11 @@ class DraftedSteps:
         self._drafter.begin(request.id, (request.app, request.tenant), prompt, len(prompt), texts, greedy=greedy)
 
     def _guess(self, job: Job, rows: int) -> list[int]:
-        row, most = self._row(job), self._drafter.longest(rows)
-        if row is not None and self._profile.max_request_size is not None:
-            most = min(most, self._profile.max_request_size - len(row) - 1)
-        return self._drafter.draft(row, most) if row is not None and most > 0 else []
+        row, limit = self._row(job), self._profile.max_request_size
+        if row is None:
+            return []
+        room = self._profile.drafts if limit is None else limit - len(row) - 1
+        return self._drafter.draft(row, rows, room)
 
     def written(self, job: Job) -> int:
         """Tokens of the step that ends: those of the draft that it would write, and one more."""
