@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.adapters.early_work import freed
+from teola_plugin.adapters.early_work import draws, freed
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import held
@@ -63,7 +63,14 @@ def begins_early(plan: Optimised, own: OwnCalls | None = None) -> tuple[str, ...
         *_items(source, graph),
         *_in_stages(source, graph),
         *_beginnings(graph),
+        *_drafted(graph),
     )
+
+
+def _drafted(graph: Graph) -> Iterator[str]:
+    names = dict.fromkeys(component_of(p.id) for p in graph for one in held(p) if draws(one))
+    if names:
+        yield f"{listed(list(names))} in fewer steps, with what it may repeat as drafts"
 
 
 # ------------------------------------------------------------ calls beside each other

@@ -109,7 +109,9 @@ def _drafts(graph: Graph, context: PassContext) -> Iterator[str]:
         profile = context.profile(p.engine)
         if p.kind not in (_K.PREFILLING, _K.FULL_PREFILLING) or profile is None or not profile.drafts:
             continue
-        given = [f"{name}, an earlier answer" for name in p.attributes.drafts]
+        named = p.attributes.drafts
+        given = [f"{one.variable}, {one.what}" if one.variable else one.what for one in named]
+        given = list(dict.fromkeys(given))
         sources = "; ".join([*given, "its own prompt and text", "recent outputs of the app and tenant"])
         yield f"{component_of(p.id)} (up to {profile.drafts} tokens at a time, if it is greedy): {sources}"
 

@@ -15,6 +15,7 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, Shape, Terms, WorkflowTemplate
 from teola_plugin.lazy_names import later
+from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
 from teola_plugin.pool_engines import Engines, by_name, default_engine, prepared, sink_of
@@ -90,10 +91,20 @@ class EnginePool:
 
     @classmethod
     def on_this_loop(
-        cls, engines: Engines, *, passes: Iterable[Pass | str] = DEFAULT_PASSES, policy: str = "topology-aware"
+        cls,
+        engines: Engines,
+        *,
+        passes: Iterable[Pass | str] = DEFAULT_PASSES,
+        policy: str | Mapping[str, str] = "topology-aware",
+        sink: TraceSink | None = None,
     ) -> EnginePool:
-        """A pool on the running event loop, for virtual time. Use `async with`; only async calls work."""
-        return cls(*prepared(by_name(engines), policy, False, SameLoop()), passes)
+        """A pool on the running event loop, for virtual time. Use `async with`; only async calls work.
+
+        `policy`: of all engines, or of each by name. `sink` is told of every query, see `TraceSink`.
+        """
+        runtime, found = prepared(by_name(engines), policy, False, SameLoop())
+        runtime.recorder.sink = sink
+        return cls(runtime, found, passes)
 
     @classmethod
     def connect(

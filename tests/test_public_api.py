@@ -61,10 +61,11 @@ PUBLIC = {
     "teola_plugin.langchain": [
         *("ChatTeola", "EngineMiddleware", "TeolaCrossEncoder"),
         *("TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"),
-        "read_only",
+        *("TeolaWebSearch", "on_engine", "read_only", "tool_engine"),
     ],
     "teola_plugin.llamaindex": ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"],
     "teola_plugin.runtime.virtual_time": ["run_virtual"],
+    "teola_plugin.simulation": ["Cluster", "alone", "arriving", "figures", "poisson", "simulate"],
 }
 """What the documentation has ever told anyone to import: it stays where it is, whatever moves."""
 

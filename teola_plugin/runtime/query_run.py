@@ -88,6 +88,24 @@ class LivePrimitiveRun:
 
 
 @dataclass(slots=True, eq=False)
+class Guess:
+    """An answer that was begun on a guess at its prompt, and that nobody has claimed."""
+
+    primitive: str
+    """As it is traced."""
+    work: Work
+    expected: int
+    """Tokens that the real answer is expected to have; 0 where only its prompt is read."""
+    places: set[str]
+    """Prefillings whose prompt was guessed; of alike parts, several."""
+    tokens: int = 0
+    """Written so far."""
+    text: str = ""
+    """What it has written, once it is over."""
+    over: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class QueryRun:
     """What the adapters hold of a live query. `observe`, `call` and `close` may be used from any thread."""
 
@@ -137,6 +155,14 @@ class QueryRun:
     """Request id -> the primitive that it is traced as, where the plain object's calls are told of by requests."""
     warmups: list[WarmedPrefix] = field(default_factory=list)
     """What was prefilled ahead, for the trace."""
+    guesses: dict[str, Guess] = field(default_factory=dict)
+    """Answers that were begun on a guess, by the id of the prefilling whose prompt was guessed."""
+    guessed: int = 0
+    """Tokens that they, and those that nobody came for, have written."""
+    wrote: int = 0
+    """Tokens of the query's own answers that have ended."""
+    expected: int = 0
+    """Tokens of the answers that `guesses` are of, as far as one can tell."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -237,7 +263,7 @@ class QueryRun:
         """The query has ended: what it held is let go."""
         self.store.clear()
         held = (self.primitives, self.waiters, self.preparing, self.last_calls, self.parts, self.causes, self.requests)
-        for one in (*held, self.warmups):
+        for one in (*held, self.warmups, self.guesses):
             one.clear()
 
     def observe(self, primitive: str, value: Any) -> None:

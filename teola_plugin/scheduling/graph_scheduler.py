@@ -146,7 +146,7 @@ class GraphScheduler:
         live.status = Status.READY
         if p.holds_fragment:
             self._expansion.begin(query, live)
-        elif p.on_engine and not p.decodes:
+        elif p.on_engine and not p.decodes and not (query.ahead and p.kind in IMPURE_KINDS):
             group = query.group(p.id) if p.prefills else []
             for member in group:
                 if member.status is Status.WAITING:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from teola_plugin.engines.drafts.adaptive import DraftLength
 from teola_plugin.engines.drafts.corpus import Corpus
 from teola_plugin.engines.drafts.followed import FollowedText
+from teola_plugin.engines.drafts.skeleton import GAP_TOKEN, Skeleton
 
 
 class Row:
@@ -22,11 +23,12 @@ class Row:
         *,
         lookup: bool = True,
     ) -> None:
-        """`tokens`: the prompt, which has `prompt` of them, and what is written already. `lookup`: whether they are
-        looked through themselves."""
+        """`tokens`: the prompt, which has `prompt` of them, and what is written already. `texts`: what the output may
+        repeat; one with a `GAP_TOKEN` is a skeleton. `lookup`: whether the tokens are looked through themselves."""
         self._own = Corpus(tokens[:prompt])
         self._prompt = prompt
-        self._texts = [FollowedText(text) for text in texts if text]
+        self._texts = [FollowedText(text) for text in texts if text and GAP_TOKEN not in text]
+        self._skeletons = [Skeleton(text) for text in texts if GAP_TOKEN in text]
         self._recent, self._lookup = recent, lookup
         self._length = DraftLength(most, first=most if self._texts else 4)
         self._draft: list[int] = []
@@ -54,6 +56,9 @@ class Row:
             self._length.verified(len(self._draft), accepted)
             self._draft = []
         self._own.add(new)
+        for skeleton in self._skeletons:
+            skeleton.follow(new)
+        self._skeletons = [skeleton for skeleton in self._skeletons if not skeleton.over]
         if self._texts:
             output = self.output
             for text in self._texts:
@@ -61,18 +66,27 @@ class Row:
 
     def draft(self, most: int) -> list[int]:
         """What the model is likely to write next, at most so many tokens; nothing where nobody knows."""
-        most = min(most, self._length.now())
-        self._draft = self._guess(most) if most > 0 else []
+        allowed = min(most, self._length.now())
+        self._draft = (self._named(allowed, most) or self._found(allowed)) if allowed > 0 else []
         return self._draft
 
     def first_tokens(self, count: int) -> list[int]:
         """Of the prompt, whatever comes next: a draft for measuring what verifying takes."""
         return [self._own.tokens[i % self._prompt] for i in range(count)]
 
-    def _guess(self, most: int) -> list[int]:
-        for text in self._texts:
-            if found := text.next(most):
+    def _named(self, allowed: int, most: int) -> list[int]:
+        """Of the text or skeleton that came with the request and has agreed longest. A skeleton is as long as it is:
+        it is drafted up to its next gap."""
+        if not self._texts and not self._skeletons:
+            return []
+        followed: list[FollowedText | Skeleton] = [*self._texts, *self._skeletons]
+        for one in sorted(followed, key=lambda one: -one.agreed):
+            if found := one.next(most if isinstance(one, Skeleton) else allowed):
                 return found
+        return []
+
+    def _found(self, most: int) -> list[int]:
+        """What followed the last tokens before."""
         own = self._own
         last = own.tokens[-32:]
         corpus, (place, agreed) = own, own.best(last) if self._lookup else (0, 0)

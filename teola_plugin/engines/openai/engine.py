@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -22,12 +22,13 @@ from teola_plugin.engines.openai.http import (
 )
 from teola_plugin.engines.openai.measure import measure
 from teola_plugin.engines.openai.prefixes import Prefixes
+from teola_plugin.engines.request_tasks import Inbox, RequestTasks
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.errors import EngineError, extra
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
 from teola_plugin.requests.request import Request
-from teola_plugin.requests.results import Done, Failed, Piece, Result
+from teola_plugin.requests.results import Done, Failed, Result
 
 if TYPE_CHECKING:
     import httpx
@@ -95,7 +96,7 @@ class OpenAIServer:
         self._versions: dict[str, str] = {"model": model} if model else {}
         self.max_model_len: int | None = None
         """Tokens of a prompt with its answer, where the server says so."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = RequestTasks(name)
         self._estimate = TokenEstimate()
         self._told_cached = False
         self._shape: Mapping[str, Any] | None = None
@@ -145,8 +146,7 @@ class OpenAIServer:
     async def stop(self) -> None:
         """Idempotent. Requests in flight fail; the server goes on."""
         client, self._client = self._client, None
-        for task in list(self._tasks.values()):
-            task.cancel()
+        self._tasks.cancel_all()
         if client is not None:
             await client.aclose()
 
@@ -154,51 +154,22 @@ class OpenAIServer:
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         """Results of all requests as they come. Whoever stops reading gives the unfinished ones up."""
-        inbox: asyncio.Queue[Result] = asyncio.Queue()
-        tasks = {request.id: self._begin(request, inbox) for request in batch}
-        self._tasks.update(tasks)
-        try:
-            left = set(tasks)
-            while left:
-                result = await inbox.get()
-                if not isinstance(result, Piece):
-                    left.discard(result.request_id)
-                    self._forget(result.request_id, tasks)
+        async with aclosing(self._tasks.results(batch, self._serve)) as results:
+            async for result in results:
                 yield result
-        finally:
-            for request_id, task in tasks.items():
-                task.cancel()
-                self._forget(request_id, tasks)
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-    def _forget(self, request_id: str, tasks: Mapping[str, asyncio.Task[None]]) -> None:
-        if self._tasks.get(request_id) is tasks[request_id]:
-            del self._tasks[request_id]
-
-    def _begin(self, request: Request, inbox: asyncio.Queue[Result]) -> asyncio.Task[None]:
-        def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # maybe before it began
-                error = EngineError(f"{request.id} was cancelled.", engine=self.name)
-                inbox.put_nowait(Failed(request.id, error))
-
-        task = asyncio.create_task(self._serve(request, inbox))
-        task.add_done_callback(ended)
-        return task
-
-    async def _serve(self, request: Request, inbox: asyncio.Queue[Result]) -> None:
+    async def _serve(self, request: Request, inbox: Inbox) -> Done | Failed:
         begun = time.perf_counter()
         try:
             value = await self._value(request, inbox)
         except EngineError as error:
-            end: Result = Failed(request.id, error)
+            return Failed(request.id, error)
         except Exception as error:
             again = not isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
-            end = Failed(request.id, failed_by_network(self.name, self.base_url, error, again=again))
-        else:
-            end = Done(request.id, value, {"seconds": time.perf_counter() - begun})
-        inbox.put_nowait(end)
+            return Failed(request.id, failed_by_network(self.name, self.base_url, error, again=again))
+        return Done(request.id, value, {"seconds": time.perf_counter() - begun})
 
-    async def _value(self, request: Request, inbox: asyncio.Queue[Result]) -> Generation | Warmed:
+    async def _value(self, request: Request, inbox: Inbox) -> Generation | Warmed:
         as_is = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
         if self._client is None:
             raise not_started(self.name, again=not as_is)
@@ -225,9 +196,7 @@ class OpenAIServer:
 
     async def cancel(self, request_id: str) -> None:
         """The connection is closed, at which servers give a generation up."""
-        task = self._tasks.get(request_id)
-        if task is not None:
-            task.cancel()
+        self._tasks.cancel(request_id)
 
     async def _warm_up(self, client: httpx.AsyncClient, request: Request, asked: Warmup) -> Warmed:
         """Nothing is sent to a server that was not declared to keep it."""

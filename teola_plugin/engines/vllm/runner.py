@@ -88,7 +88,7 @@ class RequestRunner:
         ids = self._checked(await self._tokens.whole(payload.prompt), submit)
         params = sampling_params(payload.sampling)
         if self._drafts and payload.sampling.greedy:
-            texts = [await self._tokens.text(text) for text in submit.drafts]
+            texts = [await self._tokens.draft(text) for text in submit.drafts]
             params.extra_args = {DRAFTS: {"tokens": texts, "app": submit.app, "tenant": submit.tenant}}
         text, tokens, cached, first, reason, verified = "", 0, 0, 0.0, None, (0, 0)
         self._enter()

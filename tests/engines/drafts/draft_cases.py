@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pydoc_data.topics import topics
 
+from teola_plugin.graph import GAP
+from teola_plugin.requests.draft_texts import forms_of_list, texts_of
 from teola_plugin.requests.payloads import Generate, Message, Prompt, Sampling
 
 _TEXTS = [" ".join(text.split()) for _, text in sorted(topics.items()) if len(text) > 800]
@@ -32,7 +34,7 @@ class DraftCase:
     asked: Generate
     drafts: tuple[str, ...] = ()
     true_draft: str = ""
-    """What becomes of the answer without drafts: `right`, `cut`, `longer`, `changed`; empty for none of it."""
+    """What becomes of the answer without drafts: `right`, `cut`, `longer`, `changed`, `gaps`; empty: none of it."""
     cancelled_after: float = 0.0
     """Seconds; 0 stands for never."""
 
@@ -50,10 +52,14 @@ def _case(rng: random.Random) -> DraftCase:
     asked = f"Context:\n{passage}\n\nQuestion: {rng.choice(_ASKED)}"
     tools = TOOLS if rng.random() < 0.1 else ""
     prompt = Prompt(messages=(Message("user", asked),), tools=tools) if rng.random() < 0.8 else Prompt(text=asked)
-    drafts = rng.choice(((), (), (passage[:300],), ("nothing of this is ever said",), ("<|im_end|></s>", passage)))
-    true = rng.choice(("", "", "right", "cut", "longer", "changed"))
+    made = Generate(prompt, _sampling(rng))
+    forms = texts_of(made) or forms_of_list("lines")
+    drafts = rng.choice(
+        ((), (), (passage[:300],), ("nothing of this is ever said",), ("<|im_end|></s>", passage), forms, forms[::-1])
+    )
+    true = rng.choice(("", "", "right", "cut", "longer", "changed", "gaps"))
     cancelled = rng.choice((0.0,) * 9 + (0.02,))
-    return DraftCase(Generate(prompt, _sampling(rng)), drafts, true, cancelled)
+    return DraftCase(made, drafts, true, cancelled)
 
 
 def _sampling(rng: random.Random) -> Sampling:
@@ -78,6 +84,7 @@ def drafts_of_case(case: DraftCase, answer: str) -> tuple[str, ...]:
         "right": (answer,),
         "cut": (answer[:middle],),
         "longer": (answer + " and then some more of it",),
+        "gaps": (GAP + answer[:9] + GAP + answer[middle : middle + 20] + GAP, answer[:12] + GAP + answer[20:] + GAP),
         "changed": (answer[:middle] + " quite another word " + answer[middle + 5 :],),
     }
     return (*true[case.true_draft], *case.drafts)

@@ -15,8 +15,9 @@ from teola_plugin.engines.drafts.drafter import Drafter
 from teola_plugin.engines.drafts.lengths import lengths_that_pay
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.fake import FakeLLM, Faults, fake_engines, split_tokens
+from teola_plugin.engines.machines import MACHINES
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
+from teola_plugin.graph import GAP, Curve, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Prompt, Sampling
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Piece, Result
@@ -227,6 +228,25 @@ def test_a_gpu_verifies_as_was_measured_on_one() -> None:
     assert DRAFTING.step(0, 64) == pytest.approx(STEP)
     assert DRAFTING.step(4, 3) == pytest.approx(STEP + 12 * TOKEN)
     assert DRAFTING.scaled(0.5).step(10, 1) == pytest.approx(DRAFTING.step(10, 1) / 2)
+
+
+@pytest.mark.parametrize("name", [name for name in MACHINES if name != "noop"])
+def test_every_machine_verifies_by_its_own_decoding_and_prefilling(name: str) -> None:
+    found = profiles.drafting(MACHINES[name]())["llm"]
+    assert found.drafts == 16
+    assert found.step(0, 1) == pytest.approx(found.seconds(PrimitiveKind.DECODING, 1))
+    assert found.verify(3, 2) == pytest.approx(found.seconds(PrimitiveKind.PREFILLING, 6))
+
+
+def test_the_form_of_an_answer_is_drafted_behind_its_gaps() -> None:
+    items = [words(i, 6) for i in range(3)]
+    text = "".join(f"list item number {i} is as follows: {item}\n" for i, item in enumerate(items))
+    form = "".join(f"list item number {i} is as follows: {GAP}\n" for i in range(3))
+    engine, undrafted = llm(answer=text), llm(answer=text)
+    value = done(alone(engine, asked("a", "Write.", drafts=(form,))))[1]
+    done(alone(undrafted, asked("a", "Write.")))
+    assert value.text == text
+    assert engine.decoded.steps < undrafted.decoded.steps
 
 
 def test_traces_count_what_was_drafted_and_accepted() -> None:
