@@ -17,7 +17,7 @@ from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.dead_parts import DeadPart
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.part import AskingPart, HeldPart, Part
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.warmups import WarmedPrefix
@@ -155,6 +155,10 @@ class QueryRun:
     """Request id -> the primitive that it is traced as, where the plain object's calls are told of by requests."""
     warmups: list[WarmedPrefix] = field(default_factory=list)
     """What was prefilled ahead, for the trace."""
+    streamed: str = ""
+    """The primitive whose value is wanted as it is written; see `output_stream`."""
+    streamed_into: PieceLog | None = None
+    """Where its text goes; None when nobody wants it, or it goes there already."""
     guesses: dict[str, Guess] = field(default_factory=dict)
     """Answers that were begun on a guess, by the id of the prefilling whose prompt was guessed."""
     guessed: int = 0

@@ -22,6 +22,7 @@ from teola_plugin.runtime.driver.primitive_news import PrimitiveNews
 from teola_plugin.runtime.driver.protocol import Driver
 from teola_plugin.runtime.driver.provisional_answers import ProvisionalAnswers
 from teola_plugin.runtime.failures import located
+from teola_plugin.runtime.output_stream import attach
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.works.identities import (
@@ -117,11 +118,17 @@ class EngineWork:
             live.group = GenerationGroup(p, order.group)
         fresh = self._joined(run, live, made, drafts)
         self._driver.trace.asked(run, live, made)
+        self.stream_output(run)
         self._catch_up(run, live, fresh)
         if fresh:
             self._send(run, live, fresh)
         else:
             self.ahead.unneeded(run, p, len(live.works))
+
+    def stream_output(self, run: QueryRun) -> None:
+        """More of the graph is known, or asked for: maybe what writes the value that is streamed."""
+        if run.streamed_into is not None:
+            attach(run, self._driver.query(run))
 
     def _joined(
         self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any], drafts: tuple[str, ...]

@@ -296,6 +296,8 @@ class GraphDriver:
             self.fail(run, order.primitive.id, error)
         else:
             self.post(event)
+            if run.streamed_into is not None:  # when it is laid out, what writes its value may be under way already
+                asyncio.get_running_loop().call_soon(self.engines.stream_output, run)
 
     def _collect(self, run: QueryRun, order: Collect) -> None:
         values = [run.store.read(ref) for ref in order.refs]
