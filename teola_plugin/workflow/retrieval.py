@@ -262,7 +262,7 @@ class Reranking(Component):
 
 
 def _several(value: Value) -> bool:
-    return value.kind in (Kind.TEXTS, Kind.CHUNKS, Kind.VECTORS)
+    return value.kind in (Kind.TEXTS, Kind.CHUNKS, Kind.VECTORS, Kind.LIST)
 
 
 def _number(width: int | Estimate | None) -> int | None:
