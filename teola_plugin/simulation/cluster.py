@@ -134,7 +134,7 @@ def _engine(
     like = str(config.options.get("like", name)) if config.kind == "fake" else _LIKE.get(config.kind or "", "")
     if not like:
         raise ConfigError(
-            f"{source}: engine {name!r} is made by {config.factory or config.kind}, and nobody knows how long it takes.",
+            f"{source}: engine {name!r} is made by {config.factory or config.kind}, and nobody knows its speed.",
             hint="say kind: fake and options: {like: llm | embedder | reranker | store} in a copy for the simulator",
         )
     if config.kind == "fake" and (said := str(config.options.get("machine", ""))):

@@ -227,7 +227,7 @@ def test_a_cluster_is_read_from_a_pools_file(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("engines:\n  llm: {kind: vllm, model: m}\n", "nothing says how fast engine 'llm' is"),
-        ("engines:\n  mine: {factory: 'a.b:c'}\n", "nobody knows how long it takes"),
+        ("engines:\n  mine: {factory: 'a.b:c'}\n", "nobody knows its speed"),
         ("engines:\n  mine: {kind: tools, options: {tools: ['a:b']}}\n", "made by tools, and nobody knows"),
         ("engines:\n  x: {kind: fake, options: {machine: rtx3090}}\n", "no profile of engine 'x'"),
         ("engines:\n  llm: {kind: fake, options: {machine: cray}}\n", "no machine 'cray'"),
