@@ -281,7 +281,7 @@ class VllmEngine:
             self._link.send(Tell(self._in_flight.number(), AFFORD, lengths))
 
     async def measure(self) -> EngineProfile:
-        """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model; 1
+        """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model; 2
         more where something is drafted."""
         from teola_plugin.engines.vllm.measure import measure
         from teola_plugin.engines.vllm.measure_drafts import verifying

@@ -19,8 +19,8 @@ from teola_plugin.requests.payloads import Generate, Prompt, Sampling
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed
 
-_BATCHES = (1, 4, 16)
-_LENGTHS = (0, 2, 4, 8, 16, 32, 64)
+_POINTS = {1: (0, 1, 4, 8, 16, 32, 64), 4: (0, 2, 8, 32), 16: (0, 2, 8)}
+"""Drafted tokens by requests side by side: fewer where a step takes longer, for in between it grows evenly."""
 _STEPS = 6
 """Tokens of each request behind its first one, and steps at least where nothing is accepted."""
 _REPEATS = 2
@@ -39,14 +39,16 @@ class _Sample:
     drafted: int
 
 
-async def verifying(engine: Drafting, budget: float = 1.5) -> Mapping[int, Curve]:
+async def verifying(engine: Drafting, budget: float = 2.5) -> Mapping[int, Curve]:
     """For `EngineProfile.verifying`. Batches are measured one after the other, until `budget` seconds are spent: of a
     slow model perhaps none, and then nothing is known."""
     until, found = time.perf_counter() + budget, dict[int, Curve]()
     profile = engine.profile
-    lengths = sorted({*(k for k in _LENGTHS if k < profile.drafts), profile.drafts})
     try:
-        for batch in (n for n in _BATCHES if n <= profile.max_requests):
+        for batch in (n for n in _POINTS if n <= profile.max_requests):
+            lengths = [k for k in _POINTS[batch] if k < profile.drafts]
+            if batch == 1 or len(lengths) < 2:
+                lengths.append(profile.drafts)
             points = await _points(engine, batch, lengths, until)
             if len(points) < 2:
                 break

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from teola_plugin.engines.vllm.drafts.lengths import SHARES
 from teola_plugin.engines.vllm.drafts.options import ENV, Drafts, drafts_of
 from teola_plugin.engines.vllm.drafts.proposer import DraftProposer
 from teola_plugin.errors import TeolaError
@@ -192,7 +193,7 @@ def test_lookup_can_be_off() -> None:
 
 def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
     batch = Batch(tokens=16)
-    batch.proposer.afford([(1, 16), (4, 6), (8, 0)])
+    batch.proposer.afford([(1, (16,) * SHARES), (4, (6,) * SHARES), (8, (0,) * SHARES)])
     batch.join("a", [1, *PASSAGE], tokens=[PASSAGE])
     assert len(batch.step(a=PASSAGE[:1])["a"]) == 16
     for i in range(3):
@@ -207,14 +208,14 @@ def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
 
 def test_a_budget_of_the_users_holds() -> None:
     batch = Batch(budget=4)
-    batch.proposer.afford([(1, 0)])
+    batch.proposer.afford([(1, (0,) * SHARES)])
     batch.join("a", [1, *PASSAGE], tokens=[PASSAGE])
     assert len(batch.step(a=PASSAGE[:1])["a"]) == 4
 
 
 def test_for_measuring_every_greedy_row_gets_as_many() -> None:
     batch = Batch()
-    batch.proposer.afford([(1, 0)])
+    batch.proposer.afford([(1, (0,) * SHARES)])
     batch.join("a", [1, 2, 3])
     batch.join("b", [1, 2, 3], temperature=0.7)
     batch.proposer.fix(5)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.engines.vllm.drafts.lengths import Lengths, longest_draft
+from teola_plugin.engines.vllm.drafts.lengths import Lengths, longest_drafts, unmeasured
 from teola_plugin.engines.vllm.drafts.options import ENV, Drafts
 from teola_plugin.engines.vllm.drafts.recent import RecentOutputs, Source
 from teola_plugin.engines.vllm.drafts.row import Row
@@ -39,6 +39,7 @@ class DraftProposer:
         self._running: dict[str, _Running] = {}
         self._recent = RecentOutputs(self._options.recent)
         self._budget = self._options.budget or self._options.tokens
+        self._unmeasured = unmeasured(self._most)
         self._lengths: Lengths = ()
         self._fixed: int | None = None
         shim.mend()
@@ -77,24 +78,28 @@ class DraftProposer:
         runner = self._runner
         if runner is None:
             return [[] for _ in sampled_token_ids]
-        names, most = runner.names(), self._longest(sum(map(bool, sampled_token_ids)))
+        names, rows = runner.names(), max(1, sum(map(bool, sampled_token_ids)))
+        longest, most = self._longest(rows), self._most_of_one(rows)
         found = []
         for i, new in enumerate(sampled_token_ids):
             length = int(num_tokens_no_spec[i])
             row = self._row(runner, names[i], i, new, length, token_ids_cpu) if new else None
             room = min(most, self._limit - length - 1)
-            found.append(self._draft(row, room) if row is not None and room > 0 else [])
+            found.append(self._draft(row, longest, room) if row is not None and room > 0 else [])
         return found
 
-    def _longest(self, rows: int) -> int:
-        """Tokens that may be drafted for each of so many rows."""
+    def _longest(self, rows: int) -> Sequence[int]:
+        """Tokens that pay for each of so many rows, by the share of them that is right."""
+        return longest_drafts(self._lengths or self._unmeasured, 1 if self._options.budget else rows)
+
+    def _most_of_one(self, rows: int) -> int:
+        """Tokens that may be drafted for one row among so many, whatever is right of them."""
         if self._fixed is not None:
             return min(self._most, self._fixed)
-        rows = max(1, rows)
-        return min(self._most, longest_draft(self._lengths, rows) if self._lengths else self._budget // rows)
+        return self._most if self._lengths else min(self._most, self._budget // rows)
 
-    def _draft(self, row: Row, room: int) -> list[int]:
-        return row.draft(room) if self._fixed is None else row.first_tokens(room)
+    def _draft(self, row: Row, longest: Sequence[int], room: int) -> list[int]:
+        return row.draft(longest, room) if self._fixed is None else row.first_tokens(room)
 
     def _row(self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any) -> Row | None:
         known = self._running.get(name)
