@@ -75,7 +75,7 @@ def _events() -> dict[str, Any]:
 
 
 def _stats() -> dict[str, Any]:
-    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.metrics.stats import RequestStateStats, SchedulerStats
 
     told: list[float] = []
     [logger] = stats.kv_use_loggers(told.append)
@@ -83,7 +83,8 @@ def _stats() -> dict[str, Any]:
     made.record(SchedulerStats(kv_cache_usage=0.25), None, engine_idx=0)
     made.record(None, None)
     made.log_engine_initialized()
-    return {"kv_use": told}
+    output = type("Output", (), {"metrics": RequestStateStats(num_preemptions=3)})()
+    return {"kv_use": told, "preemptions": [stats.preemptions(output), stats.preemptions(object())]}
 
 
 def _request(name: str, query: str, depth: int, priority: int) -> Any:
