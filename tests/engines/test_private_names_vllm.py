@@ -110,6 +110,10 @@ def test_the_logger_tells_the_share_of_the_cache(found: Any) -> None:
     assert found["kv_use"] == [0.25]
 
 
+def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -> None:
+    assert found["in short"] == [[True, True], [True, False]]
+
+
 def test_how_often_a_request_was_preempted(found: Any) -> None:
     assert found["preemptions"] == [3, 0]
 

@@ -78,9 +78,9 @@ class RequestRunner:
         return Answer(reset.id, True)
 
     async def tell(self, tell: Tell) -> Answer:
-        """A method of the worker, which is there where something is drafted."""
-        await self._llm.collective_rpc(tell.method, args=(tell.argument,))
-        return Answer(tell.id, True)
+        """A method of the worker, which is there where something is drafted; what the first worker returns."""
+        found = await self._llm.collective_rpc(tell.method, args=(tell.argument,))
+        return Answer(tell.id, found[0])
 
     async def _generate(self, submit: Submit, payload: Generate) -> Answer:
         """Output that would pass `max_model_len` ends there with finish reason `length`, as in vLLM itself."""

@@ -222,3 +222,18 @@ def test_for_measuring_every_greedy_row_gets_as_many() -> None:
     assert batch.step(a=[7], b=[7]) == {"a": [1, 2, 3, 1, 2], "b": []}
     batch.proposer.fix(None)
     assert batch.step(a=[8], b=[8]) == {"a": [], "b": []}
+
+
+def test_for_measuring_steps_are_timed_where_the_one_before_had_as_many_rows() -> None:
+    batch = Batch()
+    batch.join("a", [1, 2, 3])
+    batch.proposer.fix(2)
+    for new in range(3):
+        batch.step(a=[new])
+    batch.join("b", [1, 2, 3])
+    for new in range(3):
+        batch.step(a=[new], b=[new])
+    steps = batch.proposer.fix(None)
+    assert [rows for rows, _ in steps] == [1, 1, 2, 2] and all(seconds > 0 for _, seconds in steps)
+    batch.step(a=[1], b=[1])
+    assert batch.proposer.fix(None) == []

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import IntEnum
 
 _KEPT = 0.94
 """Weight of what was seen before, for each token seen since."""
+AGREED = 4
+_FIRST = 4.0
+"""Tokens that the share expected at first counts for."""
 
 
-class Kind(Enum):
-    """Guesses that are right about as often as each other. Values: the share that is expected at first."""
+class Kind(IntEnum):
+    """Guesses that are right about as often as each other."""
 
-    FOLLOWED = 0.95
-    """From a text that came with the request, of which the last `AGREED` tokens have been right."""
-    TEXT = 0.9
-    """From a text that came with the request."""
-    MANY = 0.89
-    """What stood behind twice `AGREED` tokens that agree, or more."""
-    SOME = 0.85
+    ONE = 1
+    """What stood behind a token that agrees."""
+    TWO = 2
+    THREE = 3
+    SOME = 4
     """Behind `AGREED` that agree."""
-    THREE = 0.6
-    TWO = 0.5
-    ONE = 0.3
+    MANY = 5
+    """Behind twice as many, or more."""
+    TEXT = 6
+    """From a text that came with the request."""
+    FOLLOWED = 7
+    """The same, where its last `AGREED` tokens have been right."""
 
     @staticmethod
     def behind(agreed: int) -> Kind:
         """Of a guess behind so many tokens that agree, 1 or more."""
-        if agreed < AGREED:
-            return _FEW[agreed - 1]
-        return Kind.MANY if agreed >= 2 * AGREED else Kind.SOME
+        return _BEHIND[min(agreed, 2 * AGREED)]
 
 
-AGREED = 4
-_FIRST = 4.0
-"""Tokens that the share expected at first counts for."""
-_FEW = (Kind.ONE, Kind.TWO, Kind.THREE)
+_BEHIND = {n: Kind(n) if n <= AGREED else Kind.SOME for n in range(1, 2 * AGREED)} | {2 * AGREED: Kind.MANY}
+_EXPECTED = {1: 0.3, 2: 0.5, 3: 0.6, 4: 0.85, 5: 0.89, 6: 0.9, 7: 0.95}
 
 
 class Trust:
@@ -43,7 +43,7 @@ class Trust:
     __slots__ = ("_right", "_seen")
 
     def __init__(self, kind: Kind) -> None:
-        self._right, self._seen = kind.value * _FIRST, _FIRST
+        self._right, self._seen = _EXPECTED[kind] * _FIRST, _FIRST
 
     @property
     def share(self) -> float:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from teola_plugin.engines.vllm.drafts.lengths import Lengths, longest_drafts, unmeasured
@@ -42,6 +44,8 @@ class DraftProposer:
         self._unmeasured = unmeasured(self._most)
         self._lengths: Lengths = ()
         self._fixed: int | None = None
+        self._steps: list[tuple[int, float]] = []
+        """Rows and time of each step, while it is measured."""
         shim.mend()
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -54,9 +58,14 @@ class DraftProposer:
         """The longest draft of a row by rows in a step, as measured. A budget that the user has given holds instead."""
         self._lengths = () if self._options.budget else lengths
 
-    def fix(self, tokens: int | None) -> None:
-        """For measuring: every greedy row gets a draft of so many tokens, which are hardly right. None: as ever."""
-        self._fixed = tokens
+    def fix(self, tokens: int | None) -> list[tuple[int, float]]:
+        """For measuring: every greedy row gets a draft of so many tokens, which are hardly right. None: as ever.
+
+        Returns the steps since the last such word, (rows that wrote something, seconds), where the step before had as
+        many.
+        """
+        self._fixed, (steps, self._steps) = tokens, (self._steps, [])
+        return [(rows, then - at) for (before, at), (rows, then) in pairwise(steps) if rows == before]
 
     def forget(self, tenant: str | None) -> None:
         """Recent outputs: all of them, or a tenant's; those of requests that run are not kept either."""
@@ -79,10 +88,11 @@ class DraftProposer:
         if runner is None:
             return [[] for _ in sampled_token_ids]
         names, rows = runner.names(), max(1, sum(map(bool, sampled_token_ids)))
+        if self._fixed is not None:
+            self._steps.append((rows, time.perf_counter()))
         longest, most = self._longest(rows), self._most_of_one(rows)
-        found = []
-        for i, new in enumerate(sampled_token_ids):
-            length = int(num_tokens_no_spec[i])
+        found, lengths = [], num_tokens_no_spec[: len(sampled_token_ids)].tolist()
+        for i, (new, length) in enumerate(zip(sampled_token_ids, lengths, strict=True)):
             row = self._row(runner, names[i], i, new, length, token_ids_cpu) if new else None
             room = min(most, self._limit - length - 1)
             found.append(self._draft(row, longest, room) if row is not None and room > 0 else [])

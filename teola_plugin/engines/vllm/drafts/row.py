@@ -14,6 +14,10 @@ _WATCHED = 2
 """Tokens of a guess that is not drafted: whether they come is seen anyhow."""
 _SURE = 0.9
 """Share from which no other guess is looked for."""
+_MOST_REST = 8
+"""Tokens that are written without a look for guesses, where many looks in a row led to no draft."""
+_PATIENCE = 4
+"""Looks without a draft for each of them."""
 
 
 class _Guess(NamedTuple):
@@ -45,6 +49,7 @@ class Row:
         self._texts = [FollowedText(text) for text in texts if text]
         self._recent, self._lookup = recent, lookup
         self._trust: dict[Kind, Trust] = {}
+        self._rest = self._idle = 0
         self._guessed: list[_Guess] = []
         self._draft: list[int] = []
         self._followed = 0
@@ -71,8 +76,9 @@ class Row:
 
     def grow(self, new: Sequence[int]) -> None:
         """The model has written these: what was accepted of the draft, and one more."""
-        if new:
+        if self._guessed:
             self._learn(new)
+        self._rest = max(0, self._rest - len(new))
         self._own.add(new)
         if self._texts and new:
             last = self._own.tokens[max(self._prompt, len(self._own) - len(new) - LONGEST) :]
@@ -93,6 +99,8 @@ class Row:
     def draft(self, longest: Sequence[int], room: int) -> list[int]:
         """What the model is likely to write next, at most `room` tokens; nothing where nobody knows. `longest`: by the
         share of tokens that are right (see `lengths`)."""
+        if self._rest:
+            return []
         guesses, best, most = list[_Guess](), None, 0.0
         for guess in self._guesses():
             guesses.append(guess)
@@ -107,6 +115,8 @@ class Row:
             _Guess(guess.kind, self._draft if guess is best and self._draft else guess.tokens[:_WATCHED])
             for guess in guesses
         ]
+        self._idle = 0 if self._draft else self._idle + 1
+        self._rest = min(_MOST_REST, self._idle // _PATIENCE)
         return self._draft
 
     def first_tokens(self, count: int) -> list[int]:
@@ -131,8 +141,9 @@ class Row:
             elsewhere = self._recent.best(last)
             if elsewhere[1] > agreed:
                 corpus, (place, agreed) = self._recent, elsewhere
-        if not agreed and self._lookup:
-            place, agreed = own.best(last, least=1)
+        if not agreed and self._lookup and last:
+            place = own.latest(last[-1])
+            agreed = int(place >= 0)
         return corpus, place, agreed
 
 
