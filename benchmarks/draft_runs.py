@@ -12,9 +12,9 @@ from typing import Any
 from benchmarks.common import summary
 from benchmarks.draft_cases import Answered, Case, Engines, ask
 from benchmarks.draft_prompts import QUESTIONS, passages
-from teola_plugin.engines.vllm.drafts.corpus import Corpus
-from teola_plugin.engines.vllm.drafts.lengths import longest_drafts, unmeasured
-from teola_plugin.engines.vllm.drafts.row import Row
+from teola_plugin.engines.drafts.corpus import Corpus
+from teola_plugin.engines.drafts.lengths import longest_drafts, unmeasured
+from teola_plugin.engines.drafts.row import Row
 
 WAYS = ("lookup", "graph", "recent")
 """From a request's own tokens; from what the graph knows, too; and from recent outputs of the same tenant, too."""
@@ -166,7 +166,7 @@ def _proposed(row: Row, output: Sequence[int]) -> dict[str, Any]:
     longest, took, done = longest_drafts(unmeasured(16), 1), list[float](), 0
     while done < len(output):
         began = time.perf_counter()
-        draft = row.draft(longest, 16)
+        draft = row.draft(16, longest)
         right = 0
         while right < min(len(draft), len(output) - done - 1) and draft[right] == output[done + right]:
             right += 1

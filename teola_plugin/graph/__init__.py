@@ -1,6 +1,6 @@
 """The primitive graph: what an app's query is made of, before and after the passes."""
 
-from teola_plugin.graph.attributes import Attributes
+from teola_plugin.graph.attributes import GAP, Attributes, DraftText
 from teola_plugin.graph.build import Shape, build_pgraph
 from teola_plugin.graph.client_calls import ClientCalls, LeftToPlain, MissingValue, UnfitValue
 from teola_plugin.graph.containers import holds, items_of, read_path
@@ -41,6 +41,7 @@ __all__ = [
     "CARRY",
     "ENGINE_KINDS",
     "FRAGMENT_KINDS",
+    "GAP",
     "IMPURE_KINDS",
     "INPUT",
     "ITEM",
@@ -53,6 +54,7 @@ __all__ = [
     "ClientCalls",
     "Component",
     "Curve",
+    "DraftText",
     "Effect",
     "EngineProfile",
     "Fragment",

@@ -22,6 +22,7 @@ from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.part import HeldPart
 from teola_plugin.runtime.ports.port import Port
+from teola_plugin.runtime.primitive_requests import all_drafts
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.identities import Identity, Party
@@ -174,7 +175,14 @@ class PlainCalls:
         """Of no live query."""
         terms, streamed = call.terms, call.log is not None
         request = Request(
-            request_id(run.id), call.kind, payload, query=run.id, tenant=terms.tenant, stream=streamed, app=terms.app
+            request_id(run.id),
+            call.kind,
+            payload,
+            query=run.id,
+            tenant=terms.tenant,
+            stream=streamed,
+            app=terms.app,
+            drafts=all_drafts(call.port.engine.profile, payload),
         )
         work = Work(request, call.port.name, None, name, terms=terms, made=False)
         work.subscribe(Party.PLAIN, terms)

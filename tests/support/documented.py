@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
+import io
 import json
 from collections.abc import Callable
 from operator import itemgetter
@@ -25,6 +27,7 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.cli.demo import app as demo
 from teola_plugin.cli.demo.measure import run_case
+from teola_plugin.cli.main import main
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.graph import (
@@ -45,6 +48,7 @@ from teola_plugin.passes import (
     Pass,
     PassContext,
     PrefillingSplit,
+    ProvisionalAnswers,
     PruneDependencies,
     StageDecomposition,
 )
@@ -164,6 +168,15 @@ def answer() -> Graph:
     prompt = (PromptPart("...", tokens=60), PromptPart.var("question", 12), PromptPart.var("passages"))
     inputs = named(question=Ref(INPUT), passages=Ref("hits"))
     return Graph([vector, hits, Primitive("answer", K.PREFILLING, "llm", inputs, prompt=prompt)], Ref("answer"))
+
+
+def reranked() -> Graph:
+    texts = Primitive("texts", K.CALL, inputs=named(found=Ref(INPUT)))
+    scores = Primitive("scores", K.RERANKING, "reranker", named(texts=Ref("texts")), batchable=True)
+    best = Primitive("best", K.CALL, inputs=named(texts=Ref("texts"), scores=Ref("scores")))
+    prompt = (PromptPart("...", tokens=60), PromptPart.var("passages"))
+    made = Primitive("answer", K.PREFILLING, "llm", named(passages=Ref("best")), prompt=prompt)
+    return Graph([texts, scores, best, made], Ref("answer"))
 
 
 def questions() -> Graph:
@@ -437,7 +450,17 @@ def demo_diff() -> str:
     return fenced("\n".join(sign + line.removeprefix("    ") for sign, line in lines), "diff")
 
 
+def simulated() -> str:
+    """What the command of docs/simulation.md prints."""
+    said = io.StringIO()
+    app, pool = "examples.capacity.app:support_desk", str(Path(__file__).parents[2] / "examples/capacity/pool.yaml")
+    with contextlib.redirect_stdout(said):
+        main(["simulate", pool, "--app", app, "--rate", "0.5,1,2", "--queries", "30"])
+    return said.getvalue().rstrip()
+
+
 GENERATED: dict[str, Callable[[], str]] = {
+    "simulate": lambda: fenced(simulated()),
     "the demo's diff": demo_diff,
     **{name: (lambda name=name: fenced(life()[name])) for name in ("report", "p-graph", "e-graph", "timeline")},  # type: ignore[misc]
     "graph": lambda: fenced(life_of_a_graph()["graph"], "py"),
@@ -447,6 +470,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     },
     "prune-dependencies": lambda: fenced(rewrite(PruneDependencies(), titles())),
     "stage-decomposition": lambda: fenced(rewrite(StageDecomposition(), upload())),
+    "provisional-answers": lambda: fenced(rewrite(ProvisionalAnswers(), reranked())),
     "prefilling-split": lambda: fenced(rewrite(PrefillingSplit(), answer())),
     "decoding-pipelining": lambda: fenced(rewrite(DecodingPipelining(), questions())),
     "graph events": lambda: table(

@@ -3,7 +3,8 @@
 One prefilling runs at a time (a GPU's compute is one resource), in admission order with background work last; all
 decodings run side by side at no cost to each other (a decoding step is bound by memory). While a prefilling and
 decodings run together, both go at 1 / (1 + interference) of their speed. Events carry their exact times, so a timer
-that fires late delays what the caller sees of it, and nothing after it.
+that fires late delays what the caller sees of it, and nothing after it. With drafts decodings go in steps, as long as
+the profile says by what is drafted and how many are side by side.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ class Cache(Protocol):
     def add(self, keys: Sequence[int]) -> None: ...
 
 
+class Steps(Protocol):
+    """Decoding in steps of several tokens: see `drafting`."""
+
+    def seconds(self, job: Job, others: Sequence[Job]) -> float: ...
+
+    def written(self, job: Job) -> int: ...
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """One request on its way through prefilling and decoding."""
@@ -49,6 +58,14 @@ class Job:
     """Prompt tokens found in the cache; -1 before its prefilling began."""
     prefilled: int = 0
     sent: int = 0
+    """Tokens that are written."""
+    steps: int = 0
+    prompt: Sequence[str] = ()
+    """Its tokens; like what follows, only where something is drafted."""
+    numbers: Sequence[int] = ()
+    """Of its pieces."""
+    draft: Sequence[int] = ()
+    """What may follow the tokens that are written, in the step under way."""
     decoding_from: float = 0.0
     """Decoding clock at its start."""
     gone: bool = False
@@ -81,10 +98,22 @@ class _Chunk:
 
 
 class Timeline:
-    """Owns the jobs of one instance. `finished(job)` is called at the time of a job's end."""
+    """Owns the jobs of one instance. `finished(job)` is called at the time of a job's end.
 
-    def __init__(self, profile: EngineProfile, slow: float, cache: Cache, finished: Callable[[Job], None]) -> None:
+    With `steps` a step may write several tokens, and lasts as long as they say; without, each token comes when the
+    profile's curve says.
+    """
+
+    def __init__(
+        self,
+        profile: EngineProfile,
+        slow: float,
+        cache: Cache,
+        finished: Callable[[Job], None],
+        steps: Steps | None = None,
+    ) -> None:
         self._profile, self._slow, self._cache, self._finished = profile, slow, cache, finished
+        self._steps = steps
         self._waiting: list[tuple[tuple[bool, int], int, Job]] = []
         self._decoding: list[tuple[float, int, Job]] = []
         self._chunk: _Chunk | None = None
@@ -217,19 +246,26 @@ class Timeline:
         self._await_token(job)
 
     def _await_token(self, job: Job) -> None:
-        """The next token somebody reads; without a reader only the last one matters."""
-        token = job.sent + 1 if job.request.stream else len(job.pieces)
-        seconds = self._slow * self._profile.seconds(PrimitiveKind.DECODING, token)
-        heapq.heappush(self._decoding, (job.decoding_from + seconds, next(self._order), job))
+        """The next token somebody reads; without a reader only the last one matters. With drafts: the next step."""
+        if self._steps is not None:
+            due = self._decode_clock + self._slow * self._steps.seconds(job, [one for *_, one in self._decoding])
+        else:
+            token = job.sent + 1 if job.request.stream else len(job.pieces)
+            due = job.decoding_from + self._slow * self._profile.seconds(PrimitiveKind.DECODING, token)
+        heapq.heappush(self._decoding, (due, next(self._order), job))
 
     def _token(self, job: Job) -> None:
+        new = 1 if job.request.stream else len(job.pieces)
+        if self._steps is not None:
+            new = self._steps.written(job)
+            job.steps += 1
         if job.request.stream:
-            job.run.put(Piece(job.request.id, job.pieces[job.sent]))
-            job.sent += 1
-            if job.sent < len(job.pieces):
-                self._await_token(job)
-                return
-        self._end(job)
+            job.run.put(Piece(job.request.id, "".join(job.pieces[job.sent : job.sent + new])))
+        job.sent += new
+        if job.sent < len(job.pieces):
+            self._await_token(job)
+        else:
+            self._end(job)
 
     def _end(self, job: Job) -> None:
         job.gone = True

@@ -11,14 +11,15 @@ from typing import Any
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.devices.budget import Demand, Grant
+from teola_plugin.engines.drafts.lengths import lengths_that_pay
+from teola_plugin.engines.drafts.options import Drafts, drafts_of
 from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import memory as llm_memory
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
-from teola_plugin.engines.vllm.drafts.lengths import lengths_that_pay
-from teola_plugin.engines.vllm.drafts.options import Drafts, drafts_of, ruled_out
+from teola_plugin.engines.vllm.drafts.options import ruled_out
 from teola_plugin.engines.vllm.drafts.worker import AFFORD, FORGET
 from teola_plugin.engines.vllm.faults import Faults
 from teola_plugin.engines.vllm.in_flight import Call, InFlight

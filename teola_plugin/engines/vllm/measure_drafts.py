@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.vllm.drafts.lengths import written
+from teola_plugin.engines.drafts.lengths import written
 from teola_plugin.engines.vllm.drafts.worker import FIX
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Prompt, Sampling

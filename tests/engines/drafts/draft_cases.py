@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pydoc_data.topics import topics
 
+from teola_plugin.graph import GAP
+from teola_plugin.requests.draft_texts import forms_of_list, texts_of
 from teola_plugin.requests.payloads import Generate, Message, Prompt, Sampling
 
 _TEXTS = [" ".join(text.split()) for _, text in sorted(topics.items()) if len(text) > 800]
@@ -42,7 +44,7 @@ class DraftCase:
     asked: Generate
     drafts: tuple[str, ...] = ()
     true_draft: str = ""
-    """What becomes of the answer without drafts: `right`, `cut`, `longer`, `changed`, `special`; empty for none."""
+    """What becomes of the answer without drafts: `right`, `cut`, `longer`, `changed`, `special`, `gaps`; or none."""
     cancelled_after: float = 0.0
     """Seconds; 0 stands for never."""
 
@@ -80,10 +82,13 @@ def _case(rng: random.Random) -> DraftCase:
     if tools or rng.random() < 0.8:
         system = (Message("system", _SYSTEM),) if rng.random() < 0.5 else ()
         prompt = Prompt(messages=(*system, Message("user", asked)), tools=tools)
-    drafts = rng.choice(((), (), (passage[:300],), ("nothing of this is ever said",), (f"{_SPECIAL}</s>", passage)))
-    true = rng.choice(("", "", "right", "cut", "longer", "changed", "special"))
+    made = Generate(prompt, _sampling(rng, tools))
+    forms = texts_of(made) or forms_of_list("lines")
+    wrong = ((passage[:300],), ("nothing of this is ever said",), (f"{_SPECIAL}</s>", passage), forms, forms[::-1])
+    drafts = rng.choice(((), (), *wrong))
+    true = rng.choice(("", "", "right", "cut", "longer", "changed", "special", "gaps"))
     cancelled = rng.choice((0.0,) * 9 + (0.02,))
-    return DraftCase(Generate(prompt, _sampling(rng, tools)), drafts, true, cancelled)
+    return DraftCase(made, drafts, true, cancelled)
 
 
 def _sampling(rng: random.Random, tools: str) -> Sampling:
@@ -112,6 +117,7 @@ def drafts_of_case(case: DraftCase, answer: str) -> tuple[str, ...]:
         "right": (answer,),
         "cut": (answer[:middle],),
         "longer": (answer + " and then some more of it",),
+        "gaps": (GAP + answer[:9] + GAP + answer[middle : middle + 20] + GAP, answer[:12] + GAP + answer[20:] + GAP),
         "changed": (answer[:middle] + " quite another word " + answer[middle + 5 :],),
         "special": (answer + _SPECIAL + answer,),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from teola_plugin.engines.calibration import from_json, to_json
-from teola_plugin.engines.vllm.drafts.lengths import (
+from teola_plugin.engines.drafts.lengths import (
     SHARES,
     lengths_that_pay,
     longest_drafts,

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teola_plugin.engines.vllm.drafts.lengths import SHARES
-from teola_plugin.engines.vllm.drafts.options import ENV, Drafts, drafts_of
+from teola_plugin.engines.drafts.lengths import SHARES
+from teola_plugin.engines.drafts.options import Drafts, drafts_of
+from teola_plugin.engines.vllm.drafts.options import ENV
 from teola_plugin.engines.vllm.drafts.proposer import DraftProposer
 from teola_plugin.errors import TeolaError
 from teola_plugin.shims.vllm import drafts as shim
@@ -27,7 +28,7 @@ class Batch:
         self.tokens: dict[str, list[int]] = {}
         self.proposer = proposer(tokens, **options)
         runner = SimpleNamespace(requests=self.requests, input_batch=self)
-        self.proposer.attach(shim.Runner(runner, "teola_drafts"))
+        self.proposer.attach(shim.Runner(runner))
 
     @property
     def req_ids(self) -> list[str]:

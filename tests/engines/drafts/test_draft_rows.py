@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teola_plugin.engines.vllm.drafts.corpus import Corpus
-from teola_plugin.engines.vllm.drafts.followed import FollowedText
-from teola_plugin.engines.vllm.drafts.lengths import longest_drafts, unmeasured
-from teola_plugin.engines.vllm.drafts.row import Row
+from teola_plugin.engines.drafts.corpus import Corpus
+from teola_plugin.engines.drafts.followed import FollowedText
+from teola_plugin.engines.drafts.lengths import longest_drafts, unmeasured
+from teola_plugin.engines.drafts.row import Row
 
 MOST = 16
 ALONE = longest_drafts(unmeasured(MOST), 1)
@@ -24,7 +24,7 @@ def written(row: Row, output: Sequence[int], longest: Sequence[int] = ALONE) -> 
     """The steps that it takes to write the output, as a model verifies drafts."""
     done = steps = 0
     while done < len(output):
-        draft = row.draft(longest, MOST)
+        draft = row.draft(MOST, longest)
         assert len(draft) <= MOST
         rest, accepted = output[done : len(output) - 1], 0
         while accepted < min(len(draft), len(rest)) and draft[accepted] == rest[accepted]:
@@ -77,13 +77,13 @@ def test_a_text_that_came_with_the_request_goes_before_the_prompt() -> None:
     prompt, text = [1, 2, 3, 4, 5], [1, 2, 9, 9]
     row = Row(prompt, 5, [text], None, MOST)
     row.grow([1, 2])
-    assert row.draft(ALONE, MOST) == [9, 9]
+    assert row.draft(MOST, ALONE) == [9, 9]
 
 
 def test_recent_outputs_serve_where_they_agree_with_more() -> None:
     row = Row([5, 1, 2, 7], 4, (), Corpus([6, 4, 1, 2, 8, 8]), MOST)
     row.grow([4, 1, 2])
-    assert row.draft(ALONE, 2) == [8, 8]
+    assert row.draft(2, ALONE) == [8, 8]
 
 
 def misleading(words: int = 25, length: int = 600) -> list[int]:
@@ -122,7 +122,7 @@ def test_a_draft_grows_while_all_of_it_is_right() -> None:
     row.grow([100])
     drafted = []
     for _ in range(5):
-        draft = row.draft(ALONE, MOST)
+        draft = row.draft(MOST, ALONE)
         drafted.append(len(draft))
         row.grow([*draft, draft[-1] + 1])
     assert drafted == sorted(drafted) and drafted[0] <= 4 and drafted[-1] == MOST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from teola_plugin import EnginePool
 from teola_plugin.engines.vllm import VllmEngine, host
 from teola_plugin.engines.vllm.drafts.options import ENV
 from teola_plugin.errors import RegistrationError, TeolaError
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.graph import GAP, PrimitiveKind
+from teola_plugin.requests.draft_texts import forms_of_list, texts_of
 from teola_plugin.requests.payloads import Generate, Generation, Prompt, Sampling
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed
@@ -105,3 +107,48 @@ def test_auto_drafts_on_the_cpu_alone(said: Any, cpu: bool, drafted: bool, monke
     platform = host.shim.Platform(cpu, "cpu" if cpu else "cuda")
     setup = VllmEngine("llm", "model", drafts=said)._setup
     assert ("speculative_config" in host._arguments(setup, platform, {})) == drafted
+
+
+def decoded(llm: SessionLlm, asked: Generate, *drafts: str) -> Generation:
+    """With nothing known but these."""
+
+    async def run() -> Generation:
+        await llm.engine.reset()
+        async for result in llm.engine.execute([Request("r", K.PREFILLING, asked, drafts=drafts)]):
+            if isinstance(result, Failed):
+                raise result.error
+            if isinstance(result, Done):
+                assert isinstance(result.value, Generation)
+                return result.value
+        raise AssertionError
+
+    return llm.run(run())
+
+
+FIXED: dict[str, Any] = {
+    "labels": {"verdict": {"enum": ["no", "certainly not", "yes"]}},
+    "keys": {"first_name": {"enum": ["a"]}, "number_of_legs": {"type": "integer"}, "is_it_true": {"const": 1}},
+    "call": {"name": {"enum": ["look_up_the_city"]}, "arguments": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_what_a_schema_fixes_is_accepted_and_a_wrong_form_is_harmless(session_llm: SessionLlm, name: str) -> None:
+    keys = FIXED[name]
+    schema = {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
+    asked = Generate(Prompt(text="Answer:"), Sampling(max_tokens=48, json_schema=json.dumps(schema)))
+    plain = decoded(session_llm, asked)
+    right = decoded(session_llm, asked, *texts_of(asked))
+    assert right == plain
+    assert right.accepted > plain.accepted, "as far as a model with random weights cuts words as its tokenizer does"
+    wrong = decoded(session_llm, asked, '{"quite": "' + GAP + '"}', "{" + GAP + '": 17}', "YES" + GAP)
+    assert wrong == plain
+
+
+@pytest.mark.parametrize("words", ["1. one\n2. two\n3. three\n4. four\n", "- a\n- b\n- c\n"])
+def test_forms_that_are_partly_right_change_nothing(session_llm: SessionLlm, words: str) -> None:
+    asked = Generate(Prompt(text=f"A list.\n{words}"), Sampling(max_tokens=32, ignore_eos=True))
+    plain, forms = decoded(session_llm, asked), forms_of_list("lines")
+    assert decoded(session_llm, asked, *forms) == plain
+    known = decoded(session_llm, asked, plain.text[:20] + GAP + plain.text[-10:] + GAP, *forms)
+    assert known == plain and known.accepted > 0

@@ -19,8 +19,8 @@ import pytest
 from engines.drafts.draft_cases import DraftCase, batches, cases, drafts_of_case
 
 from teola_plugin.engines.bundled import files
+from teola_plugin.engines.drafts.lengths import SHARES, lengths_that_pay
 from teola_plugin.engines.vllm import VllmEngine
-from teola_plugin.engines.vllm.drafts.lengths import SHARES, lengths_that_pay
 from teola_plugin.engines.vllm.drafts.worker import AFFORD
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.request import Request
@@ -35,7 +35,7 @@ NAMED = {
     *("greedy", "sampled", "sampled with a seed", "stop strings", "a schema", "tools", "beyond the end token"),
     *("ended by its length", "wrong drafts", "cancelled", "a prefix that was cached", "preempted"),
     *("alone", "beside others", "beside a sampled one"),
-    *(f"its answer as a draft, {how}" for how in ("right", "cut", "longer", "changed", "special")),
+    *(f"its answer as a draft, {how}" for how in ("right", "cut", "longer", "changed", "special", "gaps")),
 }
 """What the long version has to come across."""
 

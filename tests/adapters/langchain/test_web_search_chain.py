@@ -1,0 +1,84 @@
+"""A web search in a chain: it starts as soon as its query is known, the plain object claims it, answers are equal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnablePassthrough
+from langchain_core.tools import create_retriever_tool
+
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.engines.fake import FakeWebSearch, Faults, fake_engines
+from teola_plugin.engines.profiles import rtx3090, scaled, web_search
+from teola_plugin.errors import EngineError, RegistrationError
+from teola_plugin.langchain import ChatTeola, TeolaWebSearch
+
+PAGES = ["Oats are sown in spring.", "Ivy climbs walls.", "Lambs eat oats and ivy."]
+GIVEN = {"question": "What do lambs eat?"}
+
+
+@pytest.fixture
+def pool() -> Iterator[EnginePool]:
+    with EnginePool.local(
+        [*fake_engines(scaled(rtx3090(), 0.1)), FakeWebSearch("web", web_search(0.05), PAGES)]
+    ) as made:
+        yield made
+
+
+def chain(pool: EnginePool) -> Any:
+    """A summary of the question is written before the search, which does not need it."""
+    llm = ChatTeola(pool=pool, max_tokens=8)
+    summary = ChatPromptTemplate.from_template("Sum up: {question}") | llm | StrOutputParser()
+    answer = ChatPromptTemplate.from_template("{question} {summary}\n{found}")
+    search = itemgetter("question") | TeolaWebSearch(pool=pool, k=2)
+    return (
+        RunnablePassthrough.assign(summary=summary) | RunnablePassthrough.assign(found=search) | answer | llm
+    ) | StrOutputParser()
+
+
+def test_the_search_starts_ahead_and_is_claimed(pool: EnginePool) -> None:
+    plain = chain(pool)
+    fast = accelerate(plain)
+    assert "unchanged" not in str(fast.report)
+    assert fast.invoke(GIVEN) == plain.invoke(GIVEN) == asyncio.run(fast.ainvoke(GIVEN))
+    spans = {span.primitive: span for span in fast.last_trace().spans}
+    [search] = [span for span in spans.values() if span.engine == "web"]
+    written = next(span for name, span in spans.items() if "summary" in name and "decoding" in name)
+    assert search.started is not None and written.done is not None and search.started < written.done
+
+
+def test_two_equal_searches_of_a_chain_stay_two(pool: EnginePool) -> None:
+    seen: list[str] = []
+    pool.engine("web")._answer = lambda query, k: seen.append(query) or ()  # type: ignore[attr-defined]
+    web = TeolaWebSearch(pool=pool)
+    fast = accelerate({"a": web, "b": web} | RunnablePassthrough())
+    assert fast.invoke("oats") == {"a": [], "b": []} and seen == ["oats", "oats"]
+
+
+def test_a_failed_search_fails_in_its_place() -> None:
+    faults = Faults(fail_on=lambda request: True, retryable=False)
+    with EnginePool.local([*fake_engines(), FakeWebSearch("web", documents=PAGES, faults=faults)]) as pool:
+        plain = chain(pool)
+        for one in (plain, accelerate(plain)):
+            with pytest.raises(EngineError, match="failed"):
+                one.invoke(GIVEN)
+
+
+def test_documents_say_where_they_are_from(pool: EnginePool) -> None:
+    found = TeolaWebSearch(pool=pool, k=1).invoke("oats in spring")
+    assert [(one.page_content, one.id, one.metadata) for one in found] == [
+        (PAGES[0], "text:0", {"source": "text:0", "title": ""})
+    ]
+    tool = create_retriever_tool(TeolaWebSearch(pool=pool, k=1), "search", "Searches the web.")
+    assert tool.invoke({"query": "oats in spring"}) == PAGES[0]
+
+
+def test_an_engine_that_is_not_there_is_named(pool: EnginePool) -> None:
+    with pytest.raises(RegistrationError, match="did you mean 'web'"):
+        TeolaWebSearch(pool=pool, engine="wep")
