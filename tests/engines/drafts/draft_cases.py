@@ -34,9 +34,11 @@ class DraftCase:
     asked: Generate
     drafts: tuple[str, ...] = ()
     true_draft: str = ""
-    """What becomes of the answer without drafts: `right`, `cut`, `longer`, `changed`, `gaps`; empty: none of it."""
+    """What becomes of the answer without drafts: `right`, `cut`, `longer`, `changed`; empty for none of it."""
     cancelled_after: float = 0.0
     """Seconds; 0 stands for never."""
+    gaps: bool = False
+    """Whether parts of that answer go along, too, with gaps between."""
 
 
 def cases(seed: int, count: int) -> Iterator[DraftCase]:
@@ -52,14 +54,12 @@ def _case(rng: random.Random) -> DraftCase:
     asked = f"Context:\n{passage}\n\nQuestion: {rng.choice(_ASKED)}"
     tools = TOOLS if rng.random() < 0.1 else ""
     prompt = Prompt(messages=(Message("user", asked),), tools=tools) if rng.random() < 0.8 else Prompt(text=asked)
-    made = Generate(prompt, _sampling(rng))
-    forms = texts_of(made) or forms_of_list("lines")
-    drafts = rng.choice(
-        ((), (), (passage[:300],), ("nothing of this is ever said",), ("<|im_end|></s>", passage), forms, forms[::-1])
-    )
-    true = rng.choice(("", "", "right", "cut", "longer", "changed", "gaps"))
+    drafts = rng.choice(((), (), (passage[:300],), ("nothing of this is ever said",), ("<|im_end|></s>", passage)))
+    true = rng.choice(("", "", "right", "cut", "longer", "changed"))
     cancelled = rng.choice((0.0,) * 9 + (0.02,))
-    return DraftCase(made, drafts, true, cancelled)
+    made = Generate(prompt, _sampling(rng))
+    forms = rng.choice(((), (), texts_of(made) or forms_of_list("lines"), forms_of_list("numbered")))
+    return DraftCase(made, (*drafts, *forms), true, cancelled, gaps=rng.random() < 0.2)
 
 
 def _sampling(rng: random.Random) -> Sampling:
@@ -84,10 +84,10 @@ def drafts_of_case(case: DraftCase, answer: str) -> tuple[str, ...]:
         "right": (answer,),
         "cut": (answer[:middle],),
         "longer": (answer + " and then some more of it",),
-        "gaps": (GAP + answer[:9] + GAP + answer[middle : middle + 20] + GAP, answer[:12] + GAP + answer[20:] + GAP),
         "changed": (answer[:middle] + " quite another word " + answer[middle + 5 :],),
     }
-    return (*true[case.true_draft], *case.drafts)
+    parts = GAP + answer[:9] + GAP + answer[middle : middle + 20] + GAP, answer[:12] + GAP + answer[20:] + GAP
+    return (*true[case.true_draft], *case.drafts, *(parts if case.gaps else ()))
 
 
 def batches(given: Sequence[int], seed: int) -> Iterator[Sequence[int]]:
