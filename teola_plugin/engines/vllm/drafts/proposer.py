@@ -61,13 +61,12 @@ class DraftProposer:
         runner = self._runner
         if runner is None:
             return [[] for _ in sampled_token_ids]
-        names, most = runner.names(), self._drafter.longest(sum(map(bool, sampled_token_ids)))
+        names, rows = runner.names(), sum(map(bool, sampled_token_ids))
         found = []
         for i, new in enumerate(sampled_token_ids):
             length = int(num_tokens_no_spec[i])
             row = self._row(runner, names[i], i, new, length, token_ids_cpu) if new else None
-            room = min(most, self._limit - length - 1)
-            found.append(self._drafter.draft(row, room) if row is not None and room > 0 else [])
+            found.append([] if row is None else self._drafter.draft(row, rows, self._limit - length - 1))
         return found
 
     def _row(self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any) -> Row | None:
