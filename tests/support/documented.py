@@ -255,6 +255,23 @@ def results() -> str:
     return "\n".join([*rows, "| " + " | ".join([*last, "none"]) + " |"])
 
 
+def copied() -> str:
+    """Answers that copy, of the committed run of benchmarks.single_query."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "single_query.json").read_text())["drafts"]
+    rows = [
+        "| app | answer tokens | copied | plain | plain with drafts | accelerated | speed-up | possible | over drafts "
+        "| possible | tokens a step, plain | accelerated | ideal |",
+        "|---|" + "--:|" * 12,
+    ]
+    for row in found["rows"]:
+        seconds = [f"{row[f'{way}_s']['median']:.2f}" for way in ("plain", "plain_same_engine", "accelerated")]
+        ratios = [f"{row[f'{name}{base}']:.2f}" for base in ("", "_same_engine") for name in ("speedup", "possible_runs")]
+        steps = [f"{row['tokens_per_step'][way]:.2f}" for way in ("plain_same_engine", "accelerated", "ideal_runs")]
+        named = [row["app"].replace("/", ", "), str(row["answer_tokens"]), f"{row['copied']:.0%}"]
+        rows.append("| " + " | ".join([*named, *seconds, *ratios, *steps]) + " |")
+    return "\n".join(rows)
+
+
 def real_engines() -> str:
     """The sentence below the README's first chain, of the committed run of benchmarks.real_engines."""
     one = json.loads((ROOT / "benchmarks" / "results" / "real_engines.json").read_text())["cases"]["one_line"]
@@ -496,6 +513,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "engine instructions": lambda: table(E.RunBatch, E.CancelRunning, E.Dropped, E.Reject),
     "states": lambda: fenced(states()),
     "results": results,
+    "copied": copied,
     "real engines": real_engines,
     "real engines table": real_engines_table,
     "overhead": overhead,
