@@ -46,6 +46,7 @@ class EnginePool:
         self._engines = {name: tuple(found) for name, found in engines.items()}
         self.passes = resolve_passes(passes)
         self._caches: dict[tuple[Pass, ...], GraphCache] = {}
+        self._deployments: dict[str, Any] = {}
         self._started = False
         self._changing = threading.RLock()
         tell_of_forks(self)
@@ -65,7 +66,7 @@ class EnginePool:
         store: str | Engine | None = None,
         drafts: str | Mapping[str, Any] | None = None,
         passes: Iterable[Pass | str] = DEFAULT_PASSES,
-        policy: str = "topology-aware",
+        policy: str | Mapping[str, str] = "topology-aware",
         details: bool = False,
         tracing: str | TracerProvider | None = None,
     ) -> EnginePool:
@@ -73,8 +74,9 @@ class EnginePool:
 
         `engines` are ready-made engines by name. The four keywords make or take the usual ones under those names:
         `llm`, `embedder` and `reranker` a model (path or hub id) or an engine, `store` a PostgreSQL DSN, `"embedded"`
-        or an engine. `drafts` are those of an `llm` that is given as a model, as `VllmEngine` takes them. `policy`:
-        topology-aware, per-invocation or throughput-oriented. `details` keeps prompts and documents in traces.
+        or an engine. `drafts` are those of an `llm` that is given as a model, as `VllmEngine` takes them. `policy`
+        (of all engines, or of each by name): topology-aware, per-invocation or throughput-oriented. `details` keeps
+        prompts and documents in traces.
         `tracing="opentelemetry"` sends every query's trace there, a tracer provider to that one (extra `otel`). Models
         compute on GPUs where there are any, and share their memory by the rule of `engines.devices.budget`.
         Raises `RegistrationError`, `ConfigError`.
@@ -305,6 +307,23 @@ class EnginePool:
         context, ahead = PassContext(self.profiles, speculate), bool(chosen)
         guessing = ahead and speculate != "off" and context.may_ask(*template.chosen_on())
         return cache.optimised(template, shape, context, certain=ahead, chosen=guessing)
+
+    def deploy(self, name: str, deployment: Any) -> None:
+        """Keep what `workflow.deploy(pool)` gives, under its name, for those that look it up, such as a server.
+
+        The workflow that has the name already may be deployed again. Raises `RegistrationError` for another one.
+        """
+        known = self._deployments.get(name)
+        if known is not None and known.workflow != deployment.workflow:
+            raise RegistrationError(
+                f"the pool has another workflow named {name!r}.", hint="deploy this one under another name: name='...'"
+            )
+        self._deployments = {**self._deployments, name: deployment}  # others may be reading it
+
+    @property
+    def deployments(self) -> Mapping[str, Any]:
+        """Workflows that are deployed here, by name."""
+        return self._deployments
 
     @contextmanager
     def watching(self, app: str = "plain") -> Iterator[QueryRun]:

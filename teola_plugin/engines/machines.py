@@ -9,8 +9,7 @@ data sheets: a decoded token reads all weights once, a prefilled token takes two
 in fp16, with the shares that the logs of the RTX 3090 with Llama-2-7B show: 0.51 of its bandwidth (28.5 ms a token
 where 936 GB/s would read 13.5 GB in 14.4 ms), 0.54 of its throughput (0.35 ms a token where 71 TFLOPS would take
 0.19 ms). Several cards (tensor parallelism) are taken at 0.8 of their sum for what they tell each other. So these are
-estimates of one software's efficiency carried to other hardware; calibrate what you have (`teola calibrate`). What
-verifying drafts takes follows from the two (`profiles.on_gpu`); `profiles.drafting(machine)` drafts.
+estimates of one software's efficiency carried to other hardware; calibrate what you have (`teola calibrate`).
 
 Data sheets of NVIDIA (dense fp16 with fp32 accumulation; memory): RTX 3090 71 TFLOPS, 936 GB/s; A800 and A100 80 GB
 SXM 312 TFLOPS, 2,039 GB/s; H100 SXM 989 TFLOPS, 3,350 GB/s. Models: Llama-2-7B 6.74, 13B 13.0, LLaMA-30B 32.5,
@@ -70,13 +69,8 @@ def llm(model: Model, card: Card, cards: int = 1) -> EngineProfile:
     prefilling = 2 * model.parameters / (card.throughput * scale * _THROUGHPUT_SHARE)
     curves = {_K.PREFILLING: Curve.linear(0.0, prefilling), _K.DECODING: Curve.linear(0.0, decoding)}
     known = profiles.rtx3090()["llm"]
-    return replace(
-        known,
-        curves=curves,
-        cache_tokens=int(room / model.token_bytes),
-        max_efficient_batch=1024,
-        verifying=profiles.on_gpu(decoding, prefilling),
-    )
+    verifying = profiles.on_gpu(decoding, prefilling)
+    return replace(known, curves=curves, verifying=verifying, cache_tokens=int(room / model.token_bytes))
 
 
 def machine(model: Model, card: Card, cards: int = 1) -> dict[str, EngineProfile]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind, runs_on_loop
+from teola_plugin.graph.build import COLLECTION
 from teola_plugin.requests.draft_texts import texts_of
 from teola_plugin.requests.payloads import (
     Chunk,
@@ -58,7 +59,7 @@ def _texts(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
 
 
 def _rows(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
-    collection = p.attributes.collection
+    collection = _collection(p, inputs)
     return [IngestRow(collection, c, v) for c, v in zip(inputs["chunks"], inputs["vectors"], strict=True)]
 
 
@@ -70,7 +71,12 @@ def _searches(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any
     vectors = inputs["vectors"] if p.batchable else [inputs["vectors"]]
     said = p.attributes
     k = 4 if said.k is None else said.k
-    return [SearchVector(said.collection, vector, k, said.filter) for vector in vectors]
+    return [SearchVector(_collection(p, inputs), vector, k, said.filter) for vector in vectors]
+
+
+def _collection(p: Primitive, inputs: Mapping[str, Any]) -> str:
+    """That of the graph; where only the query says it, that of the query."""
+    return str(inputs.get(COLLECTION, p.attributes.collection))
 
 
 def _searches_by_words(p: Primitive, inputs: Mapping[str, Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.dead_parts import DeadPart
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.part import AskingPart, HeldPart, Part
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.warmups import WarmedPrefix
@@ -135,6 +135,8 @@ class QueryRun:
     calls_made: int = 0
     has_user_code: bool = False
     """Whether user code runs in it, as far as its graphs know."""
+    code_ended: int = 0
+    """Pieces of user code that have run here, for no plain object runs them."""
     preparing: set[str] = field(default_factory=set)
     """Primitives that were dispatched, and whose payloads the client's code is making."""
     last_calls: dict[tuple[str, PrimitiveKind], tuple[Work, bool]] = field(default_factory=dict)
@@ -155,6 +157,10 @@ class QueryRun:
     """Request id -> the primitive that it is traced as, where the plain object's calls are told of by requests."""
     warmups: list[WarmedPrefix] = field(default_factory=list)
     """What was prefilled ahead, for the trace."""
+    streamed: str = ""
+    """The primitive whose value is wanted as it is written; see `output_stream`."""
+    streamed_into: PieceLog | None = None
+    """Where its text goes; None when nobody wants it, or it goes there already."""
     guesses: dict[str, Guess] = field(default_factory=dict)
     """Answers that were begun on a guess, by the id of the prefilling whose prompt was guessed."""
     guessed: int = 0

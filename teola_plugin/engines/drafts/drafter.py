@@ -62,15 +62,17 @@ class Drafter:
         texts: Sequence[Sequence[int]],
         *,
         greedy: bool,
+        kept: bool = True,
     ) -> Row | None:
         """A request is new, or begins again. `tokens`: the prompt, which has `prompt` of them, and what is written
-        already; `texts`: what it may repeat, likeliest first. None where it samples: nothing is drafted."""
+        already; `texts`: what it may repeat, likeliest first; `kept`: whether recent outputs are a source, and it
+        one of them. None where it samples: nothing is drafted."""
         row = None
         if greedy:
-            recent = self._recent.of(source) if self._options.recent else None
+            recent = self._recent.of(source) if self._options.recent and kept else None
             row = Row(tokens, prompt, texts, recent, self._most, lookup=self._options.lookup)
         self.end(name)
-        self._running[name] = Running(row, source)
+        self._running[name] = Running(row, source, kept)
         return row
 
     def end(self, name: str) -> None:
