@@ -275,7 +275,8 @@ def copied() -> str:
     ]
     for row in found["rows"]:
         seconds = [f"{row[f'{way}_s']['median']:.2f}" for way in ("plain", "plain_same_engine", "accelerated")]
-        ratios = [f"{row[f'{name}{base}']:.2f}" for base in ("", "_same_engine") for name in ("speedup", "possible_runs")]
+        bases = ("", "_same_engine")
+        ratios = [f"{row[f'{name}{base}']:.2f}" for base in bases for name in ("speedup", "possible_runs")]
         steps = [f"{row['tokens_per_step'][way]:.2f}" for way in ("plain_same_engine", "accelerated", "ideal_runs")]
         named = [row["app"].replace("/", ", "), str(row["answer_tokens"]), f"{row['copied']:.0%}"]
         rows.append("| " + " | ".join([*named, *seconds, *ratios, *steps]) + " |")
