@@ -269,15 +269,16 @@ def copied() -> str:
     """Answers that copy, of the committed run of benchmarks.single_query."""
     found = json.loads((ROOT / "benchmarks" / "results" / "single_query.json").read_text())["drafts"]
     rows = [
-        "| app | answer tokens | copied | plain | plain with drafts | accelerated | speed-up | possible | over drafts "
-        "| possible | tokens a step, plain | accelerated | ideal |",
-        "|---|" + "--:|" * 12,
+        "| app | answer tokens | copied | plain | plain with drafts | accelerated | speed-up | virtual | possible "
+        "| over drafts | possible | tokens a step, plain | accelerated | ideal |",
+        "|---|" + "--:|" * 13,
     ]
-    for row in found["rows"]:
+    for row, exact in zip(found["rows"], found["virtual"], strict=True):
         seconds = [f"{row[f'{way}_s']['median']:.2f}" for way in ("plain", "plain_same_engine", "accelerated")]
         bases = ("", "_same_engine")
         ratios = [f"{row[f'{name}{base}']:.2f}" for base in bases for name in ("speedup", "possible_runs")]
         steps = [f"{row['tokens_per_step'][way]:.2f}" for way in ("plain_same_engine", "accelerated", "ideal_runs")]
+        ratios.insert(1, f"{exact['plain_s'] / exact['accelerated_s']:.2f}")
         named = [row["app"].replace("/", ", "), str(row["answer_tokens"]), f"{row['copied']:.0%}"]
         rows.append("| " + " | ".join([*named, *seconds, *ratios, *steps]) + " |")
     return "\n".join(rows)
