@@ -18,6 +18,7 @@ from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.driver.enqueue_events import enqueue_event
 from teola_plugin.runtime.driver.protocol import Driver
 from teola_plugin.runtime.ports.port import ForwardingPort, Port
+from teola_plugin.runtime.primitive_requests import all_drafts
 from teola_plugin.runtime.query_run import Guess, QueryRun
 from teola_plugin.runtime.works.identities import Identity, Party, rule_of
 from teola_plugin.runtime.works.table import WorkTable
@@ -79,7 +80,15 @@ class ProvisionalAnswers:
         warm = asked.kind is _K.PARTIAL_PREFILLING
         named = request_id(run.id)
         request = Request(
-            named, p.kind, asked.payload, run.id, query.tenant, stream=True, background=warm, app=query.app
+            named,
+            p.kind,
+            asked.payload,
+            run.id,
+            query.tenant,
+            stream=True,
+            background=warm,
+            app=query.app,
+            drafts=all_drafts(port.engine.profile, asked.payload),
         )
         rule, terms = rule_of(asked.payload), placed(query.terms, 0, "")
         work = Work(request, port.name, known, place, rule, terms, by=Party.EARLY)
