@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from examples.apps import agent, uploads
+from examples.apps import agent, uploads, workflows
 from examples.apps.engines import fake_pool
 from examples.apps.runner import App, fresh, run
 from teola_plugin import EnginePool, accelerate
@@ -37,7 +37,7 @@ def pool() -> Iterator[EnginePool]:
 
 def test_these_are_the_files() -> None:
     files = {path.stem for path in (ROOT / "examples" / "apps").glob("*.py")}
-    assert files - {"__init__", "engines", "prompts", "runner", "uploads"} == set(NAMES)
+    assert files - {"__init__", "engines", "prompts", "runner", "uploads", "workflows"} == set(NAMES)
 
 
 def inputs(app: App, question: str) -> dict[str, Any]:
@@ -90,6 +90,28 @@ def test_the_command_prints_answer_sources_and_trace(name: str, capsys: pytest.C
     printed = capsys.readouterr().out
     assert "same answer and sources: True" in printed and "answer:   " in printed and "closed in" in printed
     assert "[1] " in printed or name == "search_engine"
+
+
+@pytest.mark.parametrize("question", QUESTIONS[:2])
+@pytest.mark.parametrize("name", NAMES)
+def test_workflows_answer_alike_with_and_without_passes(name: str, question: str, pool: EnginePool) -> None:
+    workflow = workflows.WORKFLOWS[name]("proxy")
+    given, found = workflows.inputs(name, question, None), []
+    own = f"{name}: {question}"
+    for deployed in (workflow.deploy(pool, passes=(), name=f"{own} as written"), workflow.deploy(pool, name=own)):
+        pool.reset()
+        result = deployed.run(given)
+        found.append((result.answer, [(source.id, source.text) for source in result.sources]))
+    assert found[0] == found[1] and found[0][0]
+    assert found[0][1] or name == "agent" or (name == "search_engine" and result.outputs["found"] is None)
+
+
+def test_a_workflow_runs_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    result = workflows.run(["advanced_rag", "--fakes", "0.02"])
+    printed = capsys.readouterr().out
+    assert str(result.answer) in printed and "[3] " in printed and "done in" in printed and len(result.sources) == 3
+    with pytest.raises(SystemExit):
+        workflows.run(["none", "--fakes"])
 
 
 def test_a_missing_upload_is_named() -> None:
@@ -146,3 +168,13 @@ def test_on_real_engines(name: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "same answer and sources: True" in done.stdout and "answer:   " in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.vllm
+@pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts a vLLM of its own for each (make test-all)")
+@pytest.mark.parametrize("name", NAMES)
+def test_workflows_on_real_engines(name: str) -> None:
+    command = [sys.executable, "-m", "examples.apps.workflows", name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0 and "answer:   " in done.stdout and "done in" in done.stdout, done.stdout + done.stderr

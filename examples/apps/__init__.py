@@ -8,6 +8,8 @@
 | the same, advanced RAG: 3 more questions, 16 passages each, reranked to 3, refined | `advanced_rag.py` |
 | the same, contextual retrieval: a model situates each chunk before it is indexed | `contextual_retrieval.py` |
 
+`workflows.py` has all five without a framework, as components joined by `>>`.
+
 `python -m examples.apps.naive_rag` runs one on real engines of this machine, and prints answer, sources and trace;
 `--help` says what else it takes.
 """

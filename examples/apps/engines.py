@@ -30,7 +30,7 @@ WORDS = ("oats", "ivy", "lambs", "hay", "spring", "walls", "june", "farm", "rain
 
 
 def real_pool(args: argparse.Namespace, functions: Iterable[BaseTool] = ()) -> EnginePool:
-    """vLLM, MiniLM, a cross-encoder, PostgreSQL with pgvector, a search. Models and addresses by flags. Without GPU the
+    """vLLM, MiniLM, a cross-encoder, PostgreSQL with pgvector, a search; others by flags. Without a GPU the
     models keep to cores of their own, as in `teola demo`."""
     from teola_plugin.cli.demo.engines import device_cores
     from teola_plugin.engines.bundled.files import llm_folder, reranker_folder

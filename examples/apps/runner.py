@@ -39,7 +39,7 @@ class App:
 
 def run(app: App, arguments: Sequence[str] | None = None) -> None:
     """The command line of an application."""
-    args = _parser(app).parse_args(arguments)
+    args = parser_of(app.name, app.name, app.question).parse_args(arguments)
     given = app.given(args)
     fakes = args.fakes is not None
     with fake_pool(app.tools, factor=args.fakes) if fakes else real_pool(args, app.tools) as pool:
@@ -74,10 +74,11 @@ def _compare(app: App, pool: EnginePool, plain: Any, fast: Any, given: dict[str,
     print(f"same answer and sources: {same}\n")
 
 
-def _parser(app: App) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m examples.apps.{app.name}")
-    parser.set_defaults(app=app.name)
-    parser.add_argument("--question", default=app.question)
+def parser_of(command: str, name: str, question: str) -> argparse.ArgumentParser:
+    """The options of an application: its input, and its engines."""
+    parser = argparse.ArgumentParser(prog=f"python -m examples.apps.{command}")
+    parser.set_defaults(app=name)
+    parser.add_argument("--question", default=question)
     parser.add_argument("--document", help="the upload: a text, HTML or PDF file; by default two chapters on Python")
     told = "engines with the latencies of RTX 3090s, and no model; a number: so many times as slow"
     parser.add_argument("--fakes", nargs="?", const=1.0, type=float, metavar="FACTOR", help=told)

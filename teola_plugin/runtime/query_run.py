@@ -135,6 +135,8 @@ class QueryRun:
     calls_made: int = 0
     has_user_code: bool = False
     """Whether user code runs in it, as far as its graphs know."""
+    code_ended: int = 0
+    """Pieces of user code that have run here, for no plain object runs them."""
     preparing: set[str] = field(default_factory=set)
     """Primitives that were dispatched, and whose payloads the client's code is making."""
     last_calls: dict[tuple[str, PrimitiveKind], tuple[Work, bool]] = field(default_factory=dict)

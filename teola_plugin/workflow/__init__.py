@@ -26,6 +26,7 @@ from teola_plugin.workflow.retrieval import (
     Ingestion,
     Reranking,
     Searching,
+    WebSearch,
 )
 from teola_plugin.workflow.settings import on_engine, reads, setting
 from teola_plugin.workflow.synthesis import Synthesis
@@ -62,6 +63,7 @@ __all__ = [
     "Synthesis",
     "Tool",
     "Value",
+    "WebSearch",
     "Workflow",
     "on_engine",
     "reads",

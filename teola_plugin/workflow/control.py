@@ -164,7 +164,7 @@ class Map(Holding):
         width = over.width if isinstance(over.width, int) else None
         body = made.body(self.flow, **{self.each: Value(Ref(ITEM), _ONE.get(over.kind, Kind.ANY))})
         ref = made.hold("", Role.MAP, named(items=over.ref), body, expected=width)
-        return Value(ref, _MANY.get(body.kind, Kind.ANY), over.width)
+        return Value(ref, _MANY.get(body.kind, Kind.LIST), over.width)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ class Calling(Component):
 
     function: Callable[..., Any] = field(default=None, kw_only=False)  # type: ignore[assignment]
     reads: Mapping[str, str] = field(default_factory=dict, hash=False)
+    gives: Kind | None = None
+    """What it returns, where its annotation (`str`, `list[str]`, `bool`, `list[Hit]`) does not say it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,8 +53,10 @@ class Calling(Component):
     def sources(self) -> dict[str, str]:
         return {name: self.reads.get(name, name) for name in self._parameters()}
 
-    def gives(self) -> Kind:
-        """By the function's annotation, as far as that says it."""
+    def returned(self) -> Kind:
+        """As said, or by the function's annotation, as far as that says it."""
+        if self.gives is not None:
+            return self.gives
         try:
             return _KINDS.get(get_type_hints(self.function).get("return"), Kind.ANY)
         except Exception:  # names that only type checkers know
@@ -60,7 +64,7 @@ class Calling(Component):
 
     def part(self, made: Decomposition, role: Role, effects: tuple[Effect, ...] = ()) -> Value:
         inputs = tuple((name, made.ref(name)) for name in self.sources())
-        return Value(made.add(Part(made.part(), role, inputs, effects=effects), called(self.function)), self.gives())
+        return Value(made.add(Part(made.part(), role, inputs, effects=effects), called(self.function)), self.returned())
 
 
 @dataclass(frozen=True, kw_only=True)

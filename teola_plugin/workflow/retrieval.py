@@ -213,6 +213,20 @@ class Searching(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WebSearch(Component):
+    """A question -> the best results of a search of the web, or of documents by their words, best first."""
+
+    query: str = reads("question", Kind.TEXT)
+    k: int = setting(4, "results that are asked for", least=1)
+    engine: str = on_engine("web", _K.SEARCHING)
+
+    def decompose(self, made: Decomposition) -> Value:
+        asked = named(query=made.ref("query"))
+        part = Part(made.part(), Role.SEARCHING, asked, self.engine, attributes=Attributes(k=self.k))
+        return Value(made.add(part), Kind.PASSAGES, self.k)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reranking(Component):
     """Passages -> the `k` that go best with the question, best first, each with the reranker's score."""
 
@@ -248,7 +262,7 @@ class Reranking(Component):
 
 
 def _several(value: Value) -> bool:
-    return value.kind in (Kind.TEXTS, Kind.CHUNKS, Kind.VECTORS)
+    return value.kind in (Kind.TEXTS, Kind.CHUNKS, Kind.VECTORS, Kind.LIST)
 
 
 def _number(width: int | Estimate | None) -> int | None:

@@ -12,7 +12,8 @@ from teola_plugin.requests.payloads import Chunk, Hit
 
 
 class Kind(Enum):
-    """What a component reads or gives. `ANY` goes with every other kind: it is checked when it is used."""
+    """What a component reads or gives. `ANY` goes with every other kind, `LIST` with those of lists: what it is really
+    is checked when it is used."""
 
     TEXT = "a text"
     TEXTS = "a list of texts"
@@ -28,7 +29,11 @@ class Kind(Enum):
 
     def fits(self, wanted: Sequence[Kind]) -> bool:
         """Whether a value of this kind may go where one of `wanted` is read."""
-        return self is Kind.ANY or Kind.ANY in wanted or self in wanted
+        listed = self is Kind.LIST and not _LISTS.isdisjoint(wanted)
+        return listed or self is Kind.ANY or Kind.ANY in wanted or self in wanted
+
+
+_LISTS = frozenset({Kind.TEXTS, Kind.CHUNKS, Kind.VECTORS, Kind.PASSAGES, Kind.DOCUMENTS, Kind.ROWS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,21 @@ import pytest
 from support.sample_workflows import GIVEN, advanced_rag, engines
 
 from teola_plugin.engines.fake import FakeLLM, Faults
+from teola_plugin.engines.fake.engines import embed_words
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, RegistrationError
+from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Hit
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow
+from teola_plugin.requests.request import Request
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.workflow import (
+    PER_QUERY,
     Branch,
     Condition,
     Function,
     Generation,
+    Indexing,
     Loop,
     Map,
     Searching,
@@ -209,6 +214,32 @@ def test_nothing_overtakes_a_function_that_may_write(pool: EnginePool) -> None:
     assert "write" in plan.graph.ancestors["found.searching"]
     pure = Workflow("pure", Function("write", lambda: None, pure=True) >> Searching("found", query="x")).deploy(pool)
     assert "write" not in pure.plan().graph.ancestors["found.searching"]
+
+
+def test_equal_searches_on_both_sides_of_a_write_are_two(pool: EnginePool) -> None:
+    before, after = (Searching(name, query="x", collection=PER_QUERY) for name in ("before", "after"))
+    app = Workflow("both_sides", before >> Indexing("index", collection=PER_QUERY) >> after).deploy(pool, passes=())
+    outputs = app.run({"x": "hay", "documents": "All of the hay."}).outputs
+    assert outputs["before"] == () and [hit.text for hit in outputs["after"]] == ["All of the hay."]
+
+
+def test_equal_searches_on_both_sides_of_user_code_are_two(pool: EnginePool) -> None:
+    row = IngestRow("by_code", Chunk("c1", "All of the hay."), embed_words("hay"))
+
+    def write() -> None:
+        store: Any = pool.engine("store")
+        pool.runtime.loop.run(_written(store, row)).result(5)
+
+    before, after = (Searching(name, query="x", collection="by_code") for name in ("before", "after"))
+    app = Workflow("code", before >> Function("write", write) >> after).deploy(pool, passes=())
+    outputs = app.run({"x": "hay"}).outputs
+    assert outputs["before"] == () and [hit.text for hit in outputs["after"]] == ["All of the hay."]
+
+
+async def _written(store: Any, row: IngestRow) -> None:
+    """Past the pool, as code of the user's writes."""
+    async for _ in store.execute([Request("own", PrimitiveKind.INGESTION, row)]):
+        pass
 
 
 def test_a_functions_own_error_passes_through(pool: EnginePool) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.graph import Primitive, PrimitiveKind, Terms
-from teola_plugin.requests.payloads import Generation
+from teola_plugin.requests.payloads import Generation, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
@@ -139,7 +139,7 @@ class EngineWork:
         graph, terms = run.graph_of(p.id), placed(run.query.terms, live.depth, "")
         lookahead = graph.lookahead or p.attributes.lookahead is not None
         for number, payload in enumerate(payloads):
-            known = self.identity_of(port, run.query.tenant, payload)
+            known = self._between_writes(run, port, payload, self.identity_of(port, run.query.tenant, payload))
             drafts += self.guesses.drafts(run, p, payload, known)
             request = follower_request(name, number) if name else ""
             work = self.join(run, Party.EARLY, port, p.kind, payload, known, terms, p.id, request, graph, drafts)
@@ -214,6 +214,13 @@ class EngineWork:
         if found is None:
             found = self._fingerprints[port.name] = fingerprint(port.name, port.engine)
         return identity(found, tenant, payload)
+
+    def _between_writes(self, run: QueryRun, port: Port, payload: Any, known: Identity | None) -> Identity | None:
+        """Without a plain object nobody asks again whether a search is still true: one of the graph's own is taken for
+        another only if nothing has been written, and no user code has ended, between the two."""
+        if run.ahead or known is None or not isinstance(payload, SearchVector):
+            return known
+        return known._replace(payload=(known.payload, self.writes.version(port.name, payload), run.code_ended))
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
         p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError, pool_closed
-from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind
+from teola_plugin.graph import IMPURE_KINDS, Graph, InstancePath, Primitive, PrimitiveKind
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import dead_parts
 from teola_plugin.runtime import primitive_requests as requests
@@ -215,6 +215,9 @@ class GraphDriver:
 
     def made(self, run: QueryRun, name: str) -> None:
         """A primitive has its value, in the query's store."""
+        if run.has_user_code and not run.ahead:
+            live = self._live(run, name)
+            run.code_ended += live is not None and live.primitive.kind in IMPURE_KINDS
         self.post(Finished(self.now(), run.id, name))
         if run.growing:
             self._incremental.made(run, name)
