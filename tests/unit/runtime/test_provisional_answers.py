@@ -292,6 +292,21 @@ def test_one_that_fails_is_seen_by_nobody(caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
 
 
+def test_one_that_fails_when_it_is_claimed_is_asked_for_again() -> None:
+    """As of an engine elsewhere that has stopped it before the claim came: its reader sees the text go on."""
+    faults = Faults(fail_on=lambda request: request.objective == "provisional", retryable=False)
+
+    async def run(w: World) -> None:
+        plain, _, _ = await w.timed(w.chain)
+        w.seen.clear()
+        text, _, _ = await w.timed(w.fast)
+        assert text == plain and w.told["provisional_claimed"] == 1
+        guess, again = w.seen
+        assert guess.request.id == again.request.id and not again.provisional
+
+    in_world(run, right=True, faults={"llm": faults})
+
+
 def test_a_reranker_that_fails_takes_it_along() -> None:
     faults = Faults(fail_on=lambda request: True, retryable=False)
 
