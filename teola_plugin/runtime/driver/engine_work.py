@@ -19,6 +19,7 @@ from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
 from teola_plugin.runtime.driver.primitive_news import PrimitiveNews
 from teola_plugin.runtime.driver.protocol import Driver
+from teola_plugin.runtime.driver.remaining import Remaining
 from teola_plugin.runtime.failures import located
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
@@ -53,6 +54,7 @@ class EngineWork:
         self.ahead = PreScheduling(lambda: driver.ports, self._enqueue_event)
         self._news = PrimitiveNews(driver)
         self._fingerprints: dict[str, Fingerprint] = {}
+        self.remaining = Remaining(lambda: {name: port.engine.profile for name, port in driver.ports.items()})
 
     # ------------------------------------------------------------ dispatched primitives
 
@@ -219,7 +221,8 @@ class EngineWork:
             port.enqueue(fresh, event, p, then)
 
     def _enqueue_event(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
-        return enqueue_event(self._driver.now(), run, p, depth, self._live(run, p.id))
+        remaining = self.remaining.of(self._driver.query(run), p, depth)
+        return enqueue_event(self._driver.now(), run, p, depth, self._live(run, p.id), remaining)
 
     def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
         query = self._driver.query(run)
