@@ -400,6 +400,34 @@ def routing() -> str:
     return "\n".join(rows)
 
 
+def simulator() -> str:
+    """The table of the committed run of benchmarks.simulator."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "simulator.json").read_text())
+    rows = [
+        "| app, accelerated | queries/s | mean, s: wall clock | simulated | p95, s: wall clock | simulated |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for case in found["cases"]:
+        times = [f"{case[way][key]:.2f}" for key in ("mean", "p95") for way in ("wall", "simulated")]
+        rows.append(f"| {case['app']} | {case['rate']:g} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
+def policies() -> str:
+    """The table of the committed run of benchmarks.policies."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "policies.json").read_text())
+    rows = [
+        "| queries/s | policy | mean, s | p99, s | in time | mean, times topology-aware |",
+        "|--:|---|--:|--:|--:|--:|",
+    ]
+    for case in found["cases"]:
+        low, high = case["mean_ratio"]["interval"]
+        ratio = f"{case['mean_ratio']['median']:.2f} ({low:.2f} to {high:.2f})"
+        figures = f"{case['mean']:.1f} | {case['p99']:.1f} | {case['within_slo']:.0%} | {ratio}"
+        rows.append(f"| {case['rate']:g} | {case['policy']} | {figures} |")
+    return "\n".join(rows)
+
+
 def ray_overhead() -> str:
     """The table of the committed run of benchmarks.ray_overhead."""
     found = json.loads((ROOT / "benchmarks" / "results" / "ray_overhead.json").read_text())
@@ -535,6 +563,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "llamaindex patterns, own models": lambda: llamaindex_patterns("llamaindex_patterns_own"),
     "stock real": stock_real,
     "routing": routing,
+    "policies": policies,
+    "simulator": simulator,
     "ray overhead": ray_overhead,
     "memory": memory,
     "neighbours": neighbours,
