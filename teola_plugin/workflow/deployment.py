@@ -24,8 +24,8 @@ from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.workflow.config import Config
+from teola_plugin.workflow.indexing import THIS_QUERY
 from teola_plugin.workflow.result import Result, Running, Stream
-from teola_plugin.workflow.retrieval import THIS_QUERY
 from teola_plugin.workflow.workflow import Lowered, Workflow
 
 log = logging.getLogger("teola_plugin")
@@ -135,7 +135,7 @@ class Deployment:
         """What was indexed for this query alone is deleted, at nobody's cost."""
         for store in lowered.temporary:
             try:
-                done: Future[Any] = self.pool.admin(store, "delete_collection", query.inputs["input"][THIS_QUERY])
+                done: Future[Any] = self.pool.clean_up(store, "delete_collection", query.inputs["input"][THIS_QUERY])
                 done.add_done_callback(partial(_deleted, store))
             except Exception as error:  # the pool is closed
                 _left(store, error)

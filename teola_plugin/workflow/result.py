@@ -54,7 +54,12 @@ class Running:
 
     def result(self, timeout: float | None = None) -> Result:
         """Its result. Raises what the query failed by, and `TimeoutError`, by which it is cancelled."""
-        values: Any = self._handle.result(timeout)
+        try:
+            values: Any = self._handle.result(timeout)
+        except BaseException:
+            if self.done:  # what the query leaves is cleaned up when its trace is there
+                self._run.trace.result(_SOON)
+            raise
         return self._made(values, self._run.trace.result(_SOON))
 
     def __await__(self) -> Generator[Any, None, Result]:

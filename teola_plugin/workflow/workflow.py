@@ -15,8 +15,8 @@ from teola_plugin.workflow.config import Config, config_of, config_schema
 from teola_plugin.workflow.control import configured, free_names
 from teola_plugin.workflow.decomposition import Scope, in_order, last_of
 from teola_plugin.workflow.flow import Flow, Joinable
+from teola_plugin.workflow.indexing import PER_QUERY, THIS_QUERY
 from teola_plugin.workflow.inputs import Input, bound, kind_of
-from teola_plugin.workflow.retrieval import PER_QUERY, THIS_QUERY
 from teola_plugin.workflow.values import Kind, Value
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from support.sample_workflows import GIVEN, advanced_rag, engines
 
-from teola_plugin.engines.fake import FakeLLM, Faults
+from teola_plugin.engines.fake import FakeLLM, FakeWebSearch, Faults
 from teola_plugin.engines.fake.engines import embed_words
 from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.engines.tools import ToolEngine
 from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
@@ -30,8 +31,10 @@ from teola_plugin.workflow import (
     Indexing,
     Loop,
     Map,
+    QueryExpansion,
     Searching,
     Tool,
+    WebSearching,
     Workflow,
 )
 
@@ -249,6 +252,29 @@ def test_a_functions_own_error_passes_through(pool: EnginePool) -> None:
     app = Workflow("raises", Function("fail", fail) >> Generation("after", "{fail}")).deploy(pool)
     with pytest.raises(KeyError, match="here"):
         app.run({"x": "here"})
+
+
+def test_searches_of_the_web_and_tools_of_an_engine() -> None:
+    ordered: list[str] = []
+
+    def order(text: str) -> str:
+        ordered.append(text)
+        return f"ordered {text}"
+
+    web = FakeWebSearch(documents=["hay is sold here", "oats are sold there", "ivy is free"])
+    flow = (
+        QueryExpansion("queries", n=2)
+        >> [WebSearching("of_all", query="queries", k=2), WebSearching("of_one", query="question", k=1)]
+        >> Tool("order", engine="tools", reads={"text": "question"})
+    )
+    with EnginePool.local([*engines(), web, ToolEngine("tools", [order])]) as pool:
+        app = Workflow("outside", flow, sources="of_one").deploy(pool)
+        result = app.run({"question": "hay"})
+        assert result.answer == "ordered hay" and ordered == ["hay"]
+        assert [hit.text for hit in result.sources] == ["hay is sold here"]
+        assert Workflow("plain", flow).deploy(pool, passes=()).run({"question": "hay"}).outputs == result.outputs
+        with pytest.raises(RegistrationError, match="engine 'llm' does no searching"):
+            Workflow("unfit", WebSearching("w", engine="llm")).deploy(pool)
 
 
 # ------------------------------------------------------------ failures, deadlines, terms
