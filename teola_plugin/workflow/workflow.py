@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.errors import GraphError
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Traced
+from teola_plugin.workflow.checks import check_names, check_order
 from teola_plugin.workflow.component import check_name
 from teola_plugin.workflow.config import Config, config_of, config_schema
 from teola_plugin.workflow.control import configured, free_names
@@ -82,7 +82,7 @@ class Workflow:
         for key, value in values.items():
             object.__setattr__(self, key, value)
         self._check_outputs()
-        self.lower(Config())
+        check_order(self.lower(Config()).traced.template)
 
     def _check_outputs(self) -> None:
         names = [one.name for one in self.flow]
@@ -160,14 +160,6 @@ class Workflow:
 
 CONFIGURATIONS = 64
 """Configurations of a workflow whose templates are kept."""
-
-
-def check_names(flow: Flow) -> None:
-    """Raises `GraphError` for a name that two components have, also in bodies: settings and results go by names."""
-    counts = Counter(one.name for one in flow.everything())
-    for name, count in counts.items():
-        if count > 1:
-            raise GraphError(f"{count} components share the name {name!r}.", hint="rename all but one of them")
 
 
 def _inputs(flow: Flow, declared: tuple[Input, ...]) -> tuple[Input, ...]:

@@ -24,7 +24,9 @@ RAG = Workflow(
 GIVEN = {"question": QUESTION, "documents": DOCUMENT}
 
 
-@pytest.mark.parametrize("mode", ["refine", "tree", "compact"])
+@pytest.mark.parametrize(
+    "mode", ["refine", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("tree", "compact"))]
+)
 def test_the_same_with_and_without_passes(real_pool: EnginePool, mode: str) -> None:
     real_pool.reset()
     plain = RAG.deploy(real_pool, passes=()).run(GIVEN, {"mode": mode})
