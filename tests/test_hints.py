@@ -237,7 +237,7 @@ def test_the_hints_are_found() -> None:
         ("see the log; then restart()", "restart"),
         ("pip install 'teola-plugin[vllm]'", "registry"),
         ("pip install '.[gpu]'", "extra gpu"),
-        ("start it with `teola serve pool.yaml`", "teola serve"),
+        ("start it with `teola launch pool.yaml`", "teola launch"),
         ("check --doc", "--doc"),
         ("EnginePool.attach(address)", "attach"),
         ("EmbeddingEngine(modell=...)", "modell"),

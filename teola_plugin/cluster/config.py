@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -189,9 +189,13 @@ class PoolConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
     engines: dict[str, EngineConfig] = Field(min_length=1)
+    server: Any = None
+    """Of `teola serve`, which reads them from the same file, and checks them: see `server.settings`."""
+    apps: Any = None
+    """The same."""
 
     @classmethod
-    def read(cls, path: str | Path) -> PoolConfig:
+    def read(cls, path: str | Path) -> Self:
         """The file's content. Raises `ConfigError`, which names file, line and remedy."""
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -204,7 +208,7 @@ class PoolConfig(BaseModel):
         return cls.parse(text, str(path))
 
     @classmethod
-    def parse(cls, text: str, source: str = "pool") -> PoolConfig:
+    def parse(cls, text: str, source: str = "pool") -> Self:
         """`read` for text. `source` leads the messages."""
         try:
             root, data = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
@@ -220,9 +224,9 @@ class PoolConfig(BaseModel):
             raise ConfigError("\n".join(_faults(source, root, error)), hint=_REMEDY) from None
 
 
-_SECRET = (("dsn",), ("base_url",))
+_SECRET = (("dsn",), ("base_url",), ("hash",))
 """They may hold a password."""
-_REMEDY = "correct these lines; docs/cluster.md lists every setting"
+_REMEDY = "correct these lines; docs/cluster.md and docs/server.md list every setting"
 
 
 def _syntax(source: str, error: yaml.YAMLError) -> str:

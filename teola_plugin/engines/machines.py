@@ -69,7 +69,8 @@ def llm(model: Model, card: Card, cards: int = 1) -> EngineProfile:
     prefilling = 2 * model.parameters / (card.throughput * scale * _THROUGHPUT_SHARE)
     curves = {_K.PREFILLING: Curve.linear(0.0, prefilling), _K.DECODING: Curve.linear(0.0, decoding)}
     known = profiles.rtx3090()["llm"]
-    return replace(known, curves=curves, cache_tokens=int(room / model.token_bytes), max_efficient_batch=1024)
+    verifying = profiles.on_gpu(decoding, prefilling)
+    return replace(known, curves=curves, verifying=verifying, cache_tokens=int(room / model.token_bytes))
 
 
 def machine(model: Model, card: Card, cards: int = 1) -> dict[str, EngineProfile]:

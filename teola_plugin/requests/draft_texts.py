@@ -15,6 +15,10 @@ from teola_plugin.graph import GAP
 from teola_plugin.requests.json_forms import forms, forms_of_schema
 from teola_plugin.requests.payloads import Generate, Message
 
+KEY, APP, TENANT = "teola_drafts", "teola_app", "teola_tenant"
+"""Names under which a request's texts, its app and its tenant travel to vLLM: to a server in `vllm_xargs`."""
+FORGET_ALL, FORGET_TENANT = "teola_forget_all", "teola_forget_tenant"
+"""There, too: what was learned is to be forgotten, all of it or a tenant's."""
 MOST = 32
 """Texts of one request."""
 _TOOLS = 8

@@ -8,7 +8,7 @@ from teola_plugin.simulation.arrivals import Arrival, arriving, bursty, poisson,
 from teola_plugin.simulation.cluster import Cluster, SimulatedEngine, machine_named, mark
 from teola_plugin.simulation.figures import figures, quantile
 from teola_plugin.simulation.meter import Served
-from teola_plugin.simulation.run import Ask, Make, Run, alone, simulate
+from teola_plugin.simulation.run import Ask, Make, Run, alone, on_the_clock, simulate
 from teola_plugin.simulation.traces import read_trace
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "figures",
     "machine_named",
     "mark",
+    "on_the_clock",
     "poisson",
     "quantile",
     "read_trace",

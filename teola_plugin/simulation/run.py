@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from teola_plugin.engines.base import Engine
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.simulation import meter
@@ -46,7 +47,28 @@ def simulate(
     `progressed` is called at the end of each query. A query that fails is counted and disturbs nobody. Raises what
     building an app raises, and `TeolaError` where a query waits for something that cannot happen in virtual time.
     """
-    return run_virtual(_simulated(cluster, apps, arrivals, progressed), seed, inline=True)
+
+    def made(engines: Mapping[str, Sequence[Engine]], measured: Meter) -> EnginePool:
+        return EnginePool.on_this_loop(engines, policy=cluster.policies, sink=measured)
+
+    return run_virtual(_asked(cluster, apps, arrivals, made, progressed), seed, inline=True)
+
+
+def on_the_clock(
+    cluster: Cluster,
+    apps: Mapping[str, Make],
+    arrivals: Sequence[Arrival],
+    *,
+    progressed: Callable[[], object] = lambda: None,
+) -> Run:
+    """`simulate` in real time: the same engines sleep, and what processors do takes what it takes."""
+
+    def made(engines: Mapping[str, Sequence[Engine]], measured: Meter) -> EnginePool:
+        pool = EnginePool.local(engines, policy=cluster.policies)
+        pool.runtime.recorder.sink = measured
+        return pool
+
+    return asyncio.run(_asked(cluster, apps, arrivals, made, progressed))
 
 
 def alone(cluster: Cluster, apps: Mapping[str, Make], arrivals: Sequence[Arrival], *, seed: int = 0) -> list[Served]:
@@ -57,14 +79,18 @@ def alone(cluster: Cluster, apps: Mapping[str, Make], arrivals: Sequence[Arrival
     return found
 
 
-async def _simulated(
-    cluster: Cluster, apps: Mapping[str, Make], arrivals: Sequence[Arrival], progressed: Callable[[], object]
+async def _asked(
+    cluster: Cluster,
+    apps: Mapping[str, Make],
+    arrivals: Sequence[Arrival],
+    made: Callable[[Mapping[str, Sequence[Engine]], Meter], EnginePool],
+    progressed: Callable[[], object],
 ) -> Run:
     served = tuple(Served(one.app, one.at) for one in arrivals)
     engines = cluster.made({one.mark: one.output_tokens for one in arrivals if one.mark and one.output_tokens})
     measured = Meter(served)
     measured.watch(engines)
-    async with EnginePool.on_this_loop(engines, policy=cluster.policies, sink=measured) as pool:
+    async with made(engines, measured) as pool:
         asks = {name: await _made(make, pool) for name, make in apps.items()}
         measured.start()
         queries = (
@@ -92,7 +118,7 @@ async def _ask(
     measured: Meter,
     progressed: Callable[[], object],
 ) -> None:
-    await asyncio.sleep(arrival.at)
+    await asyncio.sleep(arrival.at - measured.now())
     meter.number.set(number)
     with pool.watching(arrival.app):
         try:

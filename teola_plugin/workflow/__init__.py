@@ -19,7 +19,7 @@ from teola_plugin.workflow.indexing import PER_QUERY, Chunking, Embedding, Index
 from teola_plugin.workflow.inputs import Input
 from teola_plugin.workflow.prompts import Prompt
 from teola_plugin.workflow.result import Result, Running, Stream
-from teola_plugin.workflow.searching import Reranking, Searching, WebSearching
+from teola_plugin.workflow.searching import Reranking, Searching, WebSearch
 from teola_plugin.workflow.settings import on_engine, reads, setting
 from teola_plugin.workflow.synthesis import Synthesis
 from teola_plugin.workflow.values import Document, Kind, Value
@@ -55,7 +55,7 @@ __all__ = [
     "Synthesis",
     "Tool",
     "Value",
-    "WebSearching",
+    "WebSearch",
     "Workflow",
     "on_engine",
     "reads",

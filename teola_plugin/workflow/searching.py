@@ -84,10 +84,10 @@ class Searching(_Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WebSearching(_Finding):
-    """A question -> what a search engine finds for it; for a list of questions as `Searching`.
+class WebSearch(_Finding):
+    """A question -> the best results of a search of the web, or of documents by their words, best first.
 
-    Its engine searches by words: `WebSearch`, or full-text search in documents of your own.
+    For a list of questions as `Searching`.
     """
 
     query: str = reads("question", Kind.TEXT, Kind.TEXTS)

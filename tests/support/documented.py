@@ -48,6 +48,7 @@ from teola_plugin.passes import (
     Pass,
     PassContext,
     PrefillingSplit,
+    ProvisionalAnswers,
     PruneDependencies,
     StageDecomposition,
 )
@@ -167,6 +168,15 @@ def answer() -> Graph:
     prompt = (PromptPart("...", tokens=60), PromptPart.var("question", 12), PromptPart.var("passages"))
     inputs = named(question=Ref(INPUT), passages=Ref("hits"))
     return Graph([vector, hits, Primitive("answer", K.PREFILLING, "llm", inputs, prompt=prompt)], Ref("answer"))
+
+
+def reranked() -> Graph:
+    texts = Primitive("texts", K.CALL, inputs=named(found=Ref(INPUT)))
+    scores = Primitive("scores", K.RERANKING, "reranker", named(texts=Ref("texts")), batchable=True)
+    best = Primitive("best", K.CALL, inputs=named(texts=Ref("texts"), scores=Ref("scores")))
+    prompt = (PromptPart("...", tokens=60), PromptPart.var("passages"))
+    made = Primitive("answer", K.PREFILLING, "llm", named(passages=Ref("best")), prompt=prompt)
+    return Graph([texts, scores, best, made], Ref("answer"))
 
 
 def questions() -> Graph:
@@ -460,6 +470,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     },
     "prune-dependencies": lambda: fenced(rewrite(PruneDependencies(), titles())),
     "stage-decomposition": lambda: fenced(rewrite(StageDecomposition(), upload())),
+    "provisional-answers": lambda: fenced(rewrite(ProvisionalAnswers(), reranked())),
     "prefilling-split": lambda: fenced(rewrite(PrefillingSplit(), answer())),
     "decoding-pipelining": lambda: fenced(rewrite(DecodingPipelining(), questions())),
     "graph events": lambda: table(

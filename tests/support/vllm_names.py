@@ -137,10 +137,25 @@ def _drafts() -> dict[str, Any]:
     return {
         "drafts": [drafts.drafted_tokens(config), drafts.longest(config), config.speculative_config.method],
         "drafts made": type(create_proposer(config)).__name__,
+        "encoded": _encoded(config),
         "verified": [drafts.verified(type("Output", (), {"spec_decode_metrics": one})()) for one in (told, None)],
         "expanded": expanded,
         "no token": rejection_sampler.apply_sampling_constraints(nothing, counts, None) is nothing,
     }
+
+
+def _encoded(config: Any) -> list[Any]:
+    """A text by the shim, by the tokenizer itself, and what is said where vLLM has none."""
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(str(llama.make())).encode("a text", add_special_tokens=False)
+    found = list(drafts.encoder(config)("a text"))
+    config.model_config.skip_tokenizer_init = True
+    try:
+        drafts.encoder(config)
+    except ValueError as none:
+        return [found, own, str(none)]
+    return []
 
 
 def create_proposer(config: Any) -> Any:

@@ -35,7 +35,7 @@ from teola_plugin.workflow import (
     Synthesis,
     Tool,
     Value,
-    WebSearching,
+    WebSearch,
     Workflow,
     reads,
 )
@@ -81,7 +81,7 @@ FLOWS: dict[str, Flow] = {
     "searching": Embedding("vector") >> Searching("found", query="vector"),
     "searching after expansion": QueryExpansion("queries") >> Searching("found", query="queries", k=16),
     "searching for many": Flow.of(Searching("found", query="several")),
-    "web searching": QueryExpansion("queries", n=2) >> WebSearching("found", query="queries"),
+    "web searching": QueryExpansion("queries", n=2) >> WebSearch("found", query="queries"),
     "reranking": FOUND >> Reranking("best"),
     "generation": FOUND >> Generation("answer", LEAD + "{question}\n{passages}"),
     "a list that is mapped over": Generation("plan", "{question}", items="json", expected=2)
@@ -95,7 +95,7 @@ FLOWS: dict[str, Flow] = {
     >> Branch(
         "answer",
         condition="about_hay",
-        then=WebSearching("web") >> Synthesis("told", context="web"),
+        then=WebSearch("web") >> Synthesis("told", context="web"),
         otherwise="verdict",
     ),
     "loop": Generation("first", "{question}")

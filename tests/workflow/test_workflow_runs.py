@@ -34,7 +34,7 @@ from teola_plugin.workflow import (
     QueryExpansion,
     Searching,
     Tool,
-    WebSearching,
+    WebSearch,
     Workflow,
 )
 
@@ -264,7 +264,7 @@ def test_searches_of_the_web_and_tools_of_an_engine() -> None:
     web = FakeWebSearch(documents=["hay is sold here", "oats are sold there", "ivy is free"])
     flow = (
         QueryExpansion("queries", n=2)
-        >> [WebSearching("of_all", query="queries", k=2), WebSearching("of_one", query="question", k=1)]
+        >> [WebSearch("of_all", query="queries", k=2), WebSearch("of_one", query="question", k=1)]
         >> Tool("order", engine="tools", reads={"text": "question"})
     )
     with EnginePool.local([*engines(), web, ToolEngine("tools", [order])]) as pool:
@@ -274,7 +274,7 @@ def test_searches_of_the_web_and_tools_of_an_engine() -> None:
         assert [hit.text for hit in result.sources] == ["hay is sold here"]
         assert Workflow("plain", flow).deploy(pool, passes=()).run({"question": "hay"}).outputs == result.outputs
         with pytest.raises(RegistrationError, match="engine 'llm' does no searching"):
-            Workflow("unfit", WebSearching("w", engine="llm")).deploy(pool)
+            Workflow("unfit", WebSearch("w", engine="llm")).deploy(pool)
 
 
 # ------------------------------------------------------------ failures, deadlines, terms

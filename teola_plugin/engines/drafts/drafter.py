@@ -62,15 +62,17 @@ class Drafter:
         texts: Sequence[Sequence[int]],
         *,
         greedy: bool,
+        kept: bool = True,
     ) -> Row | None:
         """A request is new, or begins again. `tokens`: the prompt, which has `prompt` of them, and what is written
-        already; `texts`: what it may repeat, likeliest first. None where it samples: nothing is drafted."""
+        already; `texts`: what it may repeat, likeliest first; `kept`: whether recent outputs are a source, and it
+        one of them. None where it samples: nothing is drafted."""
         row = None
         if greedy:
-            recent = self._recent.of(source) if self._options.recent else None
+            recent = self._recent.of(source) if self._options.recent and kept else None
             row = Row(tokens, prompt, texts, recent, self._most, lookup=self._options.lookup)
         self.end(name)
-        self._running[name] = Running(row, source)
+        self._running[name] = Running(row, source, kept)
         return row
 
     def end(self, name: str) -> None:
@@ -84,13 +86,15 @@ class Drafter:
         for name in [one for one in self._running if not runs(one)]:
             self.end(name)
 
-    def longest(self, rows: int) -> int:
+    def draft(self, row: Row, rows: int, room: int) -> list[int]:
+        """What one among so many rows is likely to write next, at most `room` tokens; nothing where none pays."""
+        room = min(room, self._most_of_one(max(1, rows)))
+        if room <= 0:
+            return []
+        return row.draft(room) if self._fixed is None else row.first_tokens(room)
+
+    def _most_of_one(self, rows: int) -> int:
         """Tokens that may be drafted for each of so many rows."""
         if self._fixed is not None:
             return min(self._most, self._fixed)
-        rows = max(1, rows)
         return min(self._most, longest_draft(self._lengths, rows) if self._lengths else self._budget // rows)
-
-    def draft(self, row: Row, room: int) -> list[int]:
-        """What it is likely to write next, at most so many tokens."""
-        return row.draft(room) if self._fixed is None else row.first_tokens(room)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from teola_plugin.engines.base import EngineLoad
+from teola_plugin.engines.openai import drafts as drafts_over_http
 from teola_plugin.engines.openai import wire
 from teola_plugin.engines.openai.discovery import ServerFacts, discover, unusable_server
 from teola_plugin.engines.openai.endpoint import Endpoint
@@ -49,6 +50,8 @@ class OpenAIServer:
     declares it one's own. Where it has no `/tokenize`, as vLLM has, none is sent.
     `calibrate`: whether a pool that starts it measures the server (some 20 requests in 3 s, once: figures are kept),
     so that prefixes go early only where that pays. Without a word it does where prefixes are kept, and nowhere else.
+    `drafts` declares that the server is vLLM, started with the two flags of docs/drafts.md: what answers may repeat
+    goes along with greedy requests, with app and tenant, in `vllm_xargs`; no other server is sent that.
     `priorities` declares that the server orders by `priority` (vLLM with `--scheduling-policy priority`).
     `max_requests` bounds the requests in flight; `timeout` is in seconds, between two signs of life. `check=False`: the
     start does not ask the server whether it serves the model; requests tell.
@@ -69,6 +72,7 @@ class OpenAIServer:
         prefix_caching: bool | None = None,
         calibrate: bool | None = None,
         priorities: bool = False,
+        drafts: bool = False,
         max_requests: int = 256,
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
@@ -90,6 +94,7 @@ class OpenAIServer:
             device=self.base_url,
             own=self.own,
             prefix_caching=self.prefix_caching,
+            drafts=drafts_over_http.TOKENS if drafts else 0,
         )
         self._prefixes = Prefixes(name, self.base_url)
         self._client: httpx.AsyncClient | None = None
@@ -131,7 +136,16 @@ class OpenAIServer:
             self._profile,
             min_split_tokens=max(self._profile.min_split_tokens, found.block_size),
             prefix_caching=self._profile.prefix_caching and found.prefixes,
+            drafts=self._drafted(found),
         )
+
+    def _drafted(self, found: ServerFacts) -> int:
+        """0 for a server that says it is another one than vLLM."""
+        kind = found.versions.get("server", "vllm")
+        if self._profile.drafts and kind != "vllm":
+            log.warning("%s says that it is %s, not vLLM: %s sends it no drafts", self.base_url, kind, self.name)
+            return 0
+        return self._profile.drafts
 
     @property
     def joins(self) -> bool:
@@ -192,7 +206,7 @@ class OpenAIServer:
             added["priority"] = request.priority + (_LAST if request.background else 0)
         if request.tenant and self.prefix_caching:
             added["cache_salt"] = request.tenant
-        return added
+        return added | (drafts_over_http.extra(request) if self._profile.drafts else {})
 
     async def cancel(self, request_id: str) -> None:
         """The connection is closed, at which servers give a generation up."""
@@ -238,9 +252,19 @@ class OpenAIServer:
         return EngineLoad(len(self._tasks))
 
     async def reset(self) -> None:
-        """Empties the prefix cache where the server offers that (vLLM in development mode); else nothing happens."""
+        """Empties the prefix cache where the server offers that (vLLM in development mode); else it stays. Outputs to
+        draft from are forgotten."""
         if self._client is not None and self.prefix_caching:
             await self._client.post(f"{root_of(self.base_url)}/reset_prefix_cache")
+        await self._forget_outputs(None)
+
+    async def forget(self, tenant: str) -> None:
+        """No later request drafts from what this tenant's have written so far. Raises `EngineError`."""
+        await self._forget_outputs(tenant)
+
+    async def _forget_outputs(self, tenant: str | None) -> None:
+        if self._client is not None and self._profile.drafts:
+            await drafts_over_http.forget(self._client, self.name, self.base_url, self.model or "", tenant)
 
     def versions(self) -> Mapping[str, str]:
         """The model and the kind of server; only the model before the first start, if it was named."""

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.vllm.cache import CachedPrefixes
-from teola_plugin.engines.vllm.drafts.options import KEY as DRAFTS
 from teola_plugin.engines.vllm.drafts.worker import FORGET
 from teola_plugin.engines.vllm.link import Answer, Delta, Reset, Submit, Tell
 from teola_plugin.engines.vllm.scheduler import KEY
 from teola_plugin.engines.vllm.tokens import Encoded, PromptTokens
 from teola_plugin.graph.prefix_blocks import block_hashes
+from teola_plugin.requests.draft_texts import KEY as DRAFTS
 from teola_plugin.requests.payloads import Generate, Generation, Sampling, Warmed, Warmup
 from teola_plugin.shims.vllm import drafts
 from teola_plugin.shims.vllm.llm import limits_of, token_prompt

@@ -114,8 +114,8 @@ def test_sampled_requests_get_none() -> None:
 def test_traces_count_what_was_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     made = FakeLLM._generated
 
-    def generated(self: FakeLLM, job: Any) -> Any:
-        return replace(made(self, job), drafted=10, accepted=7)
+    def generated(self: FakeLLM, *given: Any) -> Any:
+        return replace(made(self, *given), drafted=10, accepted=7)
 
     monkeypatch.setattr(FakeLLM, "_generated", generated)
     quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]

@@ -27,7 +27,7 @@ class Batch:
         self.tokens: dict[str, list[int]] = {}
         self.proposer = proposer(tokens, **options)
         runner = SimpleNamespace(requests=self.requests, input_batch=self)
-        self.proposer.attach(shim.Runner(runner, "teola_drafts"))
+        self.proposer.attach(shim.Runner(runner))
 
     @property
     def req_ids(self) -> list[str]:

@@ -1,0 +1,5 @@
+"""For programs that ask a server of `teola serve`: needs httpx, and nothing of the server's."""
+
+from teola_plugin.server.client.joining import AsyncQueryClient, Joined, QueryClient, joining
+
+__all__ = ["AsyncQueryClient", "Joined", "QueryClient", "joining"]
