@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.errors import GraphError
@@ -147,10 +148,15 @@ class Workflow:
         found = self._lowered.get(config)
         if found is None:
             found = _lower(self, configured(self.flow, config))
-            while len(self._lowered) >= CONFIGURATIONS:
-                self._lowered.pop(next(iter(self._lowered)), None)
+            for other in list(self._lowered)[: 1 - CONFIGURATIONS]:
+                self._lowered.pop(other, None)
             self._lowered[config] = found
         return found
+
+    def __reduce__(self) -> Any:
+        """What was lowered is made anew."""
+        said: dict[str, Any] = dict(inputs=self.inputs, output=self.output, sources=self.sources, doc=self.doc)
+        return partial(Workflow, self.name, self.flow, **said), ()
 
     def __str__(self) -> str:
         from teola_plugin.graph import build_pgraph

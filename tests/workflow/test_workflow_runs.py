@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import pickle
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 from support.sample_workflows import GIVEN, advanced_rag, engines
 
 from teola_plugin.engines.fake import FakeLLM, FakeWebSearch, Faults
 from teola_plugin.engines.fake.engines import embed_words
-from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.engines.profiles import rtx3090, scaled
 from teola_plugin.engines.tools import ToolEngine
 from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, RegistrationError
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.graph import Graph, GraphEdit, PrimitiveKind
+from teola_plugin.passes import DEFAULT_PASSES, PassContext
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow
 from teola_plugin.requests.request import Request
@@ -52,6 +56,35 @@ def test_a_result_has_all_that_a_query_gave(pool: EnginePool) -> None:
     assert result.sources == result.outputs["best"] and all(isinstance(one, Hit) for one in result.sources)
     assert result.trace is not None and result.trace.outcome == "done" and result.query_id == result.trace.query_id
     assert {one.id for one in result.sources} <= set(result.outputs["index"])
+
+
+def test_a_result_as_json(pool: EnginePool) -> None:
+    made = advanced_rag("as_json").deploy(pool).run(GIVEN, {"best.k": 2}).to_dict()
+    assert json.loads(json.dumps(made)) == made and made["config"] == {"best": {"k": 2}}
+    assert set(made["sources"][0]) == {"id", "text", "metadata", "score"}
+
+
+def test_a_workflow_survives_pickling(pool: EnginePool) -> None:
+    again = pickle.loads(pickle.dumps(advanced_rag("pickled")))
+    assert again == advanced_rag("pickled") and again.input_schema() == advanced_rag("pickled").input_schema()
+    assert again.deploy(pool).run(GIVEN).answer == advanced_rag("pickled").deploy(pool).run(GIVEN).answer
+
+
+def test_passes_of_ones_own(pool: EnginePool) -> None:
+    @dataclass(frozen=True)
+    class Rename:
+        name: ClassVar[str] = "mark"
+
+        def run(self, graph: Graph, context: PassContext) -> Graph:
+            edit = GraphEdit(graph)
+            for p in graph:
+                if p.on_engine and not p.option("seen"):
+                    edit.replace(p.with_(options=(("seen", True),)))
+            return edit.freeze()
+
+    app = advanced_rag("marked").deploy(pool, passes=(*DEFAULT_PASSES, Rename()))
+    assert all(p.option("seen") for p in app.plan(GIVEN).graph if p.on_engine)
+    assert app.run(GIVEN).outputs == advanced_rag("marked").deploy(pool).run(GIVEN).outputs
 
 
 @pytest.mark.parametrize("mode", ["refine", "compact", "tree"])
@@ -123,6 +156,15 @@ async def test_a_stream_in_a_loop(pool: EnginePool) -> None:
     stream = app.astream({"x": "hello"})
     pieces = [piece async for piece in stream]
     assert len(pieces) > 3 and "".join(pieces) == (await stream).answer
+
+
+def test_who_stops_reading_gives_the_query_up() -> None:
+    with EnginePool.local(engines(scaled(rtx3090(), 0.3))) as slow:
+        app = Workflow("stopped", Generation("say", "{x}", max_tokens=200)).deploy(slow)
+        for _ in app.stream({"x": "hello"}):
+            break
+        trace = app.last_trace()
+    assert trace is not None and trace.outcome == "cancelled"
 
 
 def test_what_no_model_writes_comes_as_one_piece(pool: EnginePool) -> None:
