@@ -323,15 +323,8 @@ class EnginePool:
         return cache.optimised(template, shape, context, certain=ahead, chosen=guessing)
 
     def deploy(self, name: str, deployment: Any) -> None:
-        """Keep what `workflow.deploy(pool)` gives, under its name, for those that look it up, such as a server.
-
-        The workflow that has the name already may be deployed again. Raises `RegistrationError` for another one.
-        """
-        known = self._deployments.get(name)
-        if known is not None and known.workflow != deployment.workflow:
-            raise RegistrationError(
-                f"the pool has another workflow named {name!r}.", hint="deploy this one under another name: name='...'"
-            )
+        """Keep what `workflow.deploy(pool)` gives, under its name, for those that look it up, such as a server. The one
+        that is deployed last under a name has it."""
         self._deployments = {**self._deployments, name: deployment}  # others may be reading it
 
     @property

@@ -15,7 +15,7 @@ from teola_plugin.adapters.expectations import ended_trace
 from teola_plugin.adapters.explain import Explanation, explain
 from teola_plugin.adapters.terms import Asked, named, outer_terms
 from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.graph import Query, Terms
+from teola_plugin.graph import Query, Terms, has_own_thread, own_thread
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool, need_pool
@@ -232,7 +232,7 @@ class _InContext(Mapping[str, Callable[..., Any]]):
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         call = self._calls[name]
-        return partial(self._context.copy().run, call) if getattr(call, "teola_user_code", False) else call
+        return own_thread(partial(self._context.copy().run, call)) if has_own_thread(call) else call
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._calls)

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from teola_plugin.errors import GraphError
 from teola_plugin.graph import Component as Part
-from teola_plugin.graph import Effect, PrimitiveKind, Role, on_loop
+from teola_plugin.graph import Effect, PrimitiveKind, Role, on_loop, own_thread
 from teola_plugin.requests.payloads import CallTool, Hit
 from teola_plugin.workflow.component import Component
 from teola_plugin.workflow.decomposition import Decomposition
@@ -121,8 +121,7 @@ def called(function: Callable[..., Any]) -> Callable[..., Any]:
         value = function(**given)
         return _awaited(value) if inspect.iscoroutine(value) else value
 
-    call.teola_user_code = True  # type: ignore[attr-defined]
-    return call
+    return own_thread(call)
 
 
 def _awaited(coroutine: Any) -> Any:

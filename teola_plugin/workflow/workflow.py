@@ -136,8 +136,8 @@ class Workflow:
     ) -> Deployment:
         """On a pool, local or shared: `.run(inputs)`. `config` changes settings for all of its queries.
 
-        Raises `RegistrationError` for an engine that the pool lacks, or that does not do what is asked of it, and for
-        a name under which the pool has another workflow.
+        `pool.deployments` has it under the workflow's name, or under `name`. Raises `RegistrationError` for an engine
+        that the pool lacks, or that does not do what is asked of it.
         """
         from teola_plugin.workflow.deployment import deployed
 

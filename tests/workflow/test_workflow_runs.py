@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -253,6 +254,29 @@ def test_functions_run_once_where_they_stand(pool: EnginePool) -> None:
     assert seen == ["a", "mine", "c"]
 
 
+@pytest.mark.parametrize("pure", [True, False])
+def test_functions_side_by_side_run_at_once(pool: EnginePool, pure: bool) -> None:
+    met = threading.Barrier(2)
+    one, other = (Function(name, lambda x: met.wait(10), pure=pure) for name in ("one", "other"))
+    flow = [one, other] >> Function("both", lambda one, other: sorted([one, other]), pure=True)
+    assert Workflow("beside", flow).deploy(pool).run({"x": "x"}).answer == [0, 1]
+
+
+def test_a_slow_function_holds_up_no_prompt(pool: EnginePool) -> None:
+    asked = threading.Event()
+
+    def slow(x: str) -> bool:
+        return asked.wait(10)
+
+    def seen(said: str) -> str:
+        asked.set()
+        return said
+
+    long = Generation("said", "{x}", max_tokens=4) >> Function("seen", seen, pure=True)
+    flow = [Function("slow", slow, pure=True), long] >> Function("both", lambda slow, seen: slow, pure=True)
+    assert Workflow("held", flow).deploy(pool).run({"x": "words " * 5000}).answer is True
+
+
 def test_nothing_overtakes_a_function_that_may_write(pool: EnginePool) -> None:
     flow = Function("write", lambda: time.sleep(0.05)) >> Searching("found", query="x")
     plan = Workflow("writes", flow).deploy(pool).plan()
@@ -372,9 +396,8 @@ def test_a_workflow_that_does_not_fit_the_pool(pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match="which is no engine pool"):
         Workflow("unfit", Generation("a", "{x}")).deploy("pool")  # type: ignore[arg-type]
     Workflow("twice", Generation("a", "{x}")).deploy(pool)
-    Workflow("twice", Generation("a", "{x}")).deploy(pool)
-    with pytest.raises(RegistrationError, match="another workflow named 'twice'"):
-        Workflow("twice", Generation("a", "{y}")).deploy(pool)
+    again = Workflow("twice", Generation("a", "{y}")).deploy(pool)
+    assert pool.deployments["twice"] is again
 
 
 # ------------------------------------------------------------ seen
