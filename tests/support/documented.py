@@ -265,6 +265,25 @@ def results() -> str:
     return "\n".join([*rows, "| " + " | ".join([*last, "none"]) + " |"])
 
 
+def copied() -> str:
+    """Answers that copy, of the committed run of benchmarks.single_query."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "single_query.json").read_text())["drafts"]
+    rows = [
+        "| app | answer tokens | copied | plain | plain with drafts | accelerated | speed-up | virtual | possible "
+        "| over drafts | possible | tokens a step, plain | accelerated | ideal |",
+        "|---|" + "--:|" * 13,
+    ]
+    for row, exact in zip(found["rows"], found["virtual"], strict=True):
+        seconds = [f"{row[f'{way}_s']['median']:.2f}" for way in ("plain", "plain_same_engine", "accelerated")]
+        bases = ("", "_same_engine")
+        ratios = [f"{row[f'{name}{base}']:.2f}" for base in bases for name in ("speedup", "possible_runs")]
+        steps = [f"{row['tokens_per_step'][way]:.2f}" for way in ("plain_same_engine", "accelerated", "ideal_runs")]
+        ratios.insert(1, f"{exact['plain_s'] / exact['accelerated_s']:.2f}")
+        named = [row["app"].replace("/", ", "), str(row["answer_tokens"]), f"{row['copied']:.0%}"]
+        rows.append("| " + " | ".join([*named, *seconds, *ratios, *steps]) + " |")
+    return "\n".join(rows)
+
+
 def real_engines() -> str:
     """The sentence below the README's first chain, of the committed run of benchmarks.real_engines."""
     one = json.loads((ROOT / "benchmarks" / "results" / "real_engines.json").read_text())["cases"]["one_line"]
@@ -507,6 +526,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "engine instructions": lambda: table(E.RunBatch, E.CancelRunning, E.Dropped, E.Reject),
     "states": lambda: fenced(states()),
     "results": results,
+    "copied": copied,
     "real engines": real_engines,
     "real engines table": real_engines_table,
     "overhead": overhead,

@@ -348,6 +348,8 @@ class EngineWork:
             self.guesses.ended(run, work, value, error)
             self.works.ended(work, value, error)
             return
+        if error is not None and run is not None and self.guesses.again(run, work):
+            return
         named = error if error is None else located(error, work)
         names = run.waiters.pop(work.request.id, ()) if run is not None else ()
         self.works.ended(work, value, named)
