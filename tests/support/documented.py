@@ -461,6 +461,19 @@ def memory() -> str:
     return "\n".join(rows)
 
 
+def five_apps() -> str:
+    """The table of the committed run of benchmarks.apps: how many times as long each baseline takes."""
+    apps = json.loads((ROOT / "benchmarks" / "results" / "apps.json").read_text())["apps"]
+    schemes = list(dict.fromkeys(name for app in apps.values() for name in app["speedup_low"]))
+    rows = [f"| application | accelerated, s | {' | '.join(schemes)} |", "|---|--:|" + "--:|" * len(schemes)]
+    for name, app in apps.items():
+        found = [app["speedup_low"].get(scheme) for scheme in schemes]
+        ratios = ["" if one is None else f"{one['median']:.2f}" for one in found]
+        seconds = f"{app['seconds']['accelerated']['median']:.2f}"
+        rows.append(f"| {name.replace('_', ' ')} | {seconds} | {' | '.join(ratios)} |")
+    return "\n".join(rows)
+
+
 def neighbours() -> str:
     """The table of the committed run of benchmarks.neighbours."""
     found = json.loads((ROOT / "benchmarks" / "results" / "neighbours.json").read_text())
@@ -568,6 +581,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "ray overhead": ray_overhead,
     "memory": memory,
     "neighbours": neighbours,
+    "five apps": five_apps,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))
