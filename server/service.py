@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 
@@ -70,19 +71,26 @@ class Service:
             raise HttpError(400, f"the model {name!r} is of the kind {model.kind}.", hint=hint, param="model")
         return model
 
+    async def forget(self, tenant: str) -> None:
+        """No later request drafts from what this tenant's requests have written."""
+        await asyncio.get_running_loop().run_in_executor(None, self.pool.forget, tenant)
+
     # ------------------------------------------------------------ one request
 
-    def visit(self, request_id: str, caller: Caller, told: Told, model: Model, tokens: int) -> Visit:
-        """The request is taken, as a query or as part of one. Raises `HttpError` (429, 503) where it is not."""
+    def visit(
+        self, request_id: str, caller: Caller, told: Told, model: Model, tokens: int, *, again: bool = False
+    ) -> Visit:
+        """The request is taken, as a query or as part of one. Raises `HttpError` (429, 503) where it is not. `again`:
+        it was taken by a server before, and only the bounds of the queue count."""
         if self.draining:
             raise HttpError(503, "the server is about to stop.", kind="server_error", headers={"Retry-After": "5"})
-        refusal = caller.limits.begin(self.clock())
+        refusal = caller.limits.begin(self.clock(), always=again)
         if refusal is not None:
             hint = "wait as long as Retry-After says"
             message = f"the key {caller.key.name!r} has reached its limit of {refusal.what}."
             raise too_many(message, refusal.retry_after, code=f"{refusal.what}_limit", hint=hint)
         try:
-            query = self.live.joined(caller.tenant, told.query) or self._begin(caller, told, model, tokens)
+            query = self.live.joined(caller.tenant, told.query) or self._begin(caller, told, model, tokens, again)
         except BaseException:
             caller.limits.end(0)
             raise
@@ -91,11 +99,11 @@ class Service:
         query.models[model.name] = query.models.get(model.name, 0) + 1
         return Visit(request_id, caller, query, CallPlace(told.depth, told.gang), self._end)
 
-    def _begin(self, caller: Caller, told: Told, model: Model, tokens: int) -> LiveQuery:
+    def _begin(self, caller: Caller, told: Told, model: Model, tokens: int, again: bool) -> LiveQuery:
         name = self._app(told.app or model.name)
         deadline, goal = told.deadline_within(caller.key), told.goal or self._goal(model)
         wanted = min((s for s in (goal, deadline) if s is not None), default=None)
-        ticket = self.admission.ask(name, tokens, wanted)
+        ticket = self.admission.ask(name, tokens, None if again else wanted)
         if isinstance(ticket, Refused):
             raise _refused(ticket, wanted)
         now = self.clock()

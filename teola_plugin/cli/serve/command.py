@@ -67,11 +67,13 @@ def run_serve(options: argparse.Namespace) -> int:
         bound = held.enter_context(listening(settings))
         with Console(stderr=True).status(f"starting {', '.join(config.engines)} ..."):
             pool = held.enter_context(_pool(config, options.connect))
+            from teola_plugin.server.queries.store import store_of
             from teola_plugin.server.service import Service
 
             service = Service(pool, settings, config.apps)
+            store = store_of(settings.store, settings.data, config.name)
         url = address_of(settings, bound)
-        run(service, bound, lambda: _hello(console, url, service.models, bool(settings.keys)))
+        run(service, store, bound, lambda: _hello(console, url, service.models, bool(settings.keys)))
     return 0
 
 
