@@ -19,7 +19,7 @@ from teola_plugin.server.envelope import Envelope, respond
 from teola_plugin.server.errors import HttpError, bad_request, http_error
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.queries.store import Store
-from teola_plugin.server.routes import openai, operations, responses
+from teola_plugin.server.routes import openai, operations, pages, responses
 from teola_plugin.server.routes import queries as queries_routes
 from teola_plugin.server.service import Service
 
@@ -47,7 +47,8 @@ def create_app(service: Service, store: Store) -> FastAPI:
     made = FastAPI(title="teola", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     made.state.service = service
     made.state.queries = queries
-    for rooms in (operations, openai, responses, queries_routes):
+    made.state.tickets = pages.Tickets()
+    for rooms in (operations, openai, responses, queries_routes, pages):
         made.include_router(rooms.router)
     made.add_exception_handler(TeolaError, _failed)
     made.add_exception_handler(RequestValidationError, _invalid)

@@ -7,14 +7,14 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import ConfigDict, Field
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from teola_plugin.observe.html import html_page
 from teola_plugin.server.access.terms import Caller, Told
-from teola_plugin.server.errors import bad_request, not_found
+from teola_plugin.server.errors import bad_request
 from teola_plugin.server.live_queries import LiveQuery
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.routes.answering import service_of, while_connected
+from teola_plugin.server.routes.pages import trace_page
 from teola_plugin.server.wire.answers import event
 from teola_plugin.server.wire.chat import Body, ChatMessage
 
@@ -144,13 +144,6 @@ def _shown(query: LiveQuery) -> dict[str, Any]:
 
 @router.get("/activity/{id}")
 def trace(request: Request, id: str) -> Response:
-    """The page of one query: graph, timeline by engine, critical path. No prompt stands in it."""
+    """The page of one query."""
     service = service_of(request)
-    query = service.live.find(service.caller(request.headers).tenant, id)
-    found = None if query is None else service.pool.runtime.recorder.get(query.trace)
-    if query is None or found is None:
-        why = "is under way" if query is not None and query.run is not None else "has no trace"
-        raise not_found(f"the query {id!r:.140} {why}.", "see GET /v1/activity", code="no_trace")
-    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'self'"
-    page = html_page([found], f"Query {id}")
-    return HTMLResponse(page, headers={"Content-Security-Policy": policy, "X-Frame-Options": "SAMEORIGIN"})
+    return trace_page(service, service.caller(request.headers).tenant, id)
