@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 from teola_plugin.errors import unknown_name
 from teola_plugin.graph import LLM_KINDS, PrimitiveKind, Query
+from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import CallPlace
+from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.server.access.admission import Admission, Refused
 from teola_plugin.server.access.keys import found, secret_in
 from teola_plugin.server.access.limits import KeyLimits
@@ -121,8 +124,23 @@ class Service:
         return own or self.settings.goal
 
     def _end(self, visit: Visit, outcome: str) -> None:
+        run = visit.query.run
         visit.caller.limits.end(visit.tokens)
         self.live.leave(visit.query, outcome)
+        if run is not None and visit.query.run is None:
+            self._charge_later(visit, run)
+
+    def _charge_later(self, visit: Visit, run: QueryRun) -> None:
+        """What an app has cost stands in the trace of its query, which comes when that is over."""
+        loop, limits, known = asyncio.get_running_loop(), visit.caller.limits, visit.tokens
+
+        def ended(trace: Future[QueryTrace | None]) -> None:
+            found = None if trace.cancelled() or trace.exception() else trace.result()
+            tokens = 0 if found is None else sum(span.tokens + span.written for span in found.spans)
+            if tokens > known and not loop.is_closed():
+                loop.call_soon_threadsafe(limits.charge, tokens - known)
+
+        run.trace.add_done_callback(ended)
 
 
 def _refused(refused: Refused, goal: float | None) -> HttpError:

@@ -73,5 +73,9 @@ class KeyLimits:
     def end(self, tokens: int) -> None:
         """It has ended, and has cost so many tokens."""
         self.running -= 1
+        self.charge(tokens)
+
+    def charge(self, tokens: int) -> None:
+        """A request that has ended has cost so many tokens."""
         if self._tokens is not None:
             self._tokens.take(tokens)
