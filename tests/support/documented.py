@@ -505,7 +505,8 @@ def demo_diff() -> str:
     plain = own[own.index("    llm = ") : own.index("    bind = ")]
     call = next(line for line in case.splitlines(keepends=True) if "= accelerate(" in line)
     bind = own[own.index("    bind = ") : own.index("    return")]
-    added = pool[pool.index("    pool = ") : pool.index("    return")] + bind + call
+    made = pool[pool.index("    pool = ") : pool.index("    return")].replace(", drafts=drafts", "")
+    added = made + bind + call
     lines = [(" ", line) for line in plain.splitlines()] + [("+", line) for line in added.splitlines()]
     return fenced("\n".join(sign + line.removeprefix("    ") for sign, line in lines), "diff")
 
