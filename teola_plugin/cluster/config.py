@@ -139,7 +139,8 @@ class EngineConfig(BaseModel):
         if self.drafts is None:
             return
         if self.kind != "vllm":
-            raise ValueError(f"drafts are vLLM's; a {self.kind or 'factory'} engine has none")
+            server = ": a server of vLLM's has options: {drafts: true}" if self.kind == "openai" else ""
+            raise ValueError(f"drafts are vLLM's; a {self.kind or 'factory'} engine has none{server}")
         if "drafts" in self.options:
             raise ValueError("drafts stand beside the options and in them: leave one of them out")
 
