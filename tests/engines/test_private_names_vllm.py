@@ -38,7 +38,7 @@ CHECKED = {
     "versions": {"number", "known", "missing", "unset"},
     "llm": {"check_needed", "platform", "engine_config", "make", "limits", "limits_of", "token_prompt"},
     "processes": {"lacking", "sockets_in", "socket_folder", "bound_to", "in_one", "worker_in_core", "fork_the_core"},
-    "stats": {"lacking", "kv_use_loggers"},
+    "stats": {"lacking", "kv_use_loggers", "preemptions"},
     "kv_events": {"lacking", "publishing", "reader"},
     "drafts": {
         "lacking",
@@ -119,6 +119,14 @@ def test_events_of_other_caches_are_left_out(found: Any) -> None:
 
 def test_the_logger_tells_the_share_of_the_cache(found: Any) -> None:
     assert found["kv_use"] == [0.25]
+
+
+def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -> None:
+    assert found["in short"] == [[True, True], [True, False]]
+
+
+def test_how_often_a_request_was_preempted(found: Any) -> None:
+    assert found["preemptions"] == [3, 0]
 
 
 def test_vllm_makes_the_proposer_and_tells_what_was_accepted(found: Any) -> None:

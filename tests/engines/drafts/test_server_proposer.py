@@ -59,10 +59,10 @@ def test_outputs_are_kept_for_those_that_name_an_app_or_a_tenant_until_they_are_
     server = Server()
     for about in ({}, {"teola_tenant": "t"}, {"teola_app": "x"}):
         assert server.first_step("1", "abcdefgh", **about) == ""
-        assert server.first_step("2", "abc", **about) == ("defg" if about else "")
+        assert server.first_step("2", "abc", **about) == ("defgh" if about else "")
     assert server.first_step("3", "x", teola_forget_tenant="t") == ""
     assert server.first_step("4", "abc", teola_tenant="t") == ""
-    assert server.first_step("5", "abc", teola_app="x") == "defg"
+    assert server.first_step("5", "abc", teola_app="x") == "defgh"
     assert server.first_step("6", "x", teola_forget_all=1) == ""
     assert server.first_step("7", "abc", teola_app="x") == ""
 

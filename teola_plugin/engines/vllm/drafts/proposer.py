@@ -42,9 +42,9 @@ class DraftProposer:
         """See `Drafter.afford`."""
         self._drafter.afford(lengths)
 
-    def fix(self, tokens: int | None) -> None:
+    def fix(self, tokens: int | None) -> list[tuple[int, float]]:
         """See `Drafter.fix`."""
-        self._drafter.fix(tokens)
+        return self._drafter.fix(tokens)
 
     def forget(self, tenant: str | None) -> None:
         """See `Drafter.forget`."""
@@ -62,9 +62,9 @@ class DraftProposer:
         if runner is None:
             return [[] for _ in sampled_token_ids]
         names, rows = runner.names(), sum(map(bool, sampled_token_ids))
-        found = []
-        for i, new in enumerate(sampled_token_ids):
-            length = int(num_tokens_no_spec[i])
+        self._drafter.step(rows)
+        found, lengths = [], num_tokens_no_spec[: len(sampled_token_ids)].tolist()
+        for i, (new, length) in enumerate(zip(sampled_token_ids, lengths, strict=True)):
             row = self._row(runner, names[i], i, new, length, token_ids_cpu) if new else None
             found.append([] if row is None else self._drafter.draft(row, rows, self._limit - length - 1))
         return found

@@ -34,8 +34,10 @@ class DraftsWorker:
     def teola_afford_drafts(self, lengths: Lengths) -> None:
         shim.proposer_of(self).afford(lengths)
 
-    def teola_fix_drafts(self, tokens: int | None) -> None:
-        shim.proposer_of(self).fix(tokens)
+    def teola_fix_drafts(self, tokens: int | None) -> list[tuple[int, float]]:
+        """Steps since the last such word: rows, seconds."""
+        steps: list[tuple[int, float]] = shim.proposer_of(self).fix(tokens)
+        return steps
 
     def teola_forget_drafts(self, tenant: str | None) -> None:
         """All that was learned, or a tenant's."""
