@@ -461,6 +461,26 @@ def memory() -> str:
     return "\n".join(rows)
 
 
+def provisional() -> str:
+    """The table of the committed run of benchmarks.provisional: without drafts, and with them."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "provisional.json").read_text())["cases"]
+    rows = [
+        "| the guess is | passages reranked | answer tokens | times faster | first token | with drafts | first token |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    drafted = {_case(one): one for one in found if one["drafts"]}
+    for one in found:
+        if not one["drafts"]:
+            both = (one, drafted[_case(one)])
+            figures = [f"{case[key]:.2f}" for case in both for key in ("speedup", "first_piece_sooner")]
+            rows.append("| " + " | ".join([*map(str, _case(one)), *figures]) + " |")
+    return "\n".join(rows)
+
+
+def _case(one: dict[str, Any]) -> tuple[str, int, int]:
+    return one["guess"], one["passages"], one["answer_tokens"]
+
+
 def five_apps() -> str:
     """The table of the committed run of benchmarks.apps: how many times as long each baseline takes."""
     apps = json.loads((ROOT / "benchmarks" / "results" / "apps.json").read_text())["apps"]
@@ -582,6 +602,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "ray overhead": ray_overhead,
     "memory": memory,
     "neighbours": neighbours,
+    "provisional": provisional,
     "five apps": five_apps,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
