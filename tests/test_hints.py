@@ -31,6 +31,7 @@ SOURCES = [
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = set(METADATA["project"]["optional-dependencies"])
 HOMES = (
+    "teola_plugin.workflow",
     "teola_plugin",
     "teola_plugin.langchain",
     "teola_plugin.llamaindex",
@@ -236,7 +237,7 @@ def test_the_hints_are_found() -> None:
         ("see the log; then restart()", "restart"),
         ("pip install 'teola-plugin[vllm]'", "registry"),
         ("pip install '.[gpu]'", "extra gpu"),
-        ("start it with `teola serve pool.yaml`", "teola serve"),
+        ("start it with `teola launch pool.yaml`", "teola launch"),
         ("check --doc", "--doc"),
         ("EnginePool.attach(address)", "attach"),
         ("EmbeddingEngine(modell=...)", "modell"),

@@ -5,6 +5,7 @@ Sizes are realistic: 666 chunks of 256 tokens, an expansion prompt of about 184 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import random
@@ -20,7 +21,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel,
 from langchain_text_splitters import CharacterTextSplitter
 
 from benchmarks.rag.texts import written
-from teola_plugin import EnginePool
+from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.indexing import TeolaIndexer
@@ -139,6 +140,15 @@ def document(seed: int = 0, chunks: int = CHUNKS) -> str:
     rng = random.Random(seed)
     paragraphs = (" ".join(rng.choices(WORDS[i % 50 :: 3], k=CHUNK_TOKENS)) for i in range(chunks))
     return "\n\n".join(paragraphs)
+
+
+async def warm_up(bench: Bench) -> None:
+    """Imports and first-use costs of both ways, untimed."""
+    chain = advanced_rag(bench, 1)
+    given = {"question": QUESTION, "document": document(chunks=16)}
+    for runnable in (chain, accelerate(chain, pool=bench.pool)):
+        await asyncio.to_thread(bench.fresh)
+        await runnable.ainvoke(given)
 
 
 # ------------------------------------------------------------ chains

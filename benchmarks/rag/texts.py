@@ -3,10 +3,10 @@
 The runs are those of `recorded.json`: outputs of the bundled model, which was trained to copy. Its share of copied
 tokens is not taken over (it copies nearly everything), the lengths of its runs are. Fixed before anything was measured:
 
-* The share is met exactly. Runs of two tokens and more are drawn as they were recorded, the last one is cut; new tokens
-  stand between them at random.
-* In an answer runs come from anywhere in the passage. In a refinement a run that was recorded as copied from the earlier
-  answer stands where it stood there (as all but two were recorded), others come from the passage.
+* The share is met exactly. Runs of two tokens and more are drawn as they were recorded, the last one is cut; new
+  tokens stand between them at random.
+* In an answer runs come from anywhere in the passage. In a refinement a run that was recorded as copied from the
+  earlier answer stands where it stood there (as nearly all of them did), others come from the passage.
 * New tokens, and all that is drawn, depend on the whole prompt: one with another passage or another earlier answer is
   answered with other new tokens.
 """

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -27,7 +27,7 @@ from teola_plugin.engines.cores import parse_cores
 from teola_plugin.errors import ConfigError, TeolaError
 from teola_plugin.scheduling import POLICIES
 
-Kind = Literal["vllm", "embedding", "reranking", "pgvector", "openai", "fake"]
+Kind = Literal["vllm", "embedding", "reranking", "pgvector", "openai", "websearch", "fulltext", "tools", "fake"]
 
 
 class Autoscale(BaseModel):
@@ -57,11 +57,12 @@ class EngineConfig(BaseModel):
     factory: str = Field("", pattern=r"^$|^[\w.]+:[\w.]+$")
     """Instead of `kind`: `package.module:callable`, called with the engine's name and `options`."""
     model: str = ""
-    """A folder or hub name (vllm, openai; embedding and reranking, which have small ones of their own)."""
+    """A folder or hub name (vllm, openai; embedding and reranking, which have small ones of their own); `bundled` for
+    the small one that comes with the package (vllm, reranking)."""
     dsn: str = Field("", repr=False)  # it may hold a password
-    """PostgreSQL connection (pgvector), or `embedded` for a server beside the instance."""
+    """PostgreSQL connection (pgvector, fulltext), or `embedded` for a server beside the instance."""
     base_url: str = Field("", repr=False)
-    """An OpenAI-compatible server (openai)."""
+    """An OpenAI-compatible server (openai), a SearXNG (websearch)."""
     instances: int = Field(1, ge=1, le=1024)
     cpus: float = Field(0.0, ge=0)
     """Logical Ray CPUs that each instance reserves."""
@@ -115,13 +116,14 @@ class EngineConfig(BaseModel):
     def _whole(self) -> EngineConfig:
         if (self.kind is None) == (not self.factory):
             raise ValueError("give either kind or factory")
-        needed = {"vllm": "model", "pgvector": "dsn", "openai": "base_url"}
+        needed = {"vllm": "model", "pgvector": "dsn", "fulltext": "dsn", "openai": "base_url"}
         wanted = needed.get(self.kind or "", "")
         if wanted and not getattr(self, wanted):
             raise ValueError(f"an engine of kind {self.kind} needs {wanted}")
         if self.engine_args and self.kind != "vllm":
             raise ValueError(f"engine_args are vLLM's; give a {self.kind or 'factory'} engine options")
         self._check_drafts()
+        self._check_options()
         if self.cores and len(self.cores) < self.most_instances:
             raise ValueError(f"cores name {len(self.cores)} sets for {self.most_instances} instances")
         if self.gpus > 1 and self.gpus % 1:
@@ -140,6 +142,14 @@ class EngineConfig(BaseModel):
             raise ValueError(f"drafts are vLLM's; a {self.kind or 'factory'} engine has none")
         if "drafts" in self.options:
             raise ValueError("drafts stand beside the options and in them: leave one of them out")
+
+    def _check_options(self) -> None:
+        """Those without which an engine cannot be made, and those that have no place in a file."""
+        if self.kind == "websearch" and "api_key" in self.options:
+            raise ValueError("a key does not belong in this file: set the service's environment variable on the nodes")
+        for kind, option in (("fulltext", "documents"), ("tools", "tools")):
+            if self.kind == kind and not self.options.get(option):
+                raise ValueError(f"an engine of kind {kind} needs options: {{{option}: ...}}")
 
     @property
     def memory_share(self) -> float | None:
@@ -180,9 +190,13 @@ class PoolConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
     engines: dict[str, EngineConfig] = Field(min_length=1)
+    server: Any = None
+    """Of `teola serve`, which reads them from the same file, and checks them: see `server.settings`."""
+    apps: Any = None
+    """The same."""
 
     @classmethod
-    def read(cls, path: str | Path) -> PoolConfig:
+    def read(cls, path: str | Path) -> Self:
         """The file's content. Raises `ConfigError`, which names file, line and remedy."""
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -195,7 +209,7 @@ class PoolConfig(BaseModel):
         return cls.parse(text, str(path))
 
     @classmethod
-    def parse(cls, text: str, source: str = "pool") -> PoolConfig:
+    def parse(cls, text: str, source: str = "pool") -> Self:
         """`read` for text. `source` leads the messages."""
         try:
             root, data = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
@@ -211,9 +225,9 @@ class PoolConfig(BaseModel):
             raise ConfigError("\n".join(_faults(source, root, error)), hint=_REMEDY) from None
 
 
-_SECRET = (("dsn",), ("base_url",))
+_SECRET = (("dsn",), ("base_url",), ("hash",))
 """They may hold a password."""
-_REMEDY = "correct these lines; docs/cluster.md lists every setting"
+_REMEDY = "correct these lines; docs/cluster.md and docs/server.md list every setting"
 
 
 def _syntax(source: str, error: yaml.YAMLError) -> str:

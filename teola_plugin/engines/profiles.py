@@ -95,6 +95,21 @@ def noop() -> dict[str, EngineProfile]:
     }
 
 
+def web_search(seconds: float = 0.5) -> EngineProfile:
+    """A hosted search: every one takes `seconds`, and they do not hinder each other. The default is a guess."""
+    return _waiting(_K.SEARCHING, seconds)
+
+
+def tools(seconds: float = 0.5) -> EngineProfile:
+    """Functions that wait for something elsewhere: every call takes `seconds`. The default is a guess."""
+    return _waiting(_K.TOOL, seconds)
+
+
+def _waiting(kind: PrimitiveKind, seconds: float) -> EngineProfile:
+    curves = {kind: Curve(((1, seconds), (2, seconds)))} if seconds else {}
+    return EngineProfile(curves, batching=Batching.CONTINUOUS, max_batch=256, max_efficient_batch=256)
+
+
 def scaled(machine: Mapping[str, EngineProfile], factor: float) -> dict[str, EngineProfile]:
     """The same machine, `factor` times as slow; see `EngineProfile.scaled`, which raises `ValueError`."""
     return {name: profile.scaled(factor) for name, profile in machine.items()}

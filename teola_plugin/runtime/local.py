@@ -213,11 +213,17 @@ class LocalRuntime:
         ahead: bool = False,
         pgraph: Graph | None = None,
         passes: tuple[PassRun, ...] = (),
+        streamed: str = "",
+        into: PieceLog | None = None,
     ) -> QueryRun:
-        """Begin to execute `graph` for `query`. With `ahead` the plain object ends the query by `run.close()`."""
+        """Begin to execute `graph` for `query`. With `ahead` the plain object ends the query by `run.close()`.
+
+        The text of the primitive `streamed` goes `into` a log as it is written, if a model writes it.
+        """
         self._need_running()
         query.check(graph)
-        run = QueryRun(self, query, graph, calls, ahead, QueryStore(query.inputs), due=self._due(query))
+        store, due = QueryStore(query.inputs), self._due(query)
+        run = QueryRun(self, query, graph, calls, ahead, store, due=due, streamed=streamed, streamed_into=into)
         self.loop.post(self._admit, run, graph, pgraph, passes)
         return run
 

@@ -136,7 +136,7 @@ def _turns(levels: Mapping[str, Levels]) -> dict[str, Turn]:
     }
 
 
-_URGENCY = {Objective.LATENCY: 0, Objective.THROUGHPUT: 1, Objective.BACKGROUND: 2}
+_URGENCY = {Objective.LATENCY: 0, Objective.THROUGHPUT: 1, Objective.BACKGROUND: 2, Objective.PROVISIONAL: 3}
 
 
 def urgency(level: Sequence[QueuedPrimitive]) -> int:

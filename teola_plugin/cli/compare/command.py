@@ -91,6 +91,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     from teola_plugin import accelerate
+    from teola_plugin.adapters.named_objects import load
     from teola_plugin.cli.compare import given, plot
     from teola_plugin.cli.compare.engines import arguments_of
     from teola_plugin.cli.compare.entries import entries_of
@@ -100,7 +101,7 @@ def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
 
     _check(options)
     inputs = given.read(options.inputs, options.limit)
-    target = given.load(options.object)
+    target = load(options.object)
     entries = entries_of(target.plain, options.object)
     given.check(inputs, entries, options.inputs)
     arguments = arguments_of(target, options.pool, options.bind, options.speculate, options.serve)

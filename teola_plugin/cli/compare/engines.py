@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.cli.compare.given import Target, made_by, named
+from teola_plugin.adapters.named_objects import Target, made_by, named
 from teola_plugin.errors import RegistrationError, unknown_name
 
 if TYPE_CHECKING:

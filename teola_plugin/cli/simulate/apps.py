@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.adapters.named_objects import named
 from teola_plugin.cli.compare.entries import Entries, entries_of
-from teola_plugin.cli.compare.given import check, named, read
+from teola_plugin.cli.compare.given import check, read
 from teola_plugin.errors import RegistrationError
 from teola_plugin.simulation import Ask, mark
 from teola_plugin.simulation.traces import made_up

@@ -12,6 +12,9 @@ from teola_plugin.engines.devices.budget import share_of
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
 
+BUNDLED = "bundled"
+"""Instead of a model (vllm, reranking): the small one that comes with the package."""
+
 
 def build_engine(spec: Mapping[str, Any], number: int) -> Engine:
     """`spec`: the fields of an `EngineConfig`, and its `name`; `number` counts the instances from 0."""
@@ -38,12 +41,14 @@ def _on_card(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _vllm(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    from teola_plugin.engines.bundled import files as bundled
     from teola_plugin.engines.vllm import VllmEngine
 
     drafts = {} if spec.get("drafts") is None else {"drafts": spec["drafts"]}
     options = {"tell_cache": True, **drafts, **spec["options"]}  # one instance may become several
     engine_args = {**_memory(spec), **spec["engine_args"]}
-    return VllmEngine(name, spec["model"], engine_args=engine_args, cores=cores or None, **options)
+    model = bundled.llm_folder() if spec["model"] == BUNDLED else spec["model"]
+    return VllmEngine(name, model, engine_args=engine_args, cores=cores or None, **options)
 
 
 def _embedding(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
@@ -53,9 +58,11 @@ def _embedding(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
 
 
 def _reranking(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    from teola_plugin.engines.bundled import files as bundled
     from teola_plugin.engines.sentence_transformers import RerankingEngine
 
-    return RerankingEngine(name, spec["model"] or None, cores=cores or None, **_on_card(spec))
+    model = bundled.reranker_folder() if spec["model"] == BUNDLED else spec["model"] or None
+    return RerankingEngine(name, model, cores=cores or None, **_on_card(spec))
 
 
 def _pgvector(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
@@ -68,6 +75,29 @@ def _openai(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     from teola_plugin.engines.openai import OpenAIServer
 
     return OpenAIServer(name, base_url=spec["base_url"], model=spec["model"] or None, **spec["options"])
+
+
+def _websearch(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """`options`: `service` (searxng, brave or tavily) and the rest of `WebSearch`; the key is in the environment."""
+    from teola_plugin.engines.websearch import WebSearch
+
+    return WebSearch(name, base_url=spec["base_url"] or None, **spec["options"])
+
+
+def _fulltext(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """`options`: `documents` (the path of a JSONL file or a folder, there on every node) and the rest."""
+    from teola_plugin.engines.fulltext import FullTextSearch
+
+    return FullTextSearch(name, dsn=None if spec["dsn"] == "embedded" else spec["dsn"], **spec["options"])
+
+
+def _tools(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """`options`: `tools` (a list of `package.module:function`), `read_only` (their names) and the rest."""
+    from teola_plugin.engines.tools import ToolEngine
+
+    options = dict(spec["options"])
+    functions = [_imported(name, "tool", str(one)) for one in options.pop("tools")]
+    return ToolEngine(name, functions, **options)
 
 
 def _fake(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
@@ -93,16 +123,20 @@ def _constant(profile: EngineProfile, seconds: float) -> EngineProfile:
 
 
 def _by_factory(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
-    module, _, attribute = str(spec["factory"]).partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"engine {name!r}: the factory {spec['factory']!r} cannot be imported: {error}.",
-            hint="write package.module:callable, importable on every node",
-        ) from error
+    factory = _imported(name, "factory", str(spec["factory"]))
     made: Engine = factory(name, **spec["options"])
     return made
+
+
+def _imported(engine: str, what: str, path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"engine {engine!r}: the {what} {path!r} cannot be imported: {error}.",
+            hint="write package.module:callable, importable on every node",
+        ) from error
 
 
 _MAKERS: dict[str, Callable[[str, Mapping[str, Any], str], Engine]] = {
@@ -111,5 +145,8 @@ _MAKERS: dict[str, Callable[[str, Mapping[str, Any], str], Engine]] = {
     "reranking": _reranking,
     "pgvector": _pgvector,
     "openai": _openai,
+    "websearch": _websearch,
+    "fulltext": _fulltext,
+    "tools": _tools,
     "fake": _fake,
 }

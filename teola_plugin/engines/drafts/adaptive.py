@@ -1,36 +1,59 @@
-"""How many tokens are drafted for a request: as many as were accepted lately, none where none are."""
+"""How far guesses are trusted: the share of their tokens that were right lately, whether they were drafted or not."""
 
 from __future__ import annotations
 
-_MOST_PAUSE = 8
+from enum import IntEnum
+
+_KEPT = 0.94
+"""Weight of what was seen before, for each token seen since."""
+AGREED = 4
+_FIRST = 4.0
+"""Tokens that the share expected at first counts for."""
 
 
-class DraftLength:
-    """Grows while all of a draft is accepted, shrinks to what was. After misses it drafts nothing for some steps."""
+class Kind(IntEnum):
+    """Guesses that are right about as often as each other."""
 
-    def __init__(self, most: int, first: int = 4) -> None:
-        self._most, self._now = most, min(first, most)
-        self._pause, self._left = 0, 0
+    ONE = 1
+    """What stood behind a token that agrees."""
+    TWO = 2
+    THREE = 3
+    SOME = 4
+    """Behind `AGREED` that agree."""
+    MANY = 5
+    """Behind twice as many, or more."""
+    TEXT = 6
+    """From a text that came with the request."""
+    FOLLOWED = 7
+    """The same, where its last `AGREED` tokens have been right."""
+    SKELETON = 8
+    """Up to the next gap of what is known of an answer's form."""
+
+    @staticmethod
+    def behind(agreed: int) -> Kind:
+        """Of a guess behind so many tokens that agree, 1 or more."""
+        return _BEHIND[min(agreed, 2 * AGREED)]
+
+
+_BEHIND = {n: Kind(n) if n <= AGREED else Kind.SOME for n in range(1, 2 * AGREED)} | {2 * AGREED: Kind.MANY}
+_EXPECTED = {1: 0.3, 2: 0.5, 3: 0.6, 4: 0.85, 5: 0.89, 6: 0.9, 7: 0.95, 8: 0.97}
+
+
+class Trust:
+    """The share of one kind's tokens that was right. Later tokens count for more."""
+
+    __slots__ = ("_right", "_seen")
+
+    def __init__(self, kind: Kind) -> None:
+        self._right, self._seen = _EXPECTED[kind] * _FIRST, _FIRST
 
     @property
-    def trusted(self) -> bool:
-        """Whether the last draft was of use."""
-        return not self._pause
+    def share(self) -> float:
+        """From 0 to 1."""
+        return self._right / self._seen
 
-    def now(self) -> int:
-        """Tokens to draft in this step."""
-        if self._left:
-            self._left -= 1
-            return 0
-        return self._now
-
-    def verified(self, drafted: int, accepted: int) -> None:
-        """What became of a draft."""
-        if not drafted:
-            return
-        if accepted:
-            self._pause = 0
-            self._now = min(self._most, 2 * drafted if accepted == drafted else max(2, accepted + 1))
-        else:
-            self._pause = min(_MOST_PAUSE, 2 * self._pause or 1)
-            self._left, self._now = self._pause, 2
+    def saw(self, right: int, *, wrong: bool) -> None:
+        """So many tokens were right one after the other, and then perhaps one was not."""
+        seen = right + wrong
+        kept = _KEPT**seen
+        self._right, self._seen = self._right * kept + right, self._seen * kept + seen

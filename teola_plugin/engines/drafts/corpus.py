@@ -51,32 +51,34 @@ class Corpus:
 
         Of two with as many, the later one; with `after`, the first at or behind that place. `least`: 1 or 2.
         """
-        found, most = _NOWHERE, 0
-        for place in self._places(last, least):
-            agreed = self._agreed(last, place, least)
-            better = agreed > most or (agreed == most and after <= place < found)
-            if better and (agreed > most or after):
-                found, most = place, agreed
-                if agreed >= LONGEST and not after:
-                    break
+        found, most, left, size = _NOWHERE, 0, _PLACES, len(self.tokens)
+        place = self._latest(last, least)
+        earlier, longest = self._earlier[least - 1], min(LONGEST, len(last))
+        while place != _NOWHERE and left:
+            if place < size:
+                left -= 1
+                agreed = self._agreed(last, place, least, longest)
+                if agreed > most or (after and agreed == most and after <= place < found):
+                    found, most = place, agreed
+                    if agreed >= LONGEST and not after:
+                        break
+            place = earlier[place]
         return found, most
 
-    def _places(self, last: Sequence[int], least: int) -> Iterable[int]:
-        """Places with something behind them, the latest first."""
-        if len(last) < least:
-            return
-        key = last[-1] if least == 1 else last[-2] << 32 | last[-1]
-        place, earlier = self._last[least - 1].get(key, _NOWHERE), self._earlier[least - 1]
-        left = _PLACES
-        while place != _NOWHERE and left:
-            if place < len(self.tokens):
-                left -= 1
-                yield place
-            place = earlier[place]
+    def latest(self, token: int) -> int:
+        """The latest place behind the token that has something behind it; below 0 for none."""
+        place = self._last[0].get(token, _NOWHERE)
+        return self._earlier[0][place] if place == len(self.tokens) else place
 
-    def _agreed(self, last: Sequence[int], place: int, least: int) -> int:
+    def _latest(self, last: Sequence[int], least: int) -> int:
+        if len(last) < least:
+            return _NOWHERE
+        key = last[-1] if least == 1 else last[-2] << 32 | last[-1]
+        return self._last[least - 1].get(key, _NOWHERE)
+
+    def _agreed(self, last: Sequence[int], place: int, least: int, longest: int) -> int:
         """How many of the last tokens stand before the place."""
-        tokens, most = self.tokens, min(LONGEST, len(last), place)
+        tokens, most = self.tokens, min(longest, place)
         agreed = least
         while agreed < most and tokens[place - 1 - agreed] == last[-1 - agreed]:
             agreed += 1
@@ -85,4 +87,6 @@ class Corpus:
     def behind(self, place: int, most: int) -> list[int]:
         """What came there, at most so many; nothing of what comes behind a token below 0, which ends a text."""
         found = self.tokens[place : place + most]
-        return next((found[:i] for i, token in enumerate(found) if token < 0), found)
+        if found and min(found) < 0:
+            return next(found[:i] for i, token in enumerate(found) if token < 0)
+        return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from teola_plugin.engines.drafts.lengths import Lengths, longest_draft
+from teola_plugin.engines.drafts.lengths import Lengths, longest_drafts, unmeasured
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.drafts.recent import RecentOutputs, Source
 from teola_plugin.engines.drafts.row import Row
@@ -30,16 +32,29 @@ class Drafter:
         self._running: dict[str, Running] = {}
         self._recent = RecentOutputs(options.recent)
         self._budget = options.budget or options.tokens
+        self._unmeasured = unmeasured(most)
         self._lengths: Lengths = ()
         self._fixed: int | None = None
+        self._steps: list[tuple[int, float]] = []
+        """Rows and time of each step, while it is measured."""
 
     def afford(self, lengths: Lengths) -> None:
         """The longest draft of a row by rows in a step, as measured. A budget that the user has given holds instead."""
         self._lengths = () if self._options.budget else lengths
 
-    def fix(self, tokens: int | None) -> None:
-        """For measuring: every greedy row gets a draft of so many tokens, which are hardly right. None: as ever."""
-        self._fixed = tokens
+    def fix(self, tokens: int | None) -> list[tuple[int, float]]:
+        """For measuring: every greedy row gets a draft of so many tokens, which are hardly right. None: as ever.
+
+        Returns the steps since the last such word, (rows that wrote something, seconds), where the step before had as
+        many.
+        """
+        self._fixed, (steps, self._steps) = tokens, (self._steps, [])
+        return [(rows, then - at) for (before, at), (rows, then) in pairwise(steps) if rows == before]
+
+    def step(self, rows: int) -> None:
+        """So many rows have written something, and are about to draft."""
+        if self._fixed is not None:
+            self._steps.append((rows, time.perf_counter()))
 
     def forget(self, tenant: str | None) -> None:
         """Recent outputs: all of them, or a tenant's; those of requests that run are not kept either."""
@@ -62,15 +77,17 @@ class Drafter:
         texts: Sequence[Sequence[int]],
         *,
         greedy: bool,
+        kept: bool = True,
     ) -> Row | None:
         """A request is new, or begins again. `tokens`: the prompt, which has `prompt` of them, and what is written
-        already; `texts`: what it may repeat, likeliest first. None where it samples: nothing is drafted."""
+        already; `texts`: what it may repeat, likeliest first; `kept`: whether recent outputs are a source, and it
+        one of them. None where it samples: nothing is drafted."""
         row = None
         if greedy:
-            recent = self._recent.of(source) if self._options.recent else None
+            recent = self._recent.of(source) if self._options.recent and kept else None
             row = Row(tokens, prompt, texts, recent, self._most, lookup=self._options.lookup)
         self.end(name)
-        self._running[name] = Running(row, source)
+        self._running[name] = Running(row, source, kept)
         return row
 
     def end(self, name: str) -> None:
@@ -84,13 +101,20 @@ class Drafter:
         for name in [one for one in self._running if not runs(one)]:
             self.end(name)
 
-    def longest(self, rows: int) -> int:
-        """Tokens that may be drafted for each of so many rows."""
+    def draft(self, row: Row, rows: int, room: int) -> list[int]:
+        """What one among so many rows is likely to write next, at most `room` tokens; nothing where none pays."""
+        rows = max(1, rows)
+        room = min(room, self._most_of_one(rows))
+        if room <= 0:
+            return []
+        return row.first_tokens(room) if self._fixed is not None else row.draft(room, self._longest(rows))
+
+    def _longest(self, rows: int) -> Sequence[int]:
+        """Tokens that pay for each of so many rows, by the share of them that is right."""
+        return longest_drafts(self._lengths or self._unmeasured, 1 if self._options.budget else rows)
+
+    def _most_of_one(self, rows: int) -> int:
+        """Tokens that may be drafted for each of so many rows, whatever is right of them."""
         if self._fixed is not None:
             return min(self._most, self._fixed)
-        rows = max(1, rows)
-        return min(self._most, longest_draft(self._lengths, rows) if self._lengths else self._budget // rows)
-
-    def draft(self, row: Row, room: int) -> list[int]:
-        """What it is likely to write next, at most so many tokens."""
-        return row.draft(room) if self._fixed is None else row.first_tokens(room)
+        return self._most if self._lengths else min(self._most, self._budget // rows)

@@ -16,12 +16,15 @@ class FollowedText:
     def __init__(self, tokens: Sequence[int]) -> None:
         self._text = Corpus(tokens)
         self._place, self._lost = 0, False
+        self.agreed = 1
+        """One more than the tokens in a row that were its own; 0 where the output has left it."""
 
     def follow(self, output: Sequence[int], new: int) -> None:
         """The output has grown by so many tokens at its end."""
         for i in range(len(output) - new, len(output)):
             if not self._lost and self._place < len(self._text) and self._text.tokens[self._place] == output[i]:
                 self._place += 1
+                self.agreed += 1
             else:
                 self._find(output[: i + 1])
 
@@ -32,6 +35,7 @@ class FollowedText:
             near = self._text.tokens[self._place : self._place + _NEAR]
             place = self._place + near.index(output[-1]) + 1 if output[-1] in near else -1
         self._lost = place < 0
+        self.agreed = 0 if self._lost else 1 + max(1, agreed)
         if not self._lost:
             self._place = place
 

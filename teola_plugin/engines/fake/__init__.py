@@ -8,6 +8,7 @@ from teola_plugin.engines.fake.base import FakeEngine
 from teola_plugin.engines.fake.engines import FakeEmbedder, FakeReranker, bag_of_words, embed_words, fake_engines
 from teola_plugin.engines.fake.faults import Faults
 from teola_plugin.engines.fake.llm import Decoded, FakeLLM, answer_words
+from teola_plugin.engines.fake.outside import FakeTools, FakeWebSearch
 from teola_plugin.engines.fake.store import FakeStore
 from teola_plugin.engines.fake.tokens import split_tokens
 
@@ -18,6 +19,8 @@ __all__ = [
     "FakeLLM",
     "FakeReranker",
     "FakeStore",
+    "FakeTools",
+    "FakeWebSearch",
     "Faults",
     "answer_words",
     "bag_of_words",

@@ -9,9 +9,10 @@ from teola_plugin.engines.drafts.drafter import Drafter
 from teola_plugin.engines.drafts.lengths import lengths_that_pay
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.drafts.row import Row
+from teola_plugin.engines.drafts.skeleton import with_gaps
 from teola_plugin.engines.fake.timeline import Job
 from teola_plugin.engines.fake.tokens import split_tokens
-from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.graph import GAP, EngineProfile, PrimitiveKind
 
 
 class DraftedSteps:
@@ -54,14 +55,15 @@ class DraftedSteps:
         request, prompt = job.request, self._numbered(job.prompt)
         job.numbers = self._numbered(job.pieces)
         greedy = request.payload.sampling.greedy
-        texts = [self._numbered(split_tokens(text)) for text in request.drafts] if greedy else []
+        texts = [with_gaps(text, GAP, self._encoded) for text in request.drafts] if greedy else []
         self._drafter.begin(request.id, (request.app, request.tenant), prompt, len(prompt), texts, greedy=greedy)
 
     def _guess(self, job: Job, rows: int) -> list[int]:
-        row, most = self._row(job), self._drafter.longest(rows)
-        if row is not None and self._profile.max_request_size is not None:
-            most = min(most, self._profile.max_request_size - len(row) - 1)
-        return self._drafter.draft(row, most) if row is not None and most > 0 else []
+        row, limit = self._row(job), self._profile.max_request_size
+        if row is None:
+            return []
+        room = self._profile.drafts if limit is None else limit - len(row) - 1
+        return self._drafter.draft(row, rows, room)
 
     def written(self, job: Job) -> int:
         """Tokens of the step that ends: those of the draft that it would write, and one more."""
@@ -76,6 +78,9 @@ class DraftedSteps:
     def _row(self, job: Job) -> Row | None:
         running = self._drafter.running(job.request.id)
         return None if running is None else running.row
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._numbered(split_tokens(text))
 
     def _numbered(self, tokens: Sequence[str]) -> list[int]:
         numbers = self._numbers

@@ -282,7 +282,7 @@ class VllmEngine:
             self._link.send(Tell(self._in_flight.number(), AFFORD, lengths))
 
     async def measure(self) -> EngineProfile:
-        """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model; 1
+        """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model; 2
         more where something is drafted."""
         from teola_plugin.engines.vllm.measure import measure
         from teola_plugin.engines.vllm.measure_drafts import verifying
@@ -313,10 +313,11 @@ class VllmEngine:
         """No later request drafts from what this tenant's have written so far. Raises `EngineUnavailable`."""
         await self.tell_drafts(FORGET, tenant)
 
-    async def tell_drafts(self, method: str, argument: Any) -> None:
-        """To vLLM's worker, by the name of its method; nothing where nothing is drafted."""
-        if self._profile.drafts:
-            await self._ask(Tell(self._in_flight.number(), method, argument), timeout=60.0)
+    async def tell_drafts(self, method: str, argument: Any) -> Any:
+        """To vLLM's worker, by the name of its method, and what that returns; None where nothing is drafted."""
+        if not self._profile.drafts:
+            return None
+        return await self._ask(Tell(self._in_flight.number(), method, argument), timeout=60.0)
 
     async def _ask(self, frame: Ping | Reset | Tell, timeout: float) -> Any:
         if self._link is None:

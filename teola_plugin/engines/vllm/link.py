@@ -149,7 +149,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Have the worker do something about drafts, by the name of its method; answered by `Answer(id, True)`."""
+    """Have the worker do something about drafts, by the name of its method; the `Answer` is what that returns."""
 
     id: int
     method: str

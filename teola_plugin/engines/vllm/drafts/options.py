@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-KEY = "teola_drafts"
-"""Under which a request's drafts travel in `SamplingParams.extra_args`."""
+from teola_plugin.requests.draft_texts import APP, KEY, TENANT
+
 ENV = "TEOLA_DRAFTS"
 """Environment variable by which the proposer gets its settings, as JSON: vLLM makes it with its own configuration."""
+_MOST_TEXTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came with a request, from our engine's host or over HTTP (see `requests.draft_texts`)."""
+
+    source: tuple[str, str] = ("", "")
+    """App and tenant."""
+    tokens: Sequence[Sequence[int]] = ()
+    """Texts that its answer may repeat, where they are tokens already."""
+    texts: Sequence[str] = ()
+    kept: bool = True
+    """Whether its output is a recent one, and may draft from those: over HTTP only where its app or tenant is named."""
+
+    @staticmethod
+    def of(extra: Mapping[str, Any]) -> Told:
+        """Of `SamplingParams.extra_args`. What is of another form is left out: others may write there, too."""
+        given = extra.get(KEY)
+        if isinstance(given, Mapping):
+            return Told((str(given.get("app", "")), str(given.get("tenant", ""))), given.get("tokens", ()))
+        source = str(extra.get(APP, "")), str(extra.get(TENANT, ""))
+        texts = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
+        return Told(source, (), texts[:_MOST_TEXTS], any(source))
 
 
 def ruled_out(engine_args: Mapping[str, Any]) -> str:
-    """The argument of the user's own beside which nothing is drafted; empty for none."""
-    taken = [name for name in ("speculative_config", "worker_extension_cls") if name in engine_args]
-    return taken[0] if taken else "async_scheduling" if engine_args.get("async_scheduling") else ""
+    """The argument of the user's own beside which nothing is drafted; empty for none. vLLM would not start with drafts
+    and processors of logits, watermarks or asynchronous scheduling."""
+    own = [name for name in ("speculative_config", "worker_extension_cls") if name in engine_args]
+    refused = [name for name in ("logits_processors", "watermark_config", "async_scheduling") if engine_args.get(name)]
+    return next(iter((*own, *refused)), "")

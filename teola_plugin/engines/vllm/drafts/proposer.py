@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from teola_plugin.engines.drafts.drafter import Drafter
 from teola_plugin.engines.drafts.lengths import Lengths
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.drafts.row import Row
-from teola_plugin.engines.vllm.drafts.options import ENV
+from teola_plugin.engines.drafts.skeleton import with_gaps
+from teola_plugin.engines.vllm.drafts.options import ENV, Told
+from teola_plugin.graph import GAP
 from teola_plugin.shims.vllm import drafts as shim
 
 
 class DraftProposer:
     """Drafts of all running requests. In the process of vLLM's worker, on its one thread."""
 
-    def __init__(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: Any, encode: Callable[[str], Sequence[int]] | None = None) -> None:
+        """`encode` makes tokens of texts that come as such; without it nothing is made of them."""
+        self._encode = encode
         self._limit = shim.longest(vllm_config)
         self._runner: shim.Runner | None = None
         self._drafter = Drafter(Drafts(**json.loads(os.environ.get(ENV, "{}"))), shim.drafted_tokens(vllm_config))
@@ -38,9 +42,9 @@ class DraftProposer:
         """See `Drafter.afford`."""
         self._drafter.afford(lengths)
 
-    def fix(self, tokens: int | None) -> None:
+    def fix(self, tokens: int | None) -> list[tuple[int, float]]:
         """See `Drafter.fix`."""
-        self._drafter.fix(tokens)
+        return self._drafter.fix(tokens)
 
     def forget(self, tenant: str | None) -> None:
         """See `Drafter.forget`."""
@@ -57,13 +61,12 @@ class DraftProposer:
         runner = self._runner
         if runner is None:
             return [[] for _ in sampled_token_ids]
-        names, most = runner.names(), self._drafter.longest(sum(map(bool, sampled_token_ids)))
-        found = []
-        for i, new in enumerate(sampled_token_ids):
-            length = int(num_tokens_no_spec[i])
+        names, rows = runner.names(), sum(map(bool, sampled_token_ids))
+        self._drafter.step(rows)
+        found, lengths = [], num_tokens_no_spec[: len(sampled_token_ids)].tolist()
+        for i, (new, length) in enumerate(zip(sampled_token_ids, lengths, strict=True)):
             row = self._row(runner, names[i], i, new, length, token_ids_cpu) if new else None
-            room = min(most, self._limit - length - 1)
-            found.append(self._drafter.draft(row, room) if row is not None and room > 0 else [])
+            found.append([] if row is None else self._drafter.draft(row, rows, self._limit - length - 1))
         return found
 
     def _row(self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any) -> Row | None:
@@ -77,7 +80,10 @@ class DraftProposer:
     def _begin(self, runner: shim.Runner, name: str, tokens: list[int]) -> Row | None:
         """A request that is new here, or that was preempted and comes again."""
         asked = runner.asked(name)
-        given = asked.given or {}
+        told = Told.of(asked.extra)
         self._drafter.end_unless(runner.runs)
-        source = str(given.get("app", "")), str(given.get("tenant", ""))
-        return self._drafter.begin(name, source, tokens, asked.prompt, given.get("tokens", ()), greedy=asked.greedy)
+        texts = (told.tokens or self._encoded(told.texts)) if asked.greedy else ()
+        return self._drafter.begin(name, told.source, tokens, asked.prompt, texts, greedy=asked.greedy, kept=told.kept)
+
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        return [] if self._encode is None else [with_gaps(text, GAP, self._encode) for text in texts]

@@ -1,0 +1,14 @@
+"""A conversation told as pairs -> LlamaIndex's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llama_index.core.llms import ChatMessage, MessageRole
+
+_ROLES = {"developer": MessageRole.SYSTEM}
+
+
+def chat_messages(pairs: Iterable[tuple[str, str]]) -> list[ChatMessage]:
+    """Of (role as OpenAI names it, text)."""
+    return [ChatMessage(role=_ROLES.get(role) or MessageRole(role), content=text) for role, text in pairs]

@@ -1,0 +1,1 @@
+"""Who asks, and what for: keys, terms within their caps, limits, admission."""

@@ -1,0 +1,90 @@
+"""The ASGI app of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from teola_plugin import __version__
+from teola_plugin.errors import TeolaError
+from teola_plugin.server.envelope import Envelope, respond
+from teola_plugin.server.errors import HttpError, bad_request, http_error
+from teola_plugin.server.queries.runner import Queries
+from teola_plugin.server.queries.store import Store
+from teola_plugin.server.routes import openai, operations, pages, responses
+from teola_plugin.server.routes import queries as queries_routes
+from teola_plugin.server.service import Service
+
+_SWEEP = 1.0
+log = logging.getLogger("teola_plugin.server")
+
+
+def create_app(service: Service, store: Store) -> FastAPI:
+    """The addresses of a service whose pool is running."""
+
+    queries = Queries(service, store, service.settings.keep)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await queries.open()
+        sweeping = asyncio.create_task(_sweep(service, queries))
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await sweeping
+            await queries.close()
+
+    made = FastAPI(title="teola", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    made.state.service = service
+    made.state.queries = queries
+    made.state.tickets = pages.Tickets()
+    for rooms in (operations, openai, responses, queries_routes, pages):
+        made.include_router(rooms.router)
+    made.add_exception_handler(TeolaError, _failed)
+    made.add_exception_handler(RequestValidationError, _invalid)
+    made.add_exception_handler(HTTPException, _refused)
+    made.add_middleware(Envelope, service=service)
+    return made
+
+
+async def _sweep(service: Service, queries: Queries) -> None:
+    while True:
+        await asyncio.sleep(min(_SWEEP, service.settings.joined_idle / 2, service.settings.keep / 2))
+        service.live.sweep()
+        try:
+            await queries.expire()
+        except Exception as error:
+            log.warning("results cannot be expired: %s", type(error).__name__)
+
+
+def _failed(request: Request, error: Any) -> Response:
+    found = http_error(error)
+    if found.status >= 500:
+        log.warning("request %s: %s", request.scope["teola.request_id"], error)
+    return respond(found)
+
+
+def _invalid(request: Request, error: Any) -> Response:
+    fault = error.errors()[0]
+    path = [str(one) for one in fault["loc"] if one != "body"]
+    where = ".".join(one for one in path if not one.startswith("function-"))
+    said = str(fault["msg"]).removeprefix("Value error, ")
+    hint = "see OpenAI's reference for the parameter" if where else "send a JSON object"
+    return respond(bad_request(f"{where or 'the body'}: {said}.", hint, param=where or None, code="invalid_value"))
+
+
+def _refused(request: Request, error: Any) -> Response:
+    """What the framework says itself: no such address, no such method."""
+    hint = "see /openapi.json for the addresses" if error.status_code in (404, 405) else ""
+    made = HttpError(error.status_code, f"{error.detail}.", hint=hint, headers=error.headers)
+    return respond(made)

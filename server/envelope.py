@@ -1,0 +1,149 @@
+"""Around every request: an id, limits on its size and host, security headers, one line in the log, figures."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from teola_plugin.server.access.hosts import LOOPBACK, name_of
+from teola_plugin.server.errors import CLIENT_GONE, HttpError, bad_request, unexpected
+from teola_plugin.server.service import Service
+from teola_plugin.server.settings import ServerSettings
+
+log = logging.getLogger("teola_plugin.server")
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_SECURITY = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+
+
+class Envelope:
+    """ASGI middleware; the outermost of ours."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+        self._hosts = hosts_of(service.settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        scope["teola.request_id"] = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        sent = _Sent(send, scope["teola.request_id"], tls=scope.get("scheme") == "https")
+        began = time.perf_counter()
+        try:
+            await self._answer(scope, headers, _Limited(receive, self._service.settings.max_body), sent)
+        finally:
+            self._told(scope, sent, time.perf_counter() - began)
+
+    async def _answer(self, scope: Scope, headers: Headers, body: _Limited, sent: _Sent) -> None:
+        refusal = self._refusal(headers)
+        try:
+            if refusal is None:
+                await self._app(scope, body, sent)
+                return
+        except Exception as error:
+            log.error("request %s failed", scope["teola.request_id"], exc_info=error)
+            refusal = unexpected(scope["teola.request_id"])
+        if not sent.begun:
+            await respond(refusal)(scope, body, sent)
+
+    def _refusal(self, headers: Headers) -> HttpError | None:
+        if self._hosts and name_of(headers.get("host", "")) not in self._hosts:
+            return bad_request("the Host header names no host of this server.", "see `hosts` in its settings")
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._service.settings.max_body:
+            return HttpError(413, f"{told_of_size(self._service.settings.max_body)}.", hint="send less")
+        return None
+
+    def _told(self, scope: Scope, sent: _Sent, seconds: float) -> None:
+        route = scope.get("route")
+        where = getattr(route, "path", "") or "unknown"
+        status = sent.status or CLIENT_GONE
+        self._service.metrics.request(where, status, seconds)
+        visit = scope.get("teola.visit")
+        about = {
+            "request": scope["teola.request_id"],
+            "method": scope["method"],
+            "route": where,
+            "status": status,
+            "seconds": round(seconds, 4),
+            **({} if visit is None else visit.about()),
+        }
+        _log(self._service.settings.log, about)
+
+
+def respond(error: HttpError) -> JSONResponse:
+    return JSONResponse(error.body(), error.status, headers=error.headers)
+
+
+def told_of_size(most: int) -> str:
+    return f"the request is larger than {most} bytes"
+
+
+def hosts_of(settings: ServerSettings) -> frozenset[str]:
+    """Names by which it may be addressed; none for any. Where no key is asked for, a page of somebody else's must not
+    reach it under a name of its own."""
+    if settings.hosts:
+        return frozenset(name.lower() for name in settings.hosts)
+    return frozenset() if settings.keys else frozenset((*LOOPBACK, settings.host.strip("[]").lower()))
+
+
+def _log(form: str, about: Mapping[str, Any]) -> None:
+    if form == "json":
+        log.info("%s", json.dumps({"time": time.time(), **about}))
+    elif form == "text":
+        log.info("%s", " ".join(f"{key}={value}" for key, value in about.items() if value != ""))
+
+
+class _Limited:
+    """Receives no more than so many bytes of a body."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive, self._most, self._left = receive, most, most
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._left -= len(message.get("body", b""))
+            if self._left < 0:
+                raise HTTPException(413, told_of_size(self._most))
+        return message
+
+
+class _Sent:
+    """Sends, with the headers that every answer has."""
+
+    def __init__(self, send: Send, request_id: str, *, tls: bool) -> None:
+        self._send, self._id, self._tls = send, request_id, tls
+        self.begun = False
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun, self.status = True, message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self._id
+            for name, value in _SECURITY.items():
+                headers.setdefault(name, value)
+            if self._tls:
+                headers.setdefault("Strict-Transport-Security", "max-age=31536000")
+        await self._send(message)

@@ -1,0 +1,90 @@
+"""Errors as OpenAI's protocol has them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from teola_plugin.engines.openai.http import broken_in, refusal_in
+from teola_plugin.errors import (
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    QueryCancelled,
+    QueryTimeout,
+    RegistrationError,
+    RequestTooLarge,
+    TeolaError,
+)
+
+CLIENT_GONE = 499
+"""Nobody reads it: for the log."""
+
+
+class HttpError(TeolaError):
+    """What a client is told instead of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        hint: str = "",
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status, self.kind, self.code, self.param = status, kind, code, param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, hint: str = "", *, param: str | None = None, code: str | None = None) -> HttpError:
+    return HttpError(400, message, hint=hint, param=param, code=code)
+
+
+def not_found(message: str, hint: str = "", *, code: str = "not_found") -> HttpError:
+    return HttpError(404, message, hint=hint, code=code)
+
+
+def too_many(message: str, seconds: int, *, code: str, hint: str = "") -> HttpError:
+    """429, with the seconds after which it may be asked again."""
+    headers = {"Retry-After": str(seconds)}
+    return HttpError(429, message, hint=hint, kind="rate_limit_error", code=code, headers=headers)
+
+
+def unexpected(request_id: str) -> HttpError:
+    """A fault of the server's, or of an app's own code: what it was stands in the log alone."""
+    hint = f"see the server's log for request {request_id}"
+    return HttpError(500, "the server could not do that.", hint=hint, kind="server_error", code="internal_error")
+
+
+def http_error(error: TeolaError) -> HttpError:
+    """How an error of the pool is told. What a server behind an engine has answered is told as its answer."""
+    if isinstance(error, HttpError):
+        return error
+    refusal = refusal_in(error) if isinstance(error, EngineError) else None
+    if refusal is not None and 400 <= refusal.status < 500 and refusal.status not in (401, 403):
+        return HttpError(refusal.status, error.message, hint=error.hint, code="refused_by_server")
+    if type(error) is EngineError and not error.retryable and not broken_in(error):
+        return bad_request(error.message, error.hint, code="refused_by_engine")
+    for kind, status, what, code in _TABLE:
+        if isinstance(error, kind):
+            headers = {"Retry-After": "1"} if status in (429, 503) else None
+            return HttpError(status, error.message, hint=error.hint, kind=what, code=code, headers=headers)
+    return HttpError(500, error.message, hint=error.hint, kind="server_error", code="internal_error")
+
+
+_TABLE: tuple[tuple[type[TeolaError], int, str, str], ...] = (
+    (RequestTooLarge, 400, "invalid_request_error", "context_length_exceeded"),
+    (EngineOverloaded, 429, "rate_limit_error", "engine_overloaded"),
+    (EngineUnavailable, 503, "server_error", "engine_unavailable"),
+    (QueryTimeout, 504, "timeout_error", "deadline_exceeded"),
+    (QueryCancelled, CLIENT_GONE, "invalid_request_error", "cancelled"),
+    (RegistrationError, 400, "invalid_request_error", "invalid_value"),
+    (EngineError, 502, "server_error", "engine_error"),
+)

@@ -1,0 +1,127 @@
+"""Queries that are under way: of one request each, or of all requests that name the same one."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from teola_plugin.graph import Query
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.server.access.admission import Ticket
+
+KEPT = 1000
+"""Queries that have ended and are still told of."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveQuery:
+    """One query: what happens to it, for everybody who may know."""
+
+    id: str
+    tenant: str
+    app: str
+    run: QueryRun | None
+    """None once it is over."""
+    trace: str
+    """Its id in the pool."""
+    ticket: Ticket
+    began: float
+    wall: float
+    joined: bool
+    """Whether requests name it; else it is over with its only one."""
+    goal: float | None = None
+    users: int = 0
+    """Requests of it that are under way."""
+    requests: int = 0
+    last: float = 0.0
+    """When the last request of it ended."""
+    status: str = "running"
+    """running, done, failed or cancelled."""
+    seconds: float | None = None
+    models: dict[str, int] = field(default_factory=dict)
+    """Requests by model."""
+
+
+class LiveQueries:
+    """One owner: the server's loop. `idle`: seconds without a request after which a joined query is over."""
+
+    def __init__(self, pool: EnginePool, idle: float, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._pool, self._idle, self._clock, self._wall = pool, idle, clock, wall
+        self._joined: dict[tuple[str, str], LiveQuery] = {}
+        self.running: set[LiveQuery] = set()
+        self.ended: deque[LiveQuery] = deque(maxlen=KEPT)
+
+    def joined(self, tenant: str, id: str) -> LiveQuery | None:
+        """The query of this name that is under way; each tenant has names of its own."""
+        return self._joined.get((tenant, id)) if id else None
+
+    def begin(self, query: Query, ticket: Ticket, *, id: str, goal: float | None) -> LiveQuery:
+        """`id`: that of requests which join it; empty for a query of one request."""
+        run = self._pool.runtime.watch(query, joins=True)
+        now = self._clock()
+        made = LiveQuery(
+            id or f"query_{secrets.token_hex(12)}",
+            query.tenant,
+            query.app,
+            run,
+            run.id,
+            ticket,
+            now,
+            self._wall(),
+            bool(id),
+            goal,
+            last=now,
+        )
+        self.running.add(made)
+        if id:
+            self._joined[query.tenant, id] = made
+        return made
+
+    def leave(self, query: LiveQuery, outcome: str) -> None:
+        """A request of it has ended so: done, failed or cancelled."""
+        query.users -= 1
+        query.last = self._clock()
+        if not query.joined:
+            self.close(query, outcome, query.last)
+        elif outcome != "done":
+            query.status = outcome
+
+    def close(self, query: LiveQuery, outcome: str, at: float) -> None:
+        """It is over, and was at that time. Idempotent."""
+        if query not in self.running:
+            return
+        self.running.discard(query)
+        if query.joined:
+            self._joined.pop((query.tenant, query.id), None)
+        query.status = outcome if query.status == "running" else query.status
+        query.seconds = at - query.began
+        run, query.run = query.run, None
+        if run is not None:
+            (run.cancel if outcome == "cancelled" else run.close)()
+        query.ticket.end(whole=query.status == "done")
+        self.ended.append(query)
+
+    def sweep(self) -> None:
+        """Queries that nobody has joined for a while are over since then."""
+        now = self._clock()
+        for one in [q for q in self._joined.values() if not q.users and now - q.last > self._idle]:
+            self.close(one, "done", one.last)
+
+    def find(self, tenant: str, id: str) -> LiveQuery | None:
+        """Under way or ended, of this tenant."""
+        known = [*self.running, *reversed(self.ended)]
+        return next((q for q in known if q.id == id and q.tenant == tenant), None)
+
+    def forget(self, tenant: str) -> None:
+        """What happened to its queries; those under way go on."""
+        kept = [one for one in self.ended if one.tenant != tenant]
+        self.ended.clear()
+        self.ended.extend(kept)
+
+    def of(self, tenant: str) -> list[LiveQuery]:
+        """Of this tenant, latest first."""
+        known = [q for q in (*self.ended, *self.running) if q.tenant == tenant]
+        return sorted(known, key=lambda q: -q.wall)

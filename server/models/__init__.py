@@ -1,0 +1,1 @@
+"""What answers: engines of the pool, and apps."""

@@ -1,0 +1,107 @@
+"""Messages, or inputs in `metadata`, as an app takes them; what it returns, as an answer. No framework is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from teola_plugin.server.errors import bad_request
+from teola_plugin.server.wire.answers import Answer
+from teola_plugin.server.wire.chat import ChatRequest
+from teola_plugin.server.wire.sampling import text_of
+
+INPUTS = "inputs"
+"""The key of `metadata` that holds an app's whole input, as JSON text (or as it is)."""
+
+
+def given_inputs(body: ChatRequest) -> Any:
+    """The app's input as `metadata` has it; None where it has none. Raises `HttpError`."""
+    found = (body.metadata or {}).get(INPUTS)
+    if not isinstance(found, str):
+        return found
+    try:
+        return json.loads(found)
+    except ValueError as error:
+        hint = 'e.g. {"inputs": "{\\"question\\": \\"...\\"}"}'
+        raise bad_request(f"metadata.inputs is not JSON: {error}.", hint, param="metadata") from None
+
+
+def last_text(body: ChatRequest) -> str:
+    """Of the last message of the user's, or of the last one. Raises `HttpError` for what is no text."""
+    of_user = [m for m in body.messages if m.role == "user"]
+    return text_of((of_user or body.messages)[-1], body.model)
+
+
+def roles_and_texts(body: ChatRequest) -> list[tuple[str, str]]:
+    """All messages. Raises `HttpError`."""
+    return [(m.role, text_of(m, body.model)) for m in body.messages]
+
+
+# ------------------------------------------------------------ what apps return
+
+
+def answer_of(value: Any, key: str = "") -> Answer:
+    """The answer in what an app returns: a text, a message, the last of `messages`, or a value of a dict by `key`."""
+    return Answer(text_in(value, key), more=_sources(value))
+
+
+def text_in(value: Any, key: str = "") -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return text_in(_part(value, key))
+    content = getattr(value, "content", None)
+    if content is not None and hasattr(value, "type"):  # a message of LangChain's
+        text = getattr(value, "text", "")
+        return content if isinstance(content, str) else str(text() if callable(text) else text)
+    for name in ("response", "message", "result"):  # of LlamaIndex: responses, agents' outputs, the end of a run
+        if (inner := getattr(value, name, None)) is not None and not callable(inner):
+            return text_in(inner)
+    return content if isinstance(content, str) else json.dumps(plain(value), ensure_ascii=False)
+
+
+_ANSWERS = ("output", "answer", "result", "response", "text")
+
+
+def _part(value: Mapping[str, Any], key: str) -> Any:
+    """What of a dict is the answer."""
+    if key:
+        return value.get(key, "")
+    messages = value.get("messages")
+    if isinstance(messages, Sequence) and messages and not isinstance(messages, str):
+        return messages[-1]
+    known = next((value[name] for name in _ANSWERS if isinstance(value.get(name), str)), None)
+    return json.dumps(plain(value), ensure_ascii=False) if known is None else known
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """JSON-ready data; what is no data is told by its text."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if depth > 8:
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(one, depth + 1) for one in value]
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return plain(dump(), depth + 1)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, depth + 1)
+    return str(value)
+
+
+def _sources(value: Any) -> dict[str, Any]:
+    """The nodes that a query engine's answer rests on."""
+    nodes = getattr(value, "source_nodes", None)
+    if not isinstance(nodes, list) or not nodes:
+        return {}
+    return {"sources": [{"text": _text(one), "score": plain(getattr(one, "score", None))} for one in nodes]}
+
+
+def _text(node: Any) -> str:
+    found = getattr(node, "text", None)
+    return found if isinstance(found, str) else str(node)

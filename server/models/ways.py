@@ -1,0 +1,215 @@
+"""How objects of each framework are asked: what of a chat they take, how they answer, whole and in pieces.
+
+No framework is imported: they are known by what they can be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.server.errors import bad_request
+from teola_plugin.server.models.app_inputs import answer_of, last_text, roles_and_texts, text_in
+from teola_plugin.server.settings import AppSettings
+from teola_plugin.server.wire.answers import Answer
+from teola_plugin.server.wire.chat import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an app is given."""
+
+    value: Any
+    thread: str
+    """The conversation that a graph with checkpoints goes on with: each tenant has its own."""
+
+
+Pieces = AsyncIterator["str | Answer"]
+"""Text as it comes; an app that tells more than text ends with its whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How objects of one kind are asked."""
+
+    given: Callable[[Any, ChatRequest, AppSettings], Any]
+    """The input that messages make."""
+    whole: Callable[[Any, Any], Any]
+    """A coroutine."""
+    stream: Callable[[Any, Any, AppSettings], Pieces]
+    alone: bool = False
+    """Whether it keeps the conversation of a call in itself, so that it answers one after the other."""
+
+
+def way_of(fast: Any) -> Way | None:
+    """By what it can be asked, without its framework being imported."""
+    if hasattr(fast, "ainvoke"):
+        return GRAPH if hasattr(fast, "get_graph") and hasattr(fast, "channels") else RUNNABLE
+    if hasattr(fast, "astream_chat"):
+        return CHAT_ENGINE
+    if hasattr(fast, "aquery"):
+        return QUERY_ENGINE
+    return WORKFLOW if hasattr(fast, "run") else None
+
+
+# ------------------------------------------------------------ LangChain
+
+
+def _runnable_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    """A dict with the text under the app's key; for chains on messages and models these; else the text."""
+    if settings.input:
+        return {settings.input: last_text(body)}
+    schema: Mapping[str, Any] = fast.get_input_jsonschema()
+    keys = [str(key) for key in schema.get("required") or schema.get("properties") or ()]
+    if schema.get("type") == "object" and len(keys) == 1:
+        return {keys[0]: roles_and_texts(body) if keys[0] in _MESSAGES else last_text(body)}
+    if schema.get("type") == "object" and keys:
+        raise bad_request(
+            f"the app {body.model!r} takes {', '.join(sorted(keys))}, which messages do not say.",
+            "give them as JSON in metadata.inputs",
+            param="metadata",
+        )
+    return roles_and_texts(body) if "anyOf" in schema else last_text(body)
+
+
+_MESSAGES = ("messages", "chat_history", "history")
+
+
+async def _runnable_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
+    """Text where the app streams text or messages; else what its chunks add up to."""
+    whole: Any = None
+    streams = True
+    async with aclosing(fast.astream(asked.value)) as chunks:
+        async for chunk in chunks:
+            if streams and (isinstance(chunk, str) or hasattr(chunk, "content")):
+                yield text_in(chunk)
+            else:
+                streams = False
+                whole = chunk if whole is None else whole + chunk
+    if not streams:
+        yield answer_of(whole, settings.output)
+
+
+RUNNABLE = Way(_runnable_given, lambda fast, asked: fast.ainvoke(asked.value), _runnable_stream)
+
+
+def _graph_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    key = settings.input or ("messages" if "messages" in fast.channels else "")
+    if not key:
+        raise bad_request(
+            f"the app {body.model!r} takes a state without messages.",
+            "give it as JSON in metadata.inputs, or say the key in the app's settings (input)",
+            param="metadata",
+        )
+    return {key: roles_and_texts(body) if key == "messages" else last_text(body)}
+
+
+def _config(asked: Asked) -> dict[str, Any]:
+    return {"configurable": {"thread_id": asked.thread}}
+
+
+async def _graph_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
+    """The tokens of one node, if the settings name it; then the answer, whose text counts."""
+    state: Any = {}
+    text = ""
+    modes = ["messages", "values"]
+    async with aclosing(fast.astream(asked.value, _config(asked), stream_mode=modes)) as chunks:
+        async for mode, chunk in chunks:
+            if mode == "values":
+                state = chunk
+            elif chunk[1].get("langgraph_node") == settings.stream_node and (piece := text_in(chunk[0])):
+                text += piece
+                yield piece
+    answer = answer_of(state, settings.output)
+    if answer.text.startswith(text) and len(answer.text) > len(text):
+        yield answer.text[len(text) :]
+    yield answer
+
+
+GRAPH = Way(_graph_given, lambda fast, asked: fast.ainvoke(asked.value, _config(asked)), _graph_stream)
+
+
+# ------------------------------------------------------------ LlamaIndex
+
+
+def _text_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    return last_text(body)
+
+
+async def _query_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
+    response = await fast.aquery(asked.value)
+    tokens = getattr(response, "async_response_gen", None)
+    if tokens is None:
+        answer = answer_of(response, settings.output)
+        yield answer.text
+        yield answer
+        return
+    text = ""
+    async for token in tokens():
+        text += token
+        yield token
+    yield Answer(text, more=answer_of(response).more)
+
+
+async def _query_whole(fast: Any, asked: Asked) -> Any:
+    response = await fast.aquery(asked.value)
+    read = getattr(response, "get_response", None)  # of one that streams
+    if read is None or not hasattr(response, "async_response_gen"):
+        return response
+    return await read()
+
+
+QUERY_ENGINE = Way(_text_given, _query_whole, _query_stream)
+
+
+def _history_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    return roles_and_texts(body)
+
+
+def _chat_arguments(asked: Any) -> dict[str, Any]:
+    from teola_plugin.adapters.llamaindex.history import chat_messages
+
+    if isinstance(asked, str):
+        return {"message": asked, "chat_history": []}
+    *before, (_, last) = asked
+    return {"message": last, "chat_history": chat_messages(before)}
+
+
+async def _chat_whole(fast: Any, asked: Asked) -> Any:
+    return await fast.achat(**_chat_arguments(asked.value))
+
+
+async def _chat_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
+    response = await fast.astream_chat(**_chat_arguments(asked.value))
+    text = ""
+    async for token in response.async_response_gen():
+        text += token
+        yield token
+    yield Answer(text, more=answer_of(response).more)
+
+
+CHAT_ENGINE = Way(_history_given, _chat_whole, _chat_stream, alone=True)
+
+
+def _workflow_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    if settings.input:
+        return {settings.input: last_text(body)}
+    if not hasattr(fast, "agents") and not hasattr(fast, "tools"):
+        return {"input": last_text(body)}
+    found = _chat_arguments(roles_and_texts(body))
+    return {"user_msg": found["message"], "chat_history": found["chat_history"]}
+
+
+async def _workflow_whole(fast: Any, asked: Asked) -> Any:
+    return await fast.run(**(asked.value if isinstance(asked.value, Mapping) else {"input": asked.value}))
+
+
+async def _workflow_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
+    answer = answer_of(await _workflow_whole(fast, asked), settings.output)
+    yield answer.text
+    yield answer
+
+
+WORKFLOW = Way(_workflow_given, _workflow_whole, _workflow_stream)

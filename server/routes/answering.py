@@ -1,0 +1,142 @@
+"""What all routes that ask models do: take the request, watch its client, give it an answer or a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from teola_plugin.errors import TeolaError
+from teola_plugin.server.access.terms import Told
+from teola_plugin.server.errors import CLIENT_GONE, HttpError, http_error, unexpected
+from teola_plugin.server.models.base import Model
+from teola_plugin.server.service import Service
+from teola_plugin.server.visits import Visit
+from teola_plugin.server.wire.answers import event
+
+T = TypeVar("T")
+log = logging.getLogger("teola_plugin.server")
+
+
+def service_of(request: Request) -> Service:
+    found: Service = request.app.state.service
+    return found
+
+
+def model_of(request: Request, name: str, *kinds: str) -> Model:
+    """The model that the request may ask. Raises `HttpError`."""
+    service = service_of(request)
+    return service.model(name, service.caller(request.headers), *kinds)
+
+
+def begin(request: Request, model: Model, tokens: int) -> Visit:
+    """The request has a place; end the visit. Raises `HttpError`."""
+    service = service_of(request)
+    caller, told = service.caller(request.headers), Told.of(request.headers)
+    visit = service.visit(request.scope["teola.request_id"], caller, told, model, tokens)
+    request.scope["teola.visit"] = visit
+    return visit
+
+
+async def whole(request: Request, visit: Visit, work: Awaitable[Any]) -> Response:
+    """The answer as JSON. A client that leaves ends the work."""
+    async with ending(visit):
+        return JSONResponse(await while_connected(request, work), headers=told_of(visit))
+
+
+async def streamed(
+    request: Request,
+    visit: Visit,
+    events: AsyncIterator[str],
+    failed: Callable[[HttpError], str] = lambda error: event(error.body()),
+) -> Response:
+    """The events as they come. What goes wrong before the first is an error as without streaming; later it is the last
+    event, spelled by `failed`."""
+    try:
+        first = await while_connected(request, anext(events, None))
+    except BaseException as error:
+        visit.end(outcome_of(error))
+        raise
+    return Events(visit, first, events, failed)
+
+
+class Events(StreamingResponse):
+    """A stream of events that belongs to a visit, and ends it, however it ends."""
+
+    def __init__(
+        self, visit: Visit, first: str | None, events: AsyncIterator[str], failed: Callable[[HttpError], str]
+    ) -> None:
+        self._visit, self._events = visit, events
+        headers = {**told_of(visit), "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(self._told(first, failed), media_type="text/event-stream", headers=headers)
+
+    async def _told(self, first: str | None, failed: Callable[[HttpError], str]) -> AsyncIterator[str]:
+        try:
+            if first is not None:
+                yield first
+            async for one in self._events:
+                yield one
+        except TeolaError as error:
+            self._visit.end("failed")
+            yield failed(http_error(error))
+        except Exception as error:
+            self._visit.end("failed")
+            log.error("request %s failed in its stream", self._visit.request_id, exc_info=error)
+            yield failed(unexpected(self._visit.request_id))
+        else:
+            self._visit.end("done")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            close = getattr(self._events, "aclose", None)
+            if close is not None:
+                await asyncio.shield(close())
+            self._visit.end("cancelled")
+
+
+@asynccontextmanager
+async def ending(visit: Visit) -> AsyncIterator[None]:
+    """The visit ends with the body."""
+    try:
+        yield
+    except BaseException as error:
+        visit.end(outcome_of(error))
+        raise
+    visit.end("done")
+
+
+def outcome_of(error: BaseException) -> str:
+    gone = isinstance(error, HttpError) and error.status == CLIENT_GONE
+    return "cancelled" if gone or isinstance(error, asyncio.CancelledError) else "failed"
+
+
+def told_of(visit: Visit) -> dict[str, str]:
+    """Headers of every answer that a model gives."""
+    return {"X-Teola-Query": visit.query.id}
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """What the work gives. It is cancelled when the client leaves: `HttpError` with `CLIENT_GONE`."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise HttpError(CLIENT_GONE, "the client has left.", code="cancelled")
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,208 @@
+"""`/v1/models`, chat completions, completions, embeddings and reranking."""
+
+from __future__ import annotations
+
+import base64
+import time
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from teola_plugin.server.errors import bad_request
+from teola_plugin.server.models.base import ChatModel, TextModel
+from teola_plugin.server.models.carried import CarriedEngine
+from teola_plugin.server.models.vectors import VectorEngine
+from teola_plugin.server.routes.answering import begin, model_of, service_of, streamed, whole
+from teola_plugin.server.visits import Visit
+from teola_plugin.server.wire.answers import (
+    DONE,
+    ChatChunks,
+    CompletionChunks,
+    Usage,
+    chat_completion,
+    completion,
+    event,
+    new_id,
+    together,
+)
+from teola_plugin.server.wire.chat import ChatRequest, CompletionRequest
+from teola_plugin.server.wire.vectors import EmbeddingRequest, RerankRequest
+
+router = APIRouter(prefix="/v1")
+_STARTED = int(time.time())
+
+
+@router.get("/models")
+def models(request: Request) -> dict[str, Any]:
+    """Those that the key may ask."""
+    service = service_of(request)
+    caller = service.caller(request.headers)
+    return {"object": "list", "data": [_model(m) for n, m in service.models.items() if caller.may_ask(n)]}
+
+
+@router.get("/models/{name:path}")
+def model(request: Request, name: str) -> dict[str, Any]:
+    return _model(model_of(request, name, "chat", "app", "embedding", "reranking"))
+
+
+def _model(model: Any) -> dict[str, Any]:
+    about = {"id": model.name, "object": "model", "created": _STARTED, "owned_by": "teola", "kind": model.kind}
+    return about | {key: value for key, value in model.told().items() if value not in (None, "")}
+
+
+# ------------------------------------------------------------ chat
+
+
+@router.post("/chat/completions")
+async def chat(request: Request, body: ChatRequest) -> Response:
+    model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
+    text = sum(len(m.content) if isinstance(m.content, str) else 256 for m in body.messages)
+    answer = body.max_completion_tokens or body.max_tokens
+    visit = begin(request, model, model.tokens(text, answer, body.n or 1))
+    if isinstance(model, CarriedEngine):
+        if body.stream:
+            return await streamed(request, visit, _carried(model, body, visit))
+        return await whole(request, visit, model.response(body, visit))
+    if body.stream:
+        return await streamed(request, visit, _chat_events(model, body, visit))
+    return await whole(request, visit, _chat(model, body, visit))
+
+
+async def _chat(model: ChatModel, body: ChatRequest, visit: Visit) -> dict[str, Any]:
+    return chat_completion(await model.whole(body, visit), body.model)
+
+
+async def _chat_events(model: ChatModel, body: ChatRequest, visit: Visit) -> AsyncIterator[str]:
+    chunks = ChatChunks(body.model, body.tells_usage)
+    async for delta in model.stream(body, visit):
+        for chunk in chunks.of(delta):
+            yield event(chunk)
+    for chunk in chunks.end():
+        yield event(chunk)
+    yield DONE
+
+
+async def _carried(model: CarriedEngine, body: ChatRequest, visit: Visit) -> AsyncIterator[str]:
+    async for chunk in model.chunks(body, visit):
+        yield event(chunk)
+    yield DONE
+
+
+# ------------------------------------------------------------ completions
+
+
+@router.post("/completions")
+async def completions(request: Request, body: CompletionRequest) -> Response:
+    model = cast(TextModel, model_of(request, body.model, "chat"))
+    prompts = _texts(body.prompt, "prompt")
+    count = len(prompts) * (body.n or 1)
+    visit = begin(request, model, model.tokens(sum(map(len, prompts)), body.max_tokens or 16, count))
+    if body.stream:
+        return await streamed(request, visit, _completion_events(model, body, prompts, visit))
+    return await whole(request, visit, _completion(model, body, prompts, visit))
+
+
+async def _completion(model: TextModel, body: CompletionRequest, prompts: list[str], visit: Visit) -> dict[str, Any]:
+    answers, n = await model.complete(body, prompts, visit), body.n or 1
+    each = [together(a.usage for a in answers[at : at + n]) for at in range(0, len(answers), n)]
+    usage = Usage(sum(u.prompt for u in each), sum(u.completion for u in each), sum(u.cached for u in each))
+    return completion(answers, body.model, usage)
+
+
+async def _completion_events(
+    model: TextModel, body: CompletionRequest, prompts: list[str], visit: Visit
+) -> AsyncIterator[str]:
+    chunks = CompletionChunks(body.model, body.tells_usage)
+    async for delta in model.stream_completion(body, prompts, visit):
+        for chunk in chunks.of(delta):
+            yield event(chunk)
+    for chunk in chunks.end():
+        yield event(chunk)
+    yield DONE
+
+
+def _texts(given: str | Sequence[Any], param: str) -> list[str]:
+    """Raises `HttpError` for tokens: which text they are only the client's own tokenizer knows."""
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts:
+        raise bad_request(f"{param} is empty.", "give a text, or a list of texts", param=param)
+    if not all(isinstance(text, str) for text in texts):
+        raise bad_request(
+            f"{param} holds tokens, and is to be text.",
+            "send text (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))",
+            param=param,
+            code="unsupported",
+        )
+    return texts
+
+
+# ------------------------------------------------------------ vectors
+
+
+@router.post("/embeddings")
+async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
+    model = cast(VectorEngine, model_of(request, body.model, "embedding"))
+    texts = _texts(body.input, "input")
+    _not_too_many(request, texts, "input")
+    visit = begin(request, model, model.tokens(sum(map(len, texts)), None, 1))
+    return await whole(request, visit, _embedded(model, body, texts, visit))
+
+
+async def _embedded(model: VectorEngine, body: EmbeddingRequest, texts: list[str], visit: Visit) -> dict[str, Any]:
+    vectors = await model.embed(texts, body.input_type, visit)
+    if body.dimensions is not None and body.dimensions != len(vectors[0]):
+        raise bad_request(
+            f"vectors of the model {body.model!r} have {len(vectors[0])} dimensions.",
+            "leave dimensions out",
+            param="dimensions",
+            code="unsupported",
+        )
+    tokens = _estimated(visit, texts)
+    data = [
+        {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
+        for i, vector in enumerate(vectors)
+    ]
+    return {"object": "list", "data": data, "model": body.model, "usage": tokens}
+
+
+def _encoded(vector: list[float], how: str | None) -> list[float] | str:
+    return base64.b64encode(array("f", vector).tobytes()).decode() if how == "base64" else vector
+
+
+def _estimated(visit: Visit, texts: Sequence[str]) -> dict[str, int]:
+    """Engines do not tell how many tokens texts had: four characters count as one."""
+    tokens = sum(max(1, len(text) // 4) for text in texts)
+    visit.cost(tokens)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+@router.post("/rerank")
+async def rerank(request: Request, body: RerankRequest) -> Response:
+    model = cast(VectorEngine, model_of(request, body.model, "reranking"))
+    texts = [one if isinstance(one, str) else one.text for one in body.documents]
+    _not_too_many(request, texts, "documents")
+    visit = begin(request, model, model.tokens(sum(map(len, texts)), None, 1))
+    return await whole(request, visit, _ranked(model, body, texts, visit))
+
+
+async def _ranked(model: VectorEngine, body: RerankRequest, texts: list[str], visit: Visit) -> dict[str, Any]:
+    scores = await model.scores(body.query, texts, visit)
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
+    shown: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
+    for one in shown if body.return_documents else ():
+        one["document"] = {"text": texts[one["index"]]}
+    return {
+        "id": new_id("rerank"),
+        "model": body.model,
+        "results": shown,
+        "usage": {"total_tokens": _estimated(visit, texts)["total_tokens"]},
+    }
+
+
+def _not_too_many(request: Request, texts: Sequence[str], param: str) -> None:
+    most = service_of(request).settings.max_batch
+    if len(texts) > most:
+        raise bad_request(f"{param} holds {len(texts)} texts; {most} are taken at a time.", "send less", param=param)

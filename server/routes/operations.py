@@ -1,0 +1,53 @@
+"""What operators and machines ask: is it alive, does it take requests, what runs, its figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from teola_plugin import __version__
+from teola_plugin.server.errors import HttpError
+from teola_plugin.server.routes.answering import service_of
+
+router = APIRouter()
+
+
+@router.get("/health")
+def health() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+def ready(request: Request) -> Response:
+    """Whether requests are taken: not before the pool is up, and not while the server drains."""
+    service = service_of(request)
+    if service.draining or not service.pool.running:
+        return JSONResponse({"status": "draining" if service.draining else "down"}, 503)
+    return JSONResponse({"status": "ready"})
+
+
+@router.get("/version")
+def version(request: Request) -> dict[str, Any]:
+    """Of the package; to operators, what runs below each engine, too."""
+    service = service_of(request)
+    if not service.caller(request.headers).key.operator and service.settings.keys:
+        return {"version": __version__}
+    return {"version": __version__, "engines": service.pool.versions()}
+
+
+@router.get("/metrics")
+def metrics(request: Request) -> Response:
+    """For Prometheus; with keys, for those of operators."""
+    operators_only(request)
+    return Response(service_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def operators_only(request: Request) -> None:
+    """Raises `HttpError` for a key that is no operator's."""
+    service = service_of(request)
+    if service.settings.keys and not service.caller(request.headers).key.operator:
+        hint = "give a key whose settings say operator: true"
+        raise HttpError(403, "this is for operators.", hint=hint, kind="permission_error", code="forbidden")

@@ -1,0 +1,136 @@
+"""What `teola serve` reads beside the engines of a pool's YAML: the server, its keys, and its apps.
+
+::
+
+    engines: {llm: {kind: vllm, model: ...}}
+    apps:
+      support: {object: "my_app.chains:rag", input: question}
+    server:
+      port: 8000
+      keys:
+        - {name: team-a, hash: "sha256:...", tenant: team-a, requests_per_minute: 600}
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.server.access.hosts import is_loopback
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,126}$"
+
+
+class KeySettings(BaseModel):
+    """One API key: whose it is, and its caps. Only its hash is here: `teola key NAME` makes both."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = Field(pattern=_NAME)
+    """For logs; never the key itself."""
+    hash: str = Field(pattern=r"^sha256:[0-9a-f]{64}$", repr=False)
+    tenant: str = Field("", max_length=128)
+    """Whose prefixes, outputs and queries its requests may meet; the key's name where none is given."""
+    operator: bool = False
+    """Whether it may see the whole pool: its figures, its versions, its load."""
+    weight: float = Field(1.0, gt=0, le=1000)
+    """Share of its queries among those of the pool."""
+    models: tuple[str, ...] = ()
+    """Models that it may ask; empty for all."""
+    max_seconds: float | None = Field(None, gt=0)
+    """The latest deadline of its requests, in seconds."""
+    requests_per_minute: float | None = Field(None, gt=0)
+    concurrent: int | None = Field(None, ge=1)
+    """Requests under way at a time."""
+    tokens_per_minute: float | None = Field(None, gt=0)
+    """Of prompts and answers together: charged when a request has ended."""
+    max_output_tokens: int | None = Field(None, ge=1)
+    """Of one answer; more is not asked of the engine."""
+
+
+class AppSettings(BaseModel):
+    """An app that is a model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    object: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    """`package.module:object`: a Runnable, a compiled graph, a query or chat engine, a workflow; or a function that
+    gives one, with the argument `pool` if it has one of that name."""
+    input: str = ""
+    """Of a Runnable: the key under which it takes the text of the last message. Empty: it is found out."""
+    output: str = ""
+    """The key of its output that is the answer. Empty: it is found out."""
+    stream_node: str = ""
+    """Of a graph: the node whose tokens are the answer. Empty: the answer comes when it is done."""
+    bind: dict[str, str] = Field(default_factory=dict)
+    """`package.module:object` of models of its own, and the engine that serves each."""
+    repeatable: bool = False
+    """Whether a query that a crash has interrupted may be begun again: only if the app writes nothing anywhere."""
+    description: str = ""
+    goal: float | None = Field(None, gt=0)
+    """Seconds that its queries should take, unless the caller says otherwise."""
+
+
+class ServerSettings(BaseModel):
+    """Addresses, keys and limits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    certificate: str = ""
+    """Files for TLS, in PEM form."""
+    private_key: str = ""
+    hosts: tuple[str, ...] = ()
+    """Names by which browsers and clients may address it; those of loopback where it has no keys. Empty: any."""
+    keys: tuple[KeySettings, ...] = ()
+    max_body: int = Field(8 << 20, ge=1024)
+    """Bytes of one request."""
+    max_requests: int = Field(256, ge=1)
+    """Requests that are taken at a time, waiting ones included; more get 429."""
+    max_tokens: int = Field(4_000_000, ge=1)
+    """The same in tokens, of prompts and answers as far as is known."""
+    max_batch: int = Field(2048, ge=1)
+    """Texts of one request for embeddings or reranking."""
+    goal: float | None = Field(None, gt=0)
+    """Seconds that a query should take where nobody says otherwise. None: no query is refused for its time."""
+    joined_idle: float = Field(30.0, gt=0)
+    """Seconds without a request after which a query that requests join is over."""
+    store: str = Field("embedded", repr=False)  # a DSN may hold a password
+    """Where submitted queries are kept: `embedded` (a PostgreSQL of the server's own), a DSN, or `memory`."""
+    data: str = ""
+    """The folder of the embedded store; empty for one of the user's own, by the name of the pool."""
+    keep: float = Field(86_400.0, gt=0)
+    """Seconds for which the results of submitted queries are kept."""
+    drain: float = Field(30.0, ge=0)
+    """Seconds that requests under way have to end when the server is told to stop."""
+    log: Literal["json", "text", "off"] = "text"
+
+    @field_validator("log", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # as YAML reads it
+
+    @model_validator(mode="after")
+    def _whole(self) -> ServerSettings:
+        if bool(self.certificate) != bool(self.private_key):
+            raise ValueError("TLS needs both certificate and private_key")
+        for what in ("name", "hash"):
+            found = [getattr(key, what) for key in self.keys]
+            if len(set(found)) < len(found):
+                raise ValueError(f"two keys have the same {what}")
+        if not self.keys and not is_loopback(self.host):
+            raise ValueError(f"host {self.host} can be reached from elsewhere: give it keys (teola key NAME)")
+        return self
+
+
+class ServiceConfig(PoolConfig):
+    """A pool's file, with what `teola serve` needs of it."""
+
+    server: ServerSettings = ServerSettings.model_validate({})
+    apps: dict[str, AppSettings] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names(self) -> ServiceConfig:
+        if both := sorted(set(self.apps) & set(self.engines)):
+            raise ValueError(f"{both[0]} is an app and an engine: models have one name each")
+        return self

@@ -1,0 +1,1 @@
+"""Bodies of OpenAI's protocol, read and written. No I/O."""

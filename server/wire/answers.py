@@ -1,0 +1,187 @@
+"""Answers of models, whatever they are, and how the protocol spells them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    """Of the prompt, those found in a prefix cache."""
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.completion
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.total,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+def together(usages: Iterable[Usage]) -> Usage:
+    """Of several answers to one prompt, whose tokens count once."""
+    found = list(usages)
+    prompt, cached = max((u.prompt for u in found), default=0), max((u.cached for u in found), default=0)
+    return Usage(prompt, sum(u.completion for u in found), cached)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+    """JSON text."""
+
+    def told(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One choice, whole."""
+
+    text: str
+    finish: str = "stop"
+    usage: Usage = Usage()
+    calls: tuple[ToolCall, ...] = ()
+    more: dict[str, Any] = field(default_factory=dict)
+    """What apps tell beside it: sources."""
+
+    def message(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
+        if self.calls:
+            found["tool_calls"] = [call.told() for call in self.calls]
+        return {**found, "refusal": None, "annotations": []}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one choice: text, or its end."""
+
+    index: int = 0
+    text: str = ""
+    end: Answer | None = None
+
+
+Deltas = AsyncGenerator[Delta, None]
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+# ------------------------------------------------------------ chat
+
+
+def chat_completion(answers: Sequence[Answer], model: str) -> dict[str, Any]:
+    choices = [
+        {"index": i, "message": a.message(), "logprobs": None, "finish_reason": a.finish} for i, a in enumerate(answers)
+    ]
+    return {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": choices,
+        "usage": together(a.usage for a in answers).told(),
+        **_teola(answers),
+    }
+
+
+def _teola(answers: Sequence[Answer]) -> dict[str, Any]:
+    more = {key: value for answer in answers for key, value in answer.more.items()}
+    return {"teola": more} if more else {}
+
+
+class ChatChunks:
+    """The chunks of one streamed chat."""
+
+    def __init__(self, model: str, usage: bool) -> None:
+        self._about = {
+            "id": new_id("chatcmpl"),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._usage = usage
+        self._begun: set[int] = set()
+        self._ends: list[Answer] = []
+
+    def of(self, delta: Delta) -> list[dict[str, Any]]:
+        told = [] if delta.index in self._begun else [self._chunk(delta.index, {"role": "assistant", "content": ""})]
+        self._begun.add(delta.index)
+        if delta.text:
+            told.append(self._chunk(delta.index, {"content": delta.text}))
+        if delta.end is not None:
+            self._ends.append(delta.end)
+            calls = [{"index": i, **call.told()} for i, call in enumerate(delta.end.calls)]
+            told += [self._chunk(delta.index, {"tool_calls": calls})] if calls else []
+            told.append({**self._chunk(delta.index, {}, delta.end.finish), **_teola([delta.end])})
+        return told
+
+    def end(self) -> list[dict[str, Any]]:
+        if not self._usage:
+            return []
+        return [{**self._about, "choices": [], "usage": together(a.usage for a in self._ends).told()}]
+
+    def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return {**self._about, "choices": [choice], **({"usage": None} if self._usage else {})}
+
+
+# ------------------------------------------------------------ completions
+
+
+def completion(answers: Sequence[Answer], model: str, usage: Usage) -> dict[str, Any]:
+    choices = [{"index": i, "text": a.text, "logprobs": None, "finish_reason": a.finish} for i, a in enumerate(answers)]
+    about = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": model}
+    return {**about, "choices": choices, "usage": usage.told()}
+
+
+class CompletionChunks:
+    """The chunks of one streamed completion."""
+
+    def __init__(self, model: str, usage: bool) -> None:
+        self._about = {
+            "id": new_id("cmpl"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._usage = usage
+        self._ends: dict[int, Answer] = {}
+
+    def of(self, delta: Delta) -> list[dict[str, Any]]:
+        finish = None if delta.end is None else delta.end.finish
+        if delta.end is not None:
+            self._ends[delta.index] = delta.end
+        choice = {"index": delta.index, "text": delta.text, "logprobs": None, "finish_reason": finish}
+        return [{**self._about, "choices": [choice], **({"usage": None} if self._usage else {})}]
+
+    def end(self) -> list[dict[str, Any]]:
+        usage = together(a.usage for a in self._ends.values())
+        return [{**self._about, "choices": [], "usage": usage.told()}] if self._usage else []
+
+
+def event(data: object, name: str = "", id: str = "") -> str:
+    """One server-sent event."""
+    lines = [f"event: {name}"] if name else []
+    lines += [f"id: {id}"] if id else []
+    return "\n".join([*lines, f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}", "", ""])
+
+
+DONE = "data: [DONE]\n\n"

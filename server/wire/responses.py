@@ -1,0 +1,250 @@
+"""`/v1/responses`: OpenAI's other form of a chat, read as one and written as that."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from teola_plugin.server.errors import HttpError, bad_request
+from teola_plugin.server.wire.answers import Answer, Delta, ToolCall, Usage, event
+from teola_plugin.server.wire.chat import HARMLESS, Body, ChatRequest
+
+_ASIDE = frozenset({*HARMLESS, "include", "reasoning", "truncation", "background", "prompt_cache_options"})
+"""Parameters that say nothing of the answer which an engine could do otherwise."""
+
+
+class ResponsesRequest(Body):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1, le=1 << 24)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    stream: bool | None = None
+    previous_response_id: str | None = None
+
+    def as_chat(self) -> ChatRequest:
+        """Raises `HttpError` for what a chat cannot say."""
+        if self.previous_response_id:
+            hint = "send the whole conversation as input"
+            raise _unsupported("previous_response_id", "answers are not kept.", hint)
+        extra = {key: value for key, value in (self.model_extra or {}).items() if key not in _ASIDE}
+        said = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        made = {
+            "model": self.model,
+            "messages": [*said, *_messages(self.input)],
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "tools": [_tool(one) for one in self.tools] if self.tools else None,
+            "tool_choice": _choice(self.tool_choice),
+            "response_format": _format(self.text),
+            "metadata": self.metadata,
+            "user": self.user,
+        }
+        return ChatRequest(**{key: value for key, value in made.items() if value is not None}, **extra)
+
+
+def _unsupported(param: str, why: str, hint: str) -> HttpError:
+    return bad_request(f"{param}: {why}", hint, param=param, code="unsupported")
+
+
+def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not given:
+        raise bad_request("input is empty.", "give a text, or a list of messages", param="input")
+    return [message for item in given if (message := _message(item)) is not None]
+
+
+def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
+    match item.get("type", "message"):
+        case "message":
+            content = item.get("content")
+            parts = [_part(one) for one in content] if isinstance(content, list) else content
+            role = item.get("role", "user")
+            if role not in ("system", "developer", "user", "assistant") or not isinstance(parts, str | list):
+                break_off = "an item has no known role, or no content."
+                raise bad_request(f"input: {break_off}", "see OpenAI's form of messages", param="input")
+            return {"role": role, "content": parts}
+        case "function_call":
+            function = {"name": str(item.get("name", "")), "arguments": str(item.get("arguments", ""))}
+            call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+            return {"role": "assistant", "content": None, "tool_calls": [call]}
+        case "function_call_output":
+            output = item.get("output")
+            text = output if isinstance(output, str) else json.dumps(output)
+            return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": text}
+        case "reasoning":
+            return None
+    raise _unsupported("input", f"there are no items of type {item.get('type')!r:.80} here.", "send messages")
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if not isinstance(part, Mapping):
+        raise bad_request("input: a part of a message is no object.", "see OpenAI's form of messages", param="input")
+    text = part.get("type") in ("input_text", "output_text", "text")
+    return {"type": "text", "text": part.get("text")} if text else dict(part)
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise _unsupported("tools", f"there is no tool of type {tool.get('type')!r:.80} here.", "give functions")
+    kept = {key: value for key, value in tool.items() if key in ("name", "description", "parameters", "strict")}
+    return {"type": "function", "function": kept}
+
+
+def _choice(choice: str | Mapping[str, Any] | None) -> Any:
+    if isinstance(choice, Mapping) and "name" in choice:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return choice
+
+
+def _format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    wanted = (text or {}).get("format")
+    if not isinstance(wanted, Mapping):
+        return None
+    if wanted.get("type") != "json_schema":
+        return dict(wanted)
+    inner = {key: value for key, value in wanted.items() if key != "type"}
+    return {"type": "json_schema", "json_schema": inner}
+
+
+# ------------------------------------------------------------ answers
+
+
+def _id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(16)}"
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total,
+    }
+
+
+def _text_item(id: str, text: str | None, status: str) -> dict[str, Any]:
+    content = [] if text is None else [_text_part(text)]
+    return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call_item(call: ToolCall, status: str) -> dict[str, Any]:
+    about = {"id": _id("fc"), "type": "function_call", "status": status, "call_id": call.id}
+    return {**about, "name": call.name, "arguments": call.arguments}
+
+
+class ResponseWriter:
+    """One response: whole, or event by event."""
+
+    def __init__(self, body: ResponsesRequest) -> None:
+        self._text_id = _id("msg")
+        self._number = 0
+        self._text: str | None = None
+        self._output: list[dict[str, Any]] = []
+        self._base = {
+            "id": _id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": body.model,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": body.text or {"format": {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+        }
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        if answer.text or not answer.calls:
+            self._output.append(_text_item(self._text_id, answer.text, "completed"))
+        self._output += [_call_item(call, "completed") for call in answer.calls]
+        return self._ended(answer)
+
+    def _ended(self, answer: Answer) -> dict[str, Any]:
+        cut = answer.finish == "length"
+        more = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
+        status = "incomplete" if cut else "completed"
+        return {**self._base, **more, "status": status, "output": self._output, "usage": _usage(answer.usage)}
+
+    # ------------------------------------------------------------ events
+
+    def begin(self) -> Iterator[str]:
+        begun = {**self._base, "status": "in_progress", "output": [], "usage": None}
+        yield self._event("response.created", response=begun)
+        yield self._event("response.in_progress", response=begun)
+
+    def of(self, delta: Delta) -> Iterator[str]:
+        if delta.text:
+            yield from self._begin_text()
+            self._text = (self._text or "") + delta.text
+            yield self._event("response.output_text.delta", **self._place(), delta=delta.text, logprobs=[])
+        if delta.end is not None:
+            yield from self._end(delta.end)
+
+    def failed(self, error: HttpError) -> str:
+        told = {"code": error.code or "server_error", "message": str(error)}
+        gone = {**self._base, "status": "failed", "output": self._output, "error": told, "usage": None}
+        return self._event("response.failed", response=gone)
+
+    def _begin_text(self) -> Iterator[str]:
+        if self._text is None:
+            self._text = ""
+            item = _text_item(self._text_id, None, "in_progress")
+            yield self._event("response.output_item.added", output_index=0, item=item)
+            yield self._event("response.content_part.added", **self._place(), part=_text_part(""))
+
+    def _end(self, answer: Answer) -> Iterator[str]:
+        if not answer.calls:
+            yield from self._begin_text()
+        if self._text is not None:
+            item = _text_item(self._text_id, self._text, "completed")
+            yield self._event("response.output_text.done", **self._place(), text=self._text, logprobs=[])
+            yield self._event("response.content_part.done", **self._place(), part=_text_part(self._text))
+            yield self._event("response.output_item.done", output_index=0, item=item)
+            self._output.append(item)
+        for call in answer.calls:
+            yield from self._call(call)
+        ended = self._ended(answer)
+        yield self._event(f"response.{ended['status']}", response=ended)
+
+    def _call(self, call: ToolCall) -> Iterator[str]:
+        item, at = _call_item(call, "completed"), len(self._output)
+        place = {"item_id": item["id"], "output_index": at}
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        yield self._event("response.output_item.added", output_index=at, item=begun)
+        yield self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
+        yield self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
+        yield self._event("response.output_item.done", output_index=at, item=item)
+        self._output.append(item)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._text_id, "output_index": 0, "content_index": 0}
+
+    def _event(self, kind: str, /, **told: Any) -> str:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number - 1, **told}, kind)

@@ -1,0 +1,1 @@
+"""`teola serve` and `teola key`."""

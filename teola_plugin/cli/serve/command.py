@@ -1,0 +1,132 @@
+"""`teola serve`, the pool behind one address, and `teola key`, who may use it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.errors import EngineUnavailable, extra
+
+if TYPE_CHECKING:
+    from teola_plugin.server.settings import ServerSettings, ServiceConfig
+
+_OWN = "own"
+"""Of `--connect`: the pool that was started on this machine."""
+
+
+def add_serve(commands: Any) -> None:
+    """Add the sub-commands to an argparse group."""
+    text = "serve a pool and apps over HTTP, in OpenAI's protocol"
+    serve = commands.add_parser("serve", help=text, description=text[0].upper() + text[1:] + ".")
+    serve.add_argument("config", help="the pool's YAML file; its `server` and `apps` are read here")
+    serve.add_argument("--host", help="address to listen at (default: that of the file, else 127.0.0.1)")
+    serve.add_argument("--port", type=int, help="port; 0 for any that is free (default: that of the file, else 8000)")
+    serve.add_argument(
+        "--connect",
+        nargs="?",
+        const=_OWN,
+        metavar="ADDRESS",
+        help="use the shared pool of that name which `teola up` started, instead of engines in this process",
+    )
+    serve.set_defaults(run=run_serve)
+    text = "make an API key for `teola serve`"
+    key = commands.add_parser("key", help=text, description=text[0].upper() + text[1:] + ".")
+    key.add_argument("name", help="whose it is, for logs")
+    key.set_defaults(run=run_key)
+
+
+def run_key(options: argparse.Namespace) -> int:
+    """Prints the key, which is kept nowhere, and what goes into the file instead."""
+    from rich.console import Console
+
+    from teola_plugin.server.access.keys import new_key
+
+    made, console = new_key(), Console(highlight=False, soft_wrap=True, markup=False)
+    console.print(made.secret)
+    console.print(f"\nKeep it; it is not shown again. In the file, under `server: keys:`\n\n  - name: {options.name}")
+    console.print(f'    hash: "{made.hash}"\n    tenant: {options.name}')
+    return 0
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    """Until it is told to stop. Exit status 0 then."""
+    need_packages()
+    from rich.console import Console
+
+    from teola_plugin.server.run import address_of, check_files, listening, log_to_stderr, run
+    from teola_plugin.server.settings import ServiceConfig
+
+    config = ServiceConfig.read(options.config)
+    settings = _settings(config, options)
+    check_files(settings)
+    log_to_stderr(settings)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    with ExitStack() as held:
+        bound = held.enter_context(listening(settings))
+        with Console(stderr=True).status(f"starting {', '.join(config.engines)} ..."):
+            pool = held.enter_context(_pool(config, options.connect))
+            from teola_plugin.server.queries.store import store_of
+            from teola_plugin.server.service import Service
+
+            service = Service(pool, settings, config.apps)
+            store = store_of(settings.store, settings.data, config.name)
+        url = address_of(settings, bound)
+        run(service, store, bound, lambda: _hello(console, url, service.models, bool(settings.keys)))
+    return 0
+
+
+def need_packages() -> None:
+    """Raises `EngineUnavailable` where the extra is not installed."""
+    for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx"):
+        if find_spec(name) is None:
+            raise EngineUnavailable(f"teola serve needs {name}, which is not installed.", hint=extra("server"))
+
+
+def _settings(config: ServiceConfig, options: argparse.Namespace) -> ServerSettings:
+    """Those of the file, but for what the command line says. Raises `ConfigError`."""
+    from pydantic import ValidationError
+
+    from teola_plugin.errors import ConfigError
+
+    said = {"host": options.host, "port": options.port}
+    given = config.server.model_dump() | {key: value for key, value in said.items() if value is not None}
+    try:
+        return type(config.server)(**given)
+    except ValidationError as error:
+        what = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{what}.", hint="see docs/server.md") from None
+
+
+def _pool(config: ServiceConfig, connect: str | None) -> Any:
+    from teola_plugin.pool import EnginePool
+    from teola_plugin.server.run import embedded_pool
+
+    if connect is None:
+        return embedded_pool(config)
+    return EnginePool.connect(None if connect == _OWN else connect, pool=config.name)
+
+
+def python() -> str:
+    """This interpreter, as somebody types it here."""
+    folder = os.getcwd() + os.sep
+    return sys.executable.removeprefix(folder) or "python"
+
+
+def _hello(console: Any, url: str, models: Any, keys: bool) -> None:
+    names = [name for kind in ("app", "chat") for name, model in models.items() if model.kind == kind]
+    chat = next(iter(names), "")
+    header = ' -H "Authorization: Bearer $TEOLA_API_KEY"' if keys else ""
+    console.print(f"serving {', '.join(models)} at {url}")
+    if chat:
+        body = f'{{"model": "{chat}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        console.print(f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'")
+        code = (
+            f"import openai, os; c = openai.OpenAI(base_url='{url}/v1', api_key=os.getenv('TEOLA_API_KEY', 'none')); "
+            f"print(c.responses.create(model='{chat}', input='Hello').output_text)"
+        )
+        console.print(f'  {python()} -c "{code}"')
+    console.print(f"  a browser: {url}/")

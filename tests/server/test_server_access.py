@@ -1,0 +1,356 @@
+"""Who may ask what: keys, caps, limits; requests that join a query; admission by the goal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from support.service import Key, Served, key, served
+
+from teola_plugin.cli.main import main
+from teola_plugin.engines import profiles
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
+from teola_plugin.graph import Curve, PrimitiveKind
+from teola_plugin.pool import EnginePool
+from teola_plugin.server.access.admission import FIRST, Admission, Refused, Ticket
+from teola_plugin.server.access.hosts import is_loopback, name_of
+from teola_plugin.server.access.keys import found, hashed, new_key, secret_in
+from teola_plugin.server.access.limits import KeyLimits
+from teola_plugin.server.client import AsyncQueryClient, QueryClient, joining
+from teola_plugin.server.settings import KeySettings
+
+CHAT: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
+ONE, OTHER = key("one", operator=True), key("other", models=["llm"], max_output_tokens=3)
+BUSY = key("busy", concurrent=1)
+FEW = key("few", requests_per_minute=2)
+COSTLY = key("costly", tokens_per_minute=10)
+SHORT = key("short", max_seconds=0.2)
+
+
+def sleeping_llm(seconds: float, requests: int = 64) -> FakeLLM:
+    """A token takes so long, whatever else is under way; so many at a time."""
+    curve = {PrimitiveKind.DECODING: Curve.linear(0.0, seconds), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
+    return FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve, max_requests=requests))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    keys = [one.settings for one in (ONE, OTHER, BUSY, FEW, COSTLY, SHORT)]
+    with served(EnginePool.local([sleeping_llm(0.002), FakeEmbedder()]), keys=keys, joined_idle=0.3) as found:
+        yield found
+
+
+def chat(server: Served, who: Key, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+    with server.client(who.secret) as http:
+        return http.post("/v1/chat/completions", json={**CHAT, **more}, headers=headers)
+
+
+# ------------------------------------------------------------ keys
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["", "sk-teola-wrong", ONE.secret + "x", ONE.settings["hash"]],
+    ids=["none", "unknown", "longer", "the hash"],  # keys are new in each process
+)
+def test_a_key_is_needed(server: Served, secret: str) -> None:
+    with server.client(secret) as http:
+        for answer in (http.post("/v1/chat/completions", json=CHAT), http.get("/v1/models"), http.get("/metrics")):
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert http.get("/health").status_code == 200
+
+
+def test_a_key_may_come_as_x_api_key(server: Served) -> None:
+    with server.client() as http:
+        assert http.get("/v1/models", headers={"X-Api-Key": ONE.secret}).status_code == 200
+
+
+def test_a_key_sees_its_models(server: Served) -> None:
+    with server.client(OTHER.secret) as http:
+        assert [m["id"] for m in http.get("/v1/models").json()["data"]] == ["llm"]
+        answer = http.post("/v1/embeddings", json={"model": "embedder", "input": "x"})
+    assert answer.status_code == 404
+    assert "known: llm." in answer.json()["error"]["message"]
+
+
+def test_figures_are_for_operators(server: Served) -> None:
+    with server.client(OTHER.secret) as http:
+        assert http.get("/metrics").status_code == 403
+        assert list(http.get("/version").json()) == ["version"]
+    with server.client(ONE.secret) as http:
+        assert http.get("/metrics").status_code == 200
+
+
+def test_keys_are_kept_as_hashes(capsys: Any) -> None:
+    assert main(["key", "team"]) == 0
+    secret, *_, told = capsys.readouterr().out.partition("\n")
+    settings = KeySettings(name="team", hash=hashed(secret))  # type: ignore[call-arg]
+    assert settings.hash in told
+    assert found(secret, [settings]) is settings
+    assert found(new_key().secret, [settings]) is None
+    assert secret not in repr(settings)
+    assert settings.hash not in repr(settings)
+
+
+def test_what_a_request_carries() -> None:
+    assert secret_in("Bearer abc", "") == secret_in("bearer  abc ", "x") == secret_in("Basic zzz", "abc") == "abc"
+    assert secret_in("", "") == ""
+
+
+def test_names_of_this_machine() -> None:
+    names = {"localhost:80": "localhost", "[::1]:80": "::1", "a.b": "a.b", "127.0.0.1": "127.0.0.1"}
+    assert {header: name_of(header) for header in names} == names
+    assert is_loopback("127.1.2.3") and is_loopback("::1") and not is_loopback("0.0.0.0") and not is_loopback("x.org")
+
+
+# ------------------------------------------------------------ caps and limits
+
+
+def test_an_answer_is_no_longer_than_the_key_allows(server: Served) -> None:
+    assert chat(server, OTHER, max_tokens=50).json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_deadline_within_the_keys(server: Served) -> None:
+    found = chat(server, SHORT, {"X-Teola-Deadline": "30"}, max_tokens=5000, ignore_eos=True)
+    assert found.status_code == 504
+
+
+def test_requests_at_a_time(server: Served) -> None:
+    slow = threading.Thread(target=lambda: chat(server, BUSY, max_tokens=300, ignore_eos=True))
+    slow.start()
+    limits = server.service.callers["busy"].limits
+    while not limits.running:
+        time.sleep(0.01)
+    found = chat(server, BUSY)
+    assert found.status_code == 429
+    assert found.headers["retry-after"] == "1"
+    assert found.json()["error"]["code"] == "concurrency_limit"
+    slow.join()
+    assert chat(server, BUSY).status_code == 200
+
+
+def test_requests_per_minute(server: Served) -> None:
+    found = [chat(server, FEW) for _ in range(3)]
+    assert [one.status_code for one in found] == [200, 200, 429]
+    assert 1 <= int(found[2].headers["retry-after"]) <= 30
+
+
+def test_tokens_per_minute(server: Served) -> None:
+    assert chat(server, COSTLY, max_tokens=30).status_code == 200
+    assert chat(server, COSTLY).json()["error"]["code"] == "tokens_limit"
+
+
+def test_what_an_app_costs_is_charged() -> None:
+    few = key("few-tokens", tokens_per_minute=10)
+    apps = {"chain": {"object": "support.served_apps:chain"}}
+    with served(apps=apps, keys=[few.settings]) as server:
+        assert chat(server, few, model="chain").status_code == 200
+        end = time.monotonic() + 10
+        while (again := chat(server, few, model="chain")).status_code != 429:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    assert again.json()["error"]["code"] == "tokens_limit"
+
+
+def test_limits_fill_again() -> None:
+    settings = KeySettings.model_validate({**FEW.settings, "requests_per_minute": 60})
+    limits = KeyLimits(settings, 0.0)
+    assert [limits.begin(0.0) is None for _ in range(61)].count(True) == 60
+    assert limits.begin(0.5) is not None
+    assert limits.begin(1.5) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X-Teola-Query", "a b"),
+        ("X-Teola-Deadline", "soon"),
+        ("X-Teola-Goal", "-1"),
+        ("X-Teola-Depth", "2.5"),
+        ("X-Teola-Deadline", "inf"),
+    ],
+)
+def test_headers_that_make_no_sense(server: Served, name: str, value: str) -> None:
+    found = chat(server, ONE, {name: value})
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == name.lower()
+
+
+# ------------------------------------------------------------ requests of one query
+
+
+def test_requests_join_a_query(server: Served) -> None:
+    headers = {"X-Teola-Query": "trip-1", "X-Teola-App": "trips", "X-Teola-Depth": "2"}
+    first = chat(server, ONE, headers)
+    with server.client(ONE.secret) as http:
+        http.post("/v1/embeddings", json={"model": "embedder", "input": "x"}, headers=headers)
+    assert first.headers["x-teola-query"] == "trip-1"
+    live = server.service.live.joined("one", "trip-1")
+    assert live is not None
+    assert (live.requests, live.app, live.models) == (2, "trips", {"llm": 1, "embedder": 1})
+    end, traces = time.monotonic() + 10, list[Any]()
+    while not traces:  # it is over a while after its last request
+        assert time.monotonic() < end
+        time.sleep(0.02)
+        traces = [t for t in server.pool.traces if t.query_id == live.trace]
+    [trace] = traces
+    assert trace.app == "trips"
+    assert {span.engine for span in trace.spans} == {"llm", "embedder"}
+    assert max(span.depth for span in trace.spans) >= 2
+    assert live.seconds is not None and live.seconds < 5
+
+
+def test_a_name_of_another_tenants_is_another_query(server: Served) -> None:
+    headers = {"X-Teola-Query": "same"}
+    chat(server, ONE, headers)
+    chat(server, OTHER, headers)
+    one, other = (server.service.live.find(name, "same") for name in ("one", "other"))
+    assert one is not None and other is not None and one is not other
+    assert one.requests == other.requests == 1
+
+
+def test_langchain_joins_by_its_client(server: Served) -> None:
+    from langchain_openai import ChatOpenAI
+
+    with QueryClient(trust_env=False) as http:
+        llm: Any = ChatOpenAI(base_url=server.base, model="llm", api_key=ONE.secret, http_client=http)
+        with joining(app="chains", goal=60) as query:
+            assert llm.invoke("a").content
+            assert [chunk.content for chunk in llm.stream("b")]
+    live = server.service.live.find("one", query.query)
+    assert live is not None
+    assert (live.requests, live.app, live.goal) == (2, "chains", 60)
+
+
+def test_langchain_by_base_url_alone(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+    from pydantic import BaseModel
+
+    class Animal(BaseModel):
+        name: str
+
+    monkeypatch.setenv("NO_PROXY", "*")
+    llm: Any = ChatOpenAI(base_url=server.base, model="llm", api_key=ONE.secret)  # type: ignore[arg-type]
+    assert llm.invoke("a").usage_metadata["total_tokens"] > 0
+    assert isinstance(llm.with_structured_output(Animal).invoke("a cow"), Animal)
+    tools = llm.bind_tools([Animal], tool_choice="Animal").invoke("a cow").tool_calls
+    assert tools[0]["name"] == "Animal"
+    vectors = OpenAIEmbeddings(
+        base_url=server.base,
+        model="embedder",
+        api_key=ONE.secret,
+        check_embedding_ctx_length=False,  # type: ignore[arg-type]
+    )
+    assert len(vectors.embed_query("a")) == 32
+
+
+async def test_llamaindex_by_base_url_alone(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.openai_like import OpenAILike
+
+    monkeypatch.setenv("NO_PROXY", "*")
+    llm = OpenAILike(model="llm", api_base=server.base, api_key=ONE.secret, is_chat_model=True)
+    assert str(llm.complete("a"))
+    assert "".join(chunk.delta or "" for chunk in llm.stream_chat([ChatMessage(content="a")]))
+    async with AsyncQueryClient(trust_env=False) as http:
+        joined = OpenAILike(
+            model="llm", api_base=server.base, api_key=ONE.secret, is_chat_model=True, async_http_client=http
+        )
+        with joining() as query:
+            await joined.achat([ChatMessage(content="a")])
+            await joined.achat([ChatMessage(content="b")])
+    live = server.service.live.find("one", query.query)
+    assert live is not None and live.requests == 2
+
+
+# ------------------------------------------------------------ admission
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_under_way_is_bounded() -> None:
+    admission = Admission(3, 100, Clock())
+    first = [admission.ask("a", 10, None) for _ in range(4)]
+    assert [isinstance(one, Ticket) for one in first] == [True, True, True, False]
+    assert isinstance(first[0], Ticket)
+    first[0].end(whole=True)
+    first[0].end(whole=True)  # once
+    assert admission.running == 2
+    refused = admission.ask("a", 90, None)
+    assert isinstance(refused, Refused) and refused.why == "full"
+
+
+def simulated(goal: float | None, rate: float, seconds: float = 120.0) -> tuple[float, float, int]:
+    """An engine that answers 10 queries a second, one after the other: answers per second, share within a second of
+    the goal, refused ones."""
+    clock = Clock()
+    admission, free, waiting = Admission(10_000, 10**9, clock), 0.0, list[tuple[float, Ticket]]()
+    within = answered = refused = 0
+    step = 1 / rate
+    for number in range(int(seconds * rate)):
+        clock.now = number * step
+        for end, ticket in [one for one in waiting if one[0] <= clock.now]:
+            now, clock.now = clock.now, end
+            ticket.end(whole=True)
+            answered, within = answered + 1, within + (goal is None or end - ticket.began <= goal)
+            clock.now = now
+        waiting = [one for one in waiting if one[0] > clock.now]
+        found = admission.ask("a", 1, goal)
+        if isinstance(found, Refused):
+            assert found.retry_after >= 1
+            refused += 1
+        else:
+            free = max(free, clock.now) + 0.1
+            waiting.append((free, found))
+    return answered / seconds, within / max(1, answered), refused
+
+
+def test_at_ten_times_the_capacity_what_is_taken_meets_its_goal() -> None:
+    answers, share, refused = simulated(goal=2.0, rate=100)
+    assert answers > 8  # of 10: the engine is busy
+    assert share >= 0.95
+    assert refused > 0
+
+
+def test_nothing_is_refused_that_there_is_room_for() -> None:
+    answers, share, refused = simulated(goal=2.0, rate=5)
+    assert refused == 0
+    assert share == 1.0
+    assert answers > 4.5
+
+
+def test_without_a_goal_nobody_is_refused_for_it() -> None:
+    assert simulated(goal=None, rate=20, seconds=20)[2] == 0
+
+
+def test_before_anything_is_known_some_are_taken() -> None:
+    admission = Admission(1000, 10**6, Clock())
+    taken = [isinstance(admission.ask("new", 1, 0.001), Ticket) for _ in range(FIRST + 3)]
+    assert taken.count(True) == FIRST
+
+
+def test_a_query_that_would_be_late_is_refused_at_once() -> None:
+    with served(EnginePool.local([sleeping_llm(0.01, requests=1)])) as server, ThreadPoolExecutor(16) as threads:
+        who = Key("", {})
+        more = {"max_tokens": 20, "ignore_eos": True}
+        assert chat(server, who, **more).status_code == 200
+        goal = {"X-Teola-Goal": "0.9"}
+        answers = list(threads.map(lambda _: chat(server, who, goal, **more), range(24)))
+    refused = [one for one in answers if one.status_code == 429]
+    assert 0 < len(refused) < 24
+    assert all(one.json()["error"]["code"] == "goal" and int(one.headers["retry-after"]) >= 1 for one in refused)
+    counts = server.service.admission.counts["llm"]
+    assert counts.accepted + counts.refused == 25

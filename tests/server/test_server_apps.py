@@ -1,0 +1,178 @@
+"""Apps as models: what they answer is what they answer without the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import served_apps
+from support.service import Served, served
+
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.errors import RegistrationError
+from teola_plugin.pool import EnginePool
+
+NAMES = (
+    "chain", "two_keys", "model", "graph", "query_engine", "streaming_engine", "chat_engine", "workflow",
+    "failing", "waiting",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    apps = {name: {"object": f"support.served_apps:{name}"} for name in NAMES}
+    apps["talking_graph"] = {"object": "support.served_apps:graph", "stream_node": "answer"}
+    with served(apps=apps, goal=None) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[Any]:
+    with server.openai() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[EnginePool]:
+    """Another pool of the same engines, for the same objects without the server."""
+    with EnginePool.local(fake_engines()) as made:
+        yield made
+
+
+def asked(name: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"model": name, "messages": [{"role": "user", "content": text}], **more}
+
+
+def streamed(client: Any, name: str, text: str) -> tuple[list[str], str]:
+    pieces, reason = [], ""
+    for chunk in client.chat.completions.create(**asked(name, text), stream=True):
+        pieces.append(chunk.choices[0].delta.content or "")
+        reason = chunk.choices[0].finish_reason or reason
+    return [piece for piece in pieces if piece], reason
+
+
+def text_of(client: Any, name: str, text: str, **more: Any) -> str:
+    found: str = client.chat.completions.create(**asked(name, text, **more)).choices[0].message.content
+    return found
+
+
+def expected(name: str, pool: EnginePool) -> str:
+    """What the plain object answers to "cows"."""
+    obj = getattr(served_apps, name)(pool)
+    match name:
+        case "chain":
+            return str(obj.invoke({"topic": "cows"}))
+        case "model":
+            return str(obj.invoke([("user", "cows")]).content)
+        case "graph":
+            return str(asyncio.run(obj.ainvoke({"messages": [("user", "cows")]}))["messages"][-1].content)
+        case "query_engine" | "streaming_engine":
+            return str(obj.query("cows"))
+        case "chat_engine":
+            return str(obj.chat("cows"))
+
+    async def run() -> str:
+        return str(await obj.run(input="cows"))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "name", ["chain", "model", "graph", "query_engine", "streaming_engine", "chat_engine", "workflow"]
+)
+def test_an_app_answers_as_the_plain_object(client: Any, plain: EnginePool, name: str) -> None:
+    wanted = expected(name, plain)
+    assert wanted
+    assert text_of(client, name, "cows") == wanted
+    pieces, reason = streamed(client, name, "cows")
+    assert "".join(pieces) == wanted
+    assert reason == "stop"
+    assert client.responses.create(model=name, input="cows").output_text == wanted
+
+
+def test_apps_are_models(client: Any) -> None:
+    kinds = {m.id: m.kind for m in client.models.list()}
+    assert kinds["chain"] == "app"
+    assert kinds["llm"] == "chat"
+
+
+def test_what_streams_comes_in_pieces(client: Any) -> None:
+    for name in ("chain", "streaming_engine", "chat_engine", "talking_graph"):
+        assert len(streamed(client, name, "cows")[0]) > 2, name
+    assert "".join(streamed(client, "talking_graph", "cows")[0]) == text_of(client, "graph", "cows")
+
+
+def test_inputs_come_in_metadata(client: Any, plain: EnginePool) -> None:
+    inputs = {"one": "salt", "other": "pepper"}
+    wanted = served_apps.two_keys(plain).invoke(inputs).content
+    assert text_of(client, "two_keys", "-", metadata={"inputs": json.dumps(inputs)}) == wanted
+    assert text_of(client, "two_keys", "-", extra_body={"metadata": {"inputs": inputs}}) == wanted
+
+
+def test_a_history_is_told(client: Any, plain: EnginePool) -> None:
+    turns = [("user", "cows"), ("assistant", "eat grass"), ("user", "and sheep")]
+    wanted = served_apps.model(plain).invoke(turns).content
+    messages = [{"role": role, "content": text} for role, text in turns]
+    assert client.chat.completions.create(model="model", messages=messages).choices[0].message.content == wanted
+
+
+def test_sources_are_told(server: Served) -> None:
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json=asked("query_engine", "what do cows eat")).json()
+    assert "grass" in found["teola"]["sources"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "told"),
+    [
+        ("two_keys", {}, "metadata.inputs"),
+        ("chain", {"n": 2}, "one answer"),
+        ("chain", {"tools": [{"type": "function", "function": {"name": "x"}}]}, "takes no tools"),
+        ("chain", {"metadata": {"inputs": "{"}}, "not JSON"),
+    ],
+)
+def test_what_an_app_cannot_take(server: Served, name: str, more: dict[str, Any], told: str) -> None:
+    for stream in (False, True):
+        with server.client() as http:
+            found = http.post("/v1/chat/completions", json=asked(name, "x", stream=stream, **more))
+        assert found.status_code == 400
+        assert told in found.json()["error"]["message"]
+
+
+def test_what_an_apps_own_code_raises_stays_in_the_log(server: Served, caplog: Any) -> None:
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json=asked("failing", "x"))
+        late = http.post("/v1/chat/completions", json=asked("failing", "x", stream=True))
+    assert (found.status_code, late.status_code) == (500, 500)
+    assert "secret" not in found.text + late.text
+    assert "secret of x" in caplog.text
+
+
+def test_a_deadline_ends_an_app(server: Served) -> None:
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json=asked("waiting", "x"), headers={"X-Teola-Deadline": "0.2"})
+    assert found.status_code == 504
+    assert found.json()["error"]["code"] == "deadline_exceeded"
+
+
+def test_an_app_runs_as_one_query(server: Served) -> None:
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json=asked("chain", "hens"), headers={"X-Teola-App": "poems"})
+    live = server.service.live.find("anonymous", found.headers["x-teola-query"])
+    assert live is not None
+    [trace] = [t for t in server.pool.traces if t.query_id == live.trace]
+    assert trace.app == "poems"
+    assert len([s for s in trace.spans if s.kind in ("PREFILLING", "FULL_PREFILLING", "GENERATION")]) >= 2
+    assert any(s.kind == "PARTIAL_PREFILLING" for s in trace.spans) or len(trace.spans) >= 2
+
+
+@pytest.mark.parametrize("name", ["NO_APP", "nothing"])
+def test_what_is_no_app(name: str) -> None:
+    with (
+        pytest.raises((RegistrationError, Exception), match=r"Next: "),
+        served(apps={"x": {"object": f"support.served_apps:{name}"}}),
+    ):
+        pass

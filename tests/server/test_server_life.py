@@ -1,0 +1,228 @@
+"""Around the answers: ids, headers, hosts, sizes, clients that leave, the end of a server, TLS, the command."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.service import Served, served
+
+from teola_plugin.cli.main import main
+from teola_plugin.engines import profiles
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.graph import Curve, PrimitiveKind
+from teola_plugin.pool import EnginePool
+
+CHAT = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def slow_llm(seconds_per_token: float = 0.05) -> FakeLLM:
+    curve = {PrimitiveKind.DECODING: Curve.linear(0.0, seconds_per_token), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
+    return FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve), answer=lambda *_: "word " * 200)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(max_body=20_000) as found:
+        yield found
+
+
+def until(true: Any, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)
+
+
+def test_it_tells_how_it_is(server: Served) -> None:
+    with server.client() as http:
+        assert http.get("/health").json() == {"status": "ok"}
+        assert http.get("/ready").status_code == 200
+        assert sorted(http.get("/version").json()["engines"]) == ["embedder", "llm", "reranker", "store"]
+
+
+def test_ids_and_security_headers(server: Served) -> None:
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "mine-1"})
+        other = http.get("/v1/models", headers={"X-Request-ID": "no spaces\there"})
+    assert found.headers["x-request-id"] == "mine-1"
+    assert found.headers["x-teola-query"].startswith("query_")
+    assert other.headers["x-request-id"].startswith("req_")
+    assert found.headers["x-content-type-options"] == "nosniff"
+    assert "frame-ancestors 'none'" in found.headers["content-security-policy"]
+    assert "server" not in found.headers
+
+
+def test_another_host_is_refused_where_no_key_is_asked_for(server: Served) -> None:
+    with server.client() as http:
+        assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
+        assert http.get("/v1/models", headers={"Host": "localhost:1234"}).status_code == 200
+
+
+def test_a_body_that_is_too_large(server: Served) -> None:
+    def parts() -> Iterator[bytes]:
+        for _ in range(30):
+            yield b" " * 1000
+
+    with server.client() as http:
+        assert http.post("/v1/chat/completions", content=b" " * 30_000).status_code == 413
+        found = http.post("/v1/chat/completions", content=parts(), headers={"Content-Type": "application/json"})
+    assert found.status_code == 413
+    assert "larger than 20000 bytes" in found.json()["error"]["message"]
+
+
+def test_only_json_is_read(server: Served) -> None:
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", content='{"model": "llm"}', headers={"Content-Type": "text/plain"})
+    assert found.status_code == 400
+
+
+def test_figures_for_prometheus(server: Served) -> None:
+    with server.client() as http:
+        http.post("/v1/chat/completions", json=CHAT)
+        text = http.get("/metrics").text
+    assert 'teola_requests_total{route="/v1/chat/completions",status="200"}' in text
+    assert 'teola_queries_accepted_total{app="llm"}' in text
+    assert 'teola_primitives_total{app="llm"' in text
+    assert 'teola_engine_running{engine="llm"}' in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels(stream: bool) -> None:
+    engine = slow_llm()
+    with served(EnginePool.local([engine])) as server:
+        with server.client() as http:
+            if stream:
+                with http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as answer:
+                    next(answer.iter_lines())
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    http.post("/v1/chat/completions", json=CHAT, timeout=0.3)
+        until(lambda: not engine.load().requests and not server.service.live.running)
+        assert server.service.live.ended[-1].status == "cancelled"
+        assert server.service.admission.running == 0
+
+
+def test_what_is_under_way_ends_before_the_server_does() -> None:
+    with served(EnginePool.local([slow_llm(0.01)])) as server:
+        answers: list[httpx.Response] = []
+
+        def ask() -> None:
+            with server.client() as http:
+                answers.append(http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 100}))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: server.service.live.running)
+        server.server.should_exit = True
+        until(lambda: server.service.draining)
+        asking.join(10)
+        assert answers[0].status_code == 200
+
+
+def test_a_fault_of_ours_is_told_by_its_id_alone(server: Served, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(type(server.service.models["llm"]), "whole", broken)
+    with caplog.at_level(logging.ERROR, "teola_plugin.server"), server.client() as http:
+        found = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "seen"})
+    assert found.status_code == 500
+    assert "secret" not in found.text
+    assert "seen" in found.json()["error"]["message"]
+    assert "seen" in caplog.text
+    assert server.service.admission.running == 0
+
+
+def test_a_failing_engine_is_told_before_and_within_a_stream() -> None:
+    from teola_plugin.engines.fake import Faults
+
+    engine = slow_llm(0.01)
+    engine.faults = Faults(die_after=0)
+    with served(EnginePool.local([engine])) as server, server.client() as http:
+        found = http.post("/v1/chat/completions", json={**CHAT, "stream": True})
+        assert found.status_code in (502, 503) or "error" in found.text
+        assert server.service.admission.running == 0
+
+
+# ------------------------------------------------------------ the command
+
+
+POOL = "engines:\n  llm: {kind: fake}\n  embedder: {kind: fake}\nserver: {port: 0, store: memory}\n"
+
+
+def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "pool.yaml").write_text(POOL)
+    command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        hello = process.stdout.readline()
+        url = hello.split()[-1]
+        try:
+            assert httpx.get(f"{url}/ready", trust_env=False).status_code == 200
+            assert httpx.post(f"{url}/v1/chat/completions", json=CHAT, trust_env=False).status_code == 200
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=20)
+    assert process.returncode in (0, -signal.SIGTERM), errors
+    assert "route=/v1/chat/completions status=200" in errors
+    assert "hello" not in errors  # of what was asked, nothing is logged
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("server: {host: 0.0.0.0}", "teola key"),
+        ("server: {prot: 1}", "line 2: server.prot: there is no such setting"),
+        ("apps: {llm: {object: 'a:b'}}", "llm is an app and an engine"),
+        ("apps: {rag: {object: 'nowhere'}}", "apps.rag.object"),
+        ("apps: {rag: {object: 'no_such_module:chain'}}", "no_such_module"),
+        ("server: {certificate: a.pem, private_key: b.pem}", "a.pem"),
+        ("server: {keys: [{name: a, hash: 'plain'}]}", "hash"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, capsys: Any, said: str, told: str) -> None:
+    (tmp_path / "pool.yaml").write_text(f"engines: {{llm: {{kind: fake}}}}\n{said}\n")
+    assert main(["serve", str(tmp_path / "pool.yaml"), "--port", "0"]) == 2
+    errors = capsys.readouterr().err
+    assert told in errors
+    assert "'plain'" not in errors
+
+
+def test_a_port_that_is_taken(tmp_path: Path, capsys: Any, server: Served) -> None:
+    (tmp_path / "pool.yaml").write_text("engines: {llm: {kind: fake}}\n")
+    assert main(["serve", str(tmp_path / "pool.yaml"), "--port", server.url.rpartition(":")[2]]) == 1
+    assert "--port" in capsys.readouterr().err
+
+
+def test_the_same_file_is_a_pools(tmp_path: Path) -> None:
+    from teola_plugin.cluster.config import PoolConfig
+
+    (tmp_path / "pool.yaml").write_text(POOL)
+    assert list(PoolConfig.read(tmp_path / "pool.yaml").engines) == ["llm", "embedder"]
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    from teola_plugin.cli.serve import command
+
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "fastapi" else object())
+    (tmp_path / "pool.yaml").write_text(POOL)
+    assert main(["serve", str(tmp_path / "pool.yaml")]) == 1
+    assert "pip install '.[server]'" in capsys.readouterr().err
+
+
+def test_importing_the_settings_needs_no_server_packages() -> None:
+    look = "print([m for m in ('fastapi', 'uvicorn', 'ray') if m in sys.modules])"
+    code = f"import sys, teola_plugin.server.settings; {look}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,129 @@
+"""Apps that the server's tests name in its settings: each function is given the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from teola_plugin.pool import EnginePool
+
+
+def chain(pool: EnginePool) -> Any:
+    """Writes a title, then a poem about it: text in, text out."""
+    from langchain_core.output_parsers import StrOutputParser
+    from langchain_core.prompts import ChatPromptTemplate
+
+    from teola_plugin.langchain import ChatTeola
+
+    llm = ChatTeola(pool=pool, max_tokens=12)
+    title = ChatPromptTemplate.from_template("A title about {topic}") | llm | StrOutputParser()
+    poem = ChatPromptTemplate.from_template("A poem on {topic}, called {title}") | llm | StrOutputParser()
+    return {"title": title, "topic": lambda given: given["topic"]} | poem
+
+
+def two_keys(pool: EnginePool) -> Any:
+    from langchain_core.prompts import ChatPromptTemplate
+
+    from teola_plugin.langchain import ChatTeola
+
+    return ChatPromptTemplate.from_template("{one} and {other}") | ChatTeola(pool=pool, max_tokens=8)
+
+
+def model(pool: EnginePool) -> Any:
+    from teola_plugin.langchain import ChatTeola
+
+    return ChatTeola(pool=pool, max_tokens=8)
+
+
+def graph(pool: EnginePool) -> Any:
+    """Two steps: notes that are not the answer, then the answer."""
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    from teola_plugin.langchain import ChatTeola
+
+    llm = ChatTeola(pool=pool, max_tokens=8)
+
+    async def think(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await llm.ainvoke([*state["messages"], ("user", "think")])]}
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await llm.ainvoke([*state["messages"], ("user", "answer")])]}
+
+    made = StateGraph(MessagesState)
+    made.add_node("think", think)
+    made.add_node("answer", answer)
+    made.add_edge(START, "think")
+    made.add_edge("think", "answer")
+    made.add_edge("answer", END)
+    return made.compile()
+
+
+def query_engine(pool: EnginePool) -> Any:
+    from llama_index.core import Document, VectorStoreIndex
+
+    from teola_plugin.llamaindex import TeolaEmbedding, TeolaLLM
+
+    documents = [Document(text="Cows eat grass."), Document(text="Sheep eat clover.")]
+    index = VectorStoreIndex.from_documents(documents, embed_model=TeolaEmbedding(pool=pool))
+    return index.as_query_engine(llm=TeolaLLM(pool=pool, max_tokens=8), similarity_top_k=1)
+
+
+def streaming_engine(pool: EnginePool) -> Any:
+    from llama_index.core import Document, VectorStoreIndex
+
+    from teola_plugin.llamaindex import TeolaEmbedding, TeolaLLM
+
+    index = VectorStoreIndex.from_documents([Document(text="Cows eat grass.")], embed_model=TeolaEmbedding(pool=pool))
+    return index.as_query_engine(llm=TeolaLLM(pool=pool, max_tokens=8), streaming=True)
+
+
+def chat_engine(pool: EnginePool) -> Any:
+    from llama_index.core.chat_engine import SimpleChatEngine
+    from llama_index.core.memory import ChatMemoryBuffer
+
+    from teola_plugin.llamaindex import TeolaLLM
+
+    return SimpleChatEngine.from_defaults(
+        llm=TeolaLLM(pool=pool, max_tokens=8), memory=ChatMemoryBuffer.from_defaults()
+    )
+
+
+def workflow(pool: EnginePool) -> Any:
+    from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
+
+    from teola_plugin.llamaindex import TeolaLLM
+
+    llm = TeolaLLM(pool=pool, max_tokens=8)
+
+    class Writing(Workflow):
+        @step
+        async def write(self, event: StartEvent) -> StopEvent:
+            return StopEvent(result=str(await llm.acomplete(event.input)))
+
+    return Writing(timeout=20)
+
+
+def failing() -> Any:
+    from langchain_core.runnables import RunnableLambda
+
+    def fails(given: Any) -> Any:
+        raise ZeroDivisionError(f"secret of {given}")
+
+    return RunnableLambda(fails)
+
+
+def waiting() -> Any:
+    """Never answers by itself."""
+    from langchain_core.runnables import RunnableLambda
+
+    async def wait(given: Any) -> str:
+        await asyncio.sleep(60)
+        return "late"
+
+    def never(given: Any) -> str:
+        raise NotImplementedError
+
+    return RunnableLambda(never, afunc=wait)
+
+
+NO_APP = 7

@@ -1,0 +1,105 @@
+"""A server over real HTTP, on a thread of this process; clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.pool import EnginePool
+from teola_plugin.server.access.keys import new_key
+from teola_plugin.server.queries.store import MemoryStore, Store
+from teola_plugin.server.run import listening, serve, server_of
+from teola_plugin.server.service import Service
+from teola_plugin.server.settings import AppSettings, ServerSettings
+
+
+@dataclass
+class Served:
+    """A server that runs."""
+
+    url: str
+    service: Service
+    pool: EnginePool
+    server: Any
+    loop: asyncio.AbstractEventLoop | None = None
+    errors: list[BaseException] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        return f"{self.url}/v1"
+
+    def client(self, key: str = "", **more: Any) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False, **more)
+
+    def openai(self, key: str = "none", **more: Any) -> Any:
+        import openai
+
+        return openai.OpenAI(
+            base_url=self.base, api_key=key, max_retries=0, http_client=httpx.Client(trust_env=False), **more
+        )
+
+
+@contextmanager
+def served(
+    pool: EnginePool | None = None,
+    *,
+    apps: Mapping[str, Mapping[str, Any]] | None = None,
+    store: Store | None = None,
+    **settings: Any,
+) -> Iterator[Served]:
+    """Without a pool on fake engines that take no time. `settings`: of the server; it takes a free port."""
+    made = ServerSettings.model_validate({"port": 0, "log": "off", "drain": 5, **settings})
+    named = {name: AppSettings.model_validate(one) for name, one in (apps or {}).items()}
+    kept = store or MemoryStore()
+    with pool or EnginePool.local(fake_engines()) as running, listening(made) as bound:
+        service = Service(running, made, named)
+        found = Served(f"http://127.0.0.1:{bound.getsockname()[1]}", service, running, server_of(service, kept))
+        ready = threading.Event()
+
+        async def main() -> None:
+            found.loop = asyncio.get_running_loop()
+            task = asyncio.create_task(serve(found.server, kept, bound))
+            while not found.server.started and not task.done():
+                await asyncio.sleep(0.005)
+            ready.set()
+            await task
+
+        def run() -> None:
+            try:
+                asyncio.run(main())
+            except BaseException as error:
+                found.errors.append(error)
+            finally:
+                ready.set()
+
+        thread = threading.Thread(target=run, name="test-server")
+        thread.start()
+        try:
+            assert ready.wait(20) and not found.errors, found.errors
+            yield found
+        finally:
+            found.server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+            assert not found.errors, found.errors
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key, and what goes into the settings for it."""
+
+    secret: str
+    settings: dict[str, Any]
+
+
+def key(name: str, **caps: Any) -> Key:
+    made = new_key()
+    return Key(made.secret, {"name": name, "hash": made.hash, "tenant": name, **caps})
