@@ -78,8 +78,8 @@ class EnginePool:
         `engines` are ready-made engines by name. The four keywords make or take the usual ones under those names:
         `llm`, `embedder` and `reranker` a model (path or hub id) or an engine, `store` a PostgreSQL DSN, `"embedded"`
         or an engine. `drafts` are those of an `llm` that is given as a model, as `VllmEngine` takes them. `policy`
-        (of all engines, or of each by name): topology-aware, per-invocation or throughput-oriented. `details` keeps
-        prompts and documents in traces.
+        (of all engines, or of each by name) is one of `scheduling.POLICIES`. `details` keeps prompts and documents in
+        traces.
         `tracing="opentelemetry"` sends every query's trace there, a tracer provider to that one (extra `otel`). Models
         compute on GPUs where there are any, and share their memory by the rule of `engines.devices.budget`.
         Raises `RegistrationError`, `ConfigError`.

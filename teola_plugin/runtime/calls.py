@@ -217,7 +217,8 @@ class PlainCalls:
         for work in fresh:
             work.terms = placed(work.terms, depth, work.terms.gang)
             work.queued_depth = depth
-        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, call.terms.gang, fresh)
+        left = driver.engines.remaining.call(query, depth)
+        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, call.terms.gang, fresh, left)
         if known is not None:
             call.port.depths(known)
         call.port.enqueue(fresh, event)

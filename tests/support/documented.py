@@ -400,6 +400,34 @@ def routing() -> str:
     return "\n".join(rows)
 
 
+def simulator() -> str:
+    """The table of the committed run of benchmarks.simulator."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "simulator.json").read_text())
+    rows = [
+        "| app, accelerated | queries/s | mean, s: wall clock | simulated | p95, s: wall clock | simulated |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for case in found["cases"]:
+        times = [f"{case[way][key]:.2f}" for key in ("mean", "p95") for way in ("wall", "simulated")]
+        rows.append(f"| {case['app']} | {case['rate']:g} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
+def policies() -> str:
+    """The table of the committed run of benchmarks.policies."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "policies.json").read_text())
+    rows = [
+        "| queries/s | policy | mean, s | p99, s | in time | mean, times topology-aware |",
+        "|--:|---|--:|--:|--:|--:|",
+    ]
+    for case in found["cases"]:
+        low, high = case["mean_ratio"]["interval"]
+        ratio = f"{case['mean_ratio']['median']:.2f} ({low:.2f} to {high:.2f})"
+        figures = f"{case['mean']:.1f} | {case['p99']:.1f} | {case['within_slo']:.0%} | {ratio}"
+        rows.append(f"| {case['rate']:g} | {case['policy']} | {figures} |")
+    return "\n".join(rows)
+
+
 def ray_overhead() -> str:
     """The table of the committed run of benchmarks.ray_overhead."""
     found = json.loads((ROOT / "benchmarks" / "results" / "ray_overhead.json").read_text())
@@ -430,6 +458,19 @@ def memory() -> str:
         resident = found[name]["resident_mib"]
         times = [f"{resident[key]:.1f} MiB" for key in ("after_warm_up", "end")]
         rows.append(f"| {said.format(count=found[name]['count'])} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
+def five_apps() -> str:
+    """The table of the committed run of benchmarks.apps: how many times as long each baseline takes."""
+    apps = json.loads((ROOT / "benchmarks" / "results" / "apps.json").read_text())["apps"]
+    schemes = list(dict.fromkeys(name for app in apps.values() for name in app["speedup_low"]))
+    rows = [f"| application | accelerated, s | {' | '.join(schemes)} |", "|---|--:|" + "--:|" * len(schemes)]
+    for name, app in apps.items():
+        found = [app["speedup_low"].get(scheme) for scheme in schemes]
+        ratios = ["" if one is None else f"{one['median']:.2f}" for one in found]
+        seconds = f"{app['seconds']['accelerated']['median']:.2f}"
+        rows.append(f"| {name.replace('_', ' ')} | {seconds} | {' | '.join(ratios)} |")
     return "\n".join(rows)
 
 
@@ -535,9 +576,12 @@ GENERATED: dict[str, Callable[[], str]] = {
     "llamaindex patterns, own models": lambda: llamaindex_patterns("llamaindex_patterns_own"),
     "stock real": stock_real,
     "routing": routing,
+    "policies": policies,
+    "simulator": simulator,
     "ray overhead": ray_overhead,
     "memory": memory,
     "neighbours": neighbours,
+    "five apps": five_apps,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))

@@ -290,6 +290,35 @@ def test_a_slow_function_holds_up_no_prompt(pool: EnginePool) -> None:
     assert Workflow("held", flow).deploy(pool).run({"x": "words " * 5000}).answer is True
 
 
+def test_a_tool_of_an_engine_is_called_there_once_and_in_its_place() -> None:
+    seen: list[str] = []
+
+    def order(drink: str) -> str:
+        seen.append(threading.current_thread().name.partition("_")[0])
+        return f"{drink} is ordered"
+
+    flow = (
+        Function("drink", lambda question: seen.append("chosen") or question)
+        >> Tool("told", order, engine="tools")
+        >> Generation("answer", "{told}")
+    )
+    with EnginePool.local([FakeLLM("llm"), ToolEngine("tools", [order])]) as pool:
+        result = Workflow("orders", flow).deploy(pool).run({"question": "tea"})
+        assert result.outputs["told"] == "tea is ordered" and seen == ["chosen", "teola-tools"]
+        assert [span.engine for span in result.trace.spans if span.primitive == "told"] == ["tools"]
+    with EnginePool.local([FakeLLM("llm")]) as pool, pytest.raises(RegistrationError, match="tools"):
+        Workflow("orders", flow).deploy(pool)
+
+
+def test_instances_for_several_items_go_to_all_instances_of_an_engine() -> None:
+    """Their prompts share a beginning, but none is the others' home."""
+    machine = scaled(rtx3090(), 0.1)["llm"]
+    lines = Map("lines", over="documents", flow=Generation("line", "Be brief. " * 100 + "{item}", max_tokens=8))
+    with EnginePool.local({"llm": [FakeLLM("llm", machine), FakeLLM("llm", machine)]}) as pool:
+        result = Workflow("lines", lines).deploy(pool).run({"documents": [f"text {n} " * 120 for n in range(12)]})
+    assert {span.instance for span in result.trace.spans if span.engine == "llm" and span.instance} == {"0", "1"}
+
+
 def test_nothing_overtakes_a_function_that_may_write(pool: EnginePool) -> None:
     flow = Function("write", lambda: time.sleep(0.05)) >> Searching("found", query="x")
     plan = Workflow("writes", flow).deploy(pool).plan()
