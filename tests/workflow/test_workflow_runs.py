@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 import pytest
 from support.sample_workflows import GIVEN, advanced_rag, engines
 
-from teola_plugin.engines.fake import FakeLLM, FakeWebSearch, Faults
+from teola_plugin.engines.fake import FakeLLM, FakeStore, FakeWebSearch, Faults
 from teola_plugin.engines.fake.engines import embed_words
 from teola_plugin.engines.profiles import rtx3090, scaled
 from teola_plugin.engines.tools import ToolEngine
@@ -106,6 +107,18 @@ def test_what_a_query_uploads_is_seen_by_no_other(pool: EnginePool) -> None:
             return
         time.sleep(0.01)
     pytest.fail("a query's own collection is left")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_closing_a_pool_waits_for_what_is_deleted(fails: bool) -> None:
+    made = engines(scaled(rtx3090(), 0.01))
+    after = Function("after", lambda index: 1 / (not fails))
+    with EnginePool.local(made) as pool:
+        app = Workflow("closed", Indexing("index", collection=PER_QUERY) >> after).deploy(pool)
+        with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+            app.run({"documents": "All of the hay."})
+    [store] = [one for one in made if isinstance(one, FakeStore)]
+    assert asyncio.run(store.collections()) == []
 
 
 def test_a_template_never_runs_on_another_querys_values(pool: EnginePool) -> None:
