@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.adapters.early_work import freed
+from teola_plugin.adapters.early_work import draws, freed
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import held
@@ -25,7 +25,7 @@ _NOUNS = (
 """What a component is called by the last of its primitives, one and several."""
 _MOST = 3
 """Names that are written out."""
-_ENDING = re.compile(rf"(\.({'|'.join(DERIVED)}))?(\.(partial|grown))?(#\d+)?$")
+_ENDING = re.compile(rf"(\.({'|'.join(DERIVED)}))?(\.(partial|grown|provisional))?(#\d+)?$")
 
 
 def component_of(id_: str) -> str:
@@ -63,7 +63,15 @@ def begins_early(plan: Optimised, own: OwnCalls | None = None) -> tuple[str, ...
         *_items(source, graph),
         *_in_stages(source, graph),
         *_beginnings(graph),
+        *_drafted(graph),
+        *(f"the answer of {names}, provisionally, on the order before {guess}" for guess, names in _answers(graph)),
     )
+
+
+def _drafted(graph: Graph) -> Iterator[str]:
+    names = dict.fromkeys(component_of(p.id) for p in graph for one in held(p) if draws(one))
+    if names:
+        yield f"{listed(list(names))} in fewer steps, with what it may repeat as drafts"
 
 
 # ------------------------------------------------------------ calls beside each other
@@ -94,7 +102,8 @@ def _groups(source: Graph, graph: Graph, sites: frozenset[str] | None) -> list[l
     """Calls that waited for each other, or for user code, and do not any more: of one group, none waits for another."""
     made: dict[str, set[str]] = {}
     for p in graph:
-        made.setdefault(component_of(p.id), set()).add(p.id)
+        if not p.attributes.provisional:
+            made.setdefault(component_of(p.id), set()).add(p.id)
     above = {name: set().union(*(graph.ancestors[id_] for id_ in ids)) for name, ids in made.items()}
     groups: list[list[str]] = []
     for name, others in _freed(source, graph, sites).items():
@@ -188,3 +197,26 @@ def _beginnings(graph: Graph) -> Iterator[str]:
     if tokens:
         told = [f"of {name} ({count} tokens and more)" for name, count in tokens.items()]
         yield f"the beginning of the prompt {listed(told)}"
+
+
+# ------------------------------------------------------------ answers on a guess
+
+
+def _answers(graph: Graph) -> Iterator[tuple[str, str]]:
+    """The rerankers whose order is guessed, and the names of the answers that begin on it."""
+    found: dict[str, list[str]] = {}
+    for p in graph:
+        for one in held(p) if p.attributes.provisional else ():
+            if one.prefills:
+                found.setdefault(p.attributes.provisional, []).append(component_of(one.id))
+    yield from ((component_of(guess), listed(list(dict.fromkeys(names)))) for guess, names in found.items())
+
+
+def provisional(graph: Graph) -> Iterator[str]:
+    """One line for each reranker whose order is guessed."""
+    for guess, names in _answers(graph):
+        yield (
+            f"{names}, while {guess} runs and the engine is idle: on the documents in the order in which {guess} gets "
+            "them. The same prompt in the end: it goes on; another one: its text is the draft of the answer, where the "
+            "engine takes drafts"
+        )

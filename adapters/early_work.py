@@ -28,7 +28,8 @@ class Endable(Protocol):
 
 
 def pays(optimised: Optimised) -> bool:
-    """Whether anything can start before its place in plain, sequential code; otherwise the query is only traced."""
+    """Whether anything can start before its place in plain, sequential code, or is decoded in fewer steps; otherwise
+    the query is only traced."""
     return optimised.source is None or runs_ahead(optimised.source, optimised.graph)
 
 
@@ -39,6 +40,8 @@ def runs_ahead(source: Graph, graph: Graph) -> bool:
         p.id not in source or p.attributes.grow or (p.on_engine and p.attributes.lookahead is not None) for p in graph
     ):
         return True  # stages, partial prefillings, partial decodings, growing lists, parts that may be chosen
+    if any(map(draws, graph)):
+        return True
     bits = {p.id: 1 << place for place, p in enumerate(p for p in source if takes_time(p))}
     before, now = source.reached(bits), graph.reached(bits)
     if any(p.on_engine and before[p.id] & ~now[p.id] for p in graph):
@@ -58,6 +61,12 @@ def _holder_pays(before: Primitive, p: Primitive) -> bool:
 def freed(name: str, source: Graph, graph: Graph) -> frozenset[str]:
     """What a primitive waited for in the p-graph and does not wait for any more."""
     return source.ancestors[name] - graph.ancestors[name]
+
+
+def draws(p: Primitive) -> bool:
+    """Whether the graph knows of something that its answer may repeat and that no request tells: it goes along with a
+    request of the graph only."""
+    return any(not one.told for one in p.attributes.drafts)
 
 
 def takes_time(p: Primitive) -> bool:

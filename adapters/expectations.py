@@ -10,7 +10,7 @@ from typing import Any
 
 from teola_plugin.adapters.early_words import OwnCalls, asks, component_of, listed
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
-from teola_plugin.observe.spans import QueryTrace, Span
+from teola_plugin.observe.spans import PROVISIONAL, QueryTrace, Span
 from teola_plugin.observe.text import duration
 from teola_plugin.passes import Optimised, PassContext
 from teola_plugin.passes.decoding_pipelining import held
@@ -18,7 +18,7 @@ from teola_plugin.passes.decoding_pipelining import held
 _K = PrimitiveKind
 _SOON = 5.0
 """Seconds in which the trace of a call that is over is complete."""
-_LLM = frozenset(kind.name for kind in LLM_KINDS)
+_LLM = frozenset({PROVISIONAL, *(kind.name for kind in LLM_KINDS)})
 NO_POOL = "no part of it can start before its place, and none is served by an engine"
 COMPARE = "`teola compare` measures it"
 _OWN = "not estimated, as your own models are not measured"
@@ -73,7 +73,11 @@ def _one_by_one(waits: Mapping[str, Any]) -> str:
     names = list(dict.fromkeys(type(obj).__name__ for obj in waits.values()))
     if not names:
         return ""
-    return f"{listed(names)} answer{'' if len(names) > 1 else 's'} one call at a time, without async code of its own"
+    verb, whose, them = ("answer", "their", "them") if len(names) > 1 else ("answers", "its", "it")
+    return (
+        f"{listed(names)} {verb} one call at a time, without async code of {whose} own; if several threads may call "
+        f"{them} at once, say so: accelerate(..., concurrent=[{', '.join(names)}])"
+    )
 
 
 def _measured(source: Graph | None, trace: QueryTrace) -> str:
@@ -99,7 +103,7 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
     """
     if any(is_impure(one) for p in source for one in held(p)):
         return None
-    done = [s for s in spans if s.engine and s.done is not None]
+    done = [s for s in spans if s.engine and s.done is not None and not (s.kind == PROVISIONAL and s.unused)]
     known = {component_of(one.id) for p in source for one in held(p) if one.on_engine}
     if any(component_of(s.primitive) not in known for s in done):
         return None
@@ -122,8 +126,9 @@ def _seconds(p: Primitive, spans: Sequence[Span]) -> float:
         return _by_component(s for s in spans if "/" not in s.primitive and component_of(s.primitive) == name)
     inside: dict[str, list[Span]] = {}
     for span in spans:
-        outer = InstancePath(span.primitive).outermost
-        if InstancePath(span.primitive).in_instance_of(p.id) or outer in _arms(p):
+        place = InstancePath(InstancePath(span.primitive).settled)
+        outer = place.outermost
+        if place.in_instance_of(p.id) or outer in _arms(p):
             inside.setdefault(outer, []).append(span)
     each = [_by_component(found) for found in inside.values()]
     at_once = p.kind is _K.MAP and not p.attributes.beside

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from teola_plugin.adapters.early_words import OwnCalls, begins_early, component_of, listed
+from teola_plugin.adapters.early_words import OwnCalls, begins_early, component_of, listed, provisional
 from teola_plugin.adapters.expectations import expected, unplanned
 from teola_plugin.graph import Graph, PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace
@@ -76,6 +76,7 @@ def explain(
         ("p-graph (the workflow as written)", str(optimised.source)),
         ("e-graph (what runs)", str(optimised.graph)),
         ("Passes", _passes(optimised)),
+        ("Provisional answers", "\n".join(provisional(optimised.graph))),
         ("Drafts", "\n".join(_drafts(optimised.graph, context))),
     )
     return Explanation(traced.report, early, expected(optimised, early, context, trace, own), advice, sections)
@@ -107,9 +108,12 @@ def _drafts(graph: Graph, context: PassContext) -> Iterator[str]:
     """Where those of each answer come from, likeliest first."""
     for p in graph:
         profile = context.profile(p.engine)
-        if p.kind not in (_K.PREFILLING, _K.FULL_PREFILLING) or profile is None or not profile.drafts:
+        answers = p.kind in (_K.PREFILLING, _K.FULL_PREFILLING) and not p.attributes.provisional
+        if not answers or profile is None or not profile.drafts:
             continue
-        given = [f"{name}, an earlier answer" for name in p.attributes.drafts]
+        named = p.attributes.drafts
+        given = [f"{one.variable}, {one.what}" if one.variable else one.what for one in named]
+        given = list(dict.fromkeys(given))
         sources = "; ".join([*given, "its own prompt and text", "recent outputs of the app and tenant"])
         yield f"{component_of(p.id)} (up to {profile.drafts} tokens at a time, if it is greedy): {sources}"
 
@@ -119,7 +123,8 @@ def _advice(graph: Graph, context: PassContext) -> Iterator[str]:
     ready = ready_times(graph, context)
     for p in graph:
         profile = context.profile(p.engine)
-        if p.kind not in (_K.PREFILLING, _K.FULL_PREFILLING) or not p.prompt or profile is None:
+        answers = p.kind in (_K.PREFILLING, _K.FULL_PREFILLING) and not p.attributes.provisional
+        if not answers or not p.prompt or profile is None:
             continue
         times = [_part_time(p.input(part.variable), ready) if part.variable else 0.0 for part in p.prompt]
         late = next((i for i, t in enumerate(times) if t > 0.0 and t >= max(times)), None)

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from teola_plugin.adapters.calls import check_engine
 from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.graph import DraftText
+from teola_plugin.requests.draft_texts import forms_of_tools
+from teola_plugin.requests.json_forms import forms_of_schema
 from teola_plugin.requests.payloads import Sampling
 
 _PLAIN = ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos")
@@ -105,6 +108,13 @@ def list_shape(schema: str) -> tuple[str, int | None]:
         return "", None
     least, most = array.get("minItems"), array.get("maxItems")
     return "json", least if least == most else None
+
+
+def forms_told(schema: str, tools: str = "") -> tuple[DraftText, ...]:
+    """What answers may be, or begin with, by a JSON schema, or by the tools that may be called; both are JSON text."""
+    what = "the form of its JSON" if schema else "calls of its tools, earlier ones first"
+    found = forms_of_schema(schema) if schema else forms_of_tools(tools) if tools else ()
+    return tuple(DraftText(what, text=form, told=True) for form in found)
 
 
 def _array_of(described: Any) -> dict[str, Any] | None:

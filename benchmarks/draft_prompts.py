@@ -1,11 +1,13 @@
-"""What `benchmarks.drafts` asks: thirty questions over Python's reference text, and prompts with nothing to copy from.
+"""What `benchmarks.drafts` asks: thirty questions over Python's reference text, sixteen held out over what modules of
+its library say of themselves, and prompts with nothing to copy from.
 
-Written by hand, before anything was tuned with them.
+Written by hand, before anything was tuned with them; nothing is tuned with those held out.
 """
 
 from __future__ import annotations
 
 import re
+from importlib import import_module
 
 QUESTIONS = (
     ("try", "What does an expression-less except clause match?"),
@@ -41,6 +43,26 @@ QUESTIONS = (
 )
 """(topic of `pydoc_data`, question)"""
 
+HELD_OUT = (
+    ("heapq", "What is always the smallest element of a heap?"),
+    ("heapq", "What are heaps useful for in big disk sorts?"),
+    ("copy", "What does a shallow copy construct?"),
+    ("copy", "Which two problems exist with deep copy operations?"),
+    ("shelve", "What can the values in a shelf be?"),
+    ("shelve", "What does the keyword argument writeback consume?"),
+    ("socketserver", "When does it make no sense to use a forking server?"),
+    ("socketserver", "From which class must a service be derived?"),
+    ("configparser", "Of what does a configuration file consist?"),
+    ("configparser", "When are options without values accepted?"),
+    ("difflib.SequenceMatcher", "What is the idea of the basic algorithm?"),
+    ("difflib.SequenceMatcher", "What does the ratio method return?"),
+    ("textwrap.TextWrapper", "What happens to words that are longer than the width?"),
+    ("unittest.case.TestCase", "In which method should the test code be placed by default?"),
+    ("asyncio.gather", "What happens to the children if the outer future is cancelled?"),
+    ("logging.Logger", "What does an instance of the class represent?"),
+)
+"""(module, or class or function in it, question)"""
+
 NOTHING_TO_COPY = (
     "Hello.",
     "Name a river.",
@@ -61,14 +83,24 @@ CHUNK = 1024
 
 def passages(topic: str, question: str) -> tuple[str, str]:
     """The two passages of the topic that share most words with the question, the likelier one first."""
-    from pydoc_data.topics import topics
-
-    text = re.sub(r"\s+", " ", topics[topic]).strip()
+    text = re.sub(r"\s+", " ", _text(topic)).strip()
     chunks = [text[at : at + CHUNK] for at in range(0, len(text), CHUNK)]
     asked = _words(question)
     chunks.sort(key=lambda chunk: -len(asked & _words(chunk)))
     first, second = (chunks * 2)[:2]
     return first, second
+
+
+def _text(topic: str) -> str:
+    """A topic of `pydoc_data`, or what a module of the library, or something in it, says of itself."""
+    from pydoc_data.topics import topics
+
+    if topic in topics:
+        return str(topics[topic])
+    if topic == "heapq":
+        return str(import_module(topic).__about__)
+    module, _, name = topic.rpartition(".")
+    return str((getattr(import_module(module), name) if module else import_module(topic)).__doc__)
 
 
 def _words(text: str) -> set[str]:

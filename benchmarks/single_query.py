@@ -3,6 +3,10 @@
 Engines are fakes that take as long as RTX 3090s (`profiles.rtx3090`), in wall-clock time. Before every run prefix
 caches are emptied and the collection is dropped; the order alternates; answers are compared.
 
+Then the same on engines that verify drafts, with answers that copy a share of their tokens
+(`benchmarks.rag.drafted`), each share in a process of its own at once, as they sleep most of the time; and in virtual
+time, with when the first token comes.
+
     python -m benchmarks.single_query --json
 """
 
@@ -11,15 +15,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from benchmarks.common import arguments, environment, report, summary
-from benchmarks.rag import apps, bound
+from benchmarks.common import arguments, environment, print_table, report, summary
+from benchmarks.rag import apps, bound, drafted
+from benchmarks.rag.texts import SHARES
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.graph import PrimitiveKind
@@ -122,38 +129,78 @@ async def bench_corpus(bench: apps.Bench) -> None:
     await bench.pool.call(PrimitiveKind.EMBEDDING, "embedder", [EmbedText("warm")])
 
 
-async def warm_up(bench: apps.Bench) -> None:
-    """Imports and first-use costs of both ways, untimed."""
-    chain = apps.advanced_rag(bench, 1)
-    given = {"question": apps.QUESTION, "document": apps.document(chunks=16)}
-    for runnable in (chain, accelerate(chain, pool=bench.pool)):
-        await asyncio.to_thread(bench.fresh)
-        await runnable.ainvoke(given)
-
-
 def chosen(options: argparse.Namespace) -> list[Case]:
     names = {case: f"{case.name}/{case.tokens}" for case in CASES}
     skipped = () if options.all or options.only else LONG
     return [case for case, name in names.items() if options.only in name and name not in skipped]
 
 
-async def main(options: argparse.Namespace) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Wanted:
+    """What one process is to do: names, as bound methods and closures do not travel."""
+
+    share: float
+    cases: tuple[tuple[str, int], ...]
+    scale: float
+    repeats: int
+
+
+def drafted_rows(wanted: Wanted) -> list[dict[str, Any]]:
+    """A row for each case, in wall-clock time."""
+    return asyncio.run(_drafted_rows(wanted))
+
+
+async def _drafted_rows(wanted: Wanted) -> list[dict[str, Any]]:
+    machine, found = profiles.scaled(profiles.rtx3090(), wanted.scale), []
+    for name, tokens in wanted.cases:
+        repeats = wanted.repeats if tokens == 10 else max(1, wanted.repeats - 1) if tokens == 60 else 1
+        found.append(await drafted.row(name, *APPS[name], tokens, wanted.share, machine, repeats))
+    return found
+
+
+def virtual_rows(wanted: Wanted) -> list[dict[str, Any]]:
+    """The same in virtual time, with when the first token comes."""
+    machine = profiles.rtx3090()
+    return [drafted.exact(name, APPS[name][0], tokens, wanted.share, machine) for name, tokens in wanted.cases]
+
+
+def with_drafts(options: argparse.Namespace, cases: Iterable[Case]) -> dict[str, Any]:
+    """All shares, each in a process of its own."""
+    named = tuple((case.name, case.tokens) for case in cases)
+    wanted = [Wanted(share, named, options.scale, options.drafts_repeats) for share in SHARES]
+    with ProcessPoolExecutor(len(SHARES), mp_context=get_context("spawn")) as processes:
+        made = [row for some in processes.map(drafted_rows, wanted) for row in some]
+        virtual = [row for some in processes.map(virtual_rows, wanted) for row in some]
+    return {"scale": options.scale, **drafted.at_the_top(made, virtual), "rows": made, "virtual": virtual}
+
+
+async def undrafted(options: argparse.Namespace) -> dict[str, Any]:
     bench = apps.fake_pool(profiles.rtx3090())
     async with bench.pool:
-        await warm_up(bench)
+        await apps.warm_up(bench)
         cases = [await measure(case, bench, options.repeats) for case in chosen(options)]
         idle = await nothing_to_gain(bench, options.repeats)
     return {
-        "benchmark": "single_query",
         "speedup": cases[0]["speedup"],
         "possible": cases[0]["possible"],
         "over_bound": max(case["over_bound"] for case in cases),
         "nothing_to_gain_ms": idle["behind_ms"]["median"],
         "nothing_to_gain": idle,
         "cases": cases,
+    }
+
+
+def main(options: argparse.Namespace) -> dict[str, Any]:
+    started, machine = time.perf_counter(), environment()
+    made = asyncio.run(undrafted(options))
+    return {
+        "benchmark": "single_query",
+        **made,
+        "drafts": with_drafts(options, chosen(options)) if options.drafts_repeats else None,
         "profile": "rtx3090",
         "repeats": options.repeats,
-        "environment": environment(),
+        "took_s": round(time.perf_counter() - started, 1),
+        "environment": machine,
     }
 
 
@@ -179,14 +226,36 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def drafted_table(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "app": row["app"],
+            "tokens": row["answer_tokens"],
+            "copied": row["copied"],
+            "plain s": row["plain_s"]["median"],
+            "with drafts": row["plain_same_engine_s"]["median"],
+            "accelerated s": row["accelerated_s"]["median"],
+            "speed-up": row["speedup"],
+            "possible": row["possible"],
+            "by runs": row["possible_runs"],
+            "same engine": row["speedup_same_engine"],
+            "tokens a step": row["tokens_per_step"]["accelerated"],
+        }
+        for row in result["drafts"]["rows"]
+    ]
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each kind with 10-token answers")
+    parser.add_argument("--all", action="store_true", help="also the case that takes longest")
+    parser.add_argument("--only", default="", help="only cases whose app/tokens contain this")
+    parser.add_argument("--scale", type=float, default=0.5, help="latencies of the rows with drafts, times this")
+    parser.add_argument("--drafts-repeats", type=int, default=2, help="runs of those; 0: none of them")
+
+
 if __name__ == "__main__":
-    given = arguments(
-        "One query: plain against accelerated against the bound.",
-        lambda parser: (
-            parser.add_argument("--repeats", type=int, default=3, help="runs of each kind with 10-token answers"),
-            parser.add_argument("--all", action="store_true", help="also the case that takes longest"),
-            parser.add_argument("--only", default="", help="only cases whose app/tokens contain this"),
-        ),
-    )
-    outcome = asyncio.run(main(given))
+    given = arguments("One query: plain against accelerated against the bound.", _options)
+    outcome = main(given)
     report(outcome, given, "one query, RTX 3090 profile", rows(outcome))
+    if outcome["drafts"]:
+        print_table("one query, answers that copy, on engines that verify drafts", drafted_table(outcome))

@@ -31,10 +31,15 @@ if TYPE_CHECKING:
         TraceError,
     )
     from teola_plugin.pool import EnginePool
+    from teola_plugin.workflow import Workflow
 
 __version__ = "0.1.0"
 
-_HOMES = {"accelerate": "teola_plugin.adapters", "EnginePool": "teola_plugin.pool"}
+_HOMES = {
+    "accelerate": "teola_plugin.adapters",
+    "EnginePool": "teola_plugin.pool",
+    "Workflow": "teola_plugin.workflow",
+}
 """Where public names live; errors, the rest, in `teola_plugin.errors`."""
 
 __all__ = [
@@ -52,6 +57,7 @@ __all__ = [
     "RequestTooLarge",
     "TeolaError",
     "TraceError",
+    "Workflow",
     "accelerate",
 ]
 

@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.chat import ChatTeola
     from teola_plugin.adapters.langchain.cross_encoder import TeolaCrossEncoder
     from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+    from teola_plugin.adapters.langchain.engine_tools import on_engine, tool_engine
     from teola_plugin.adapters.langchain.indexing import TeolaIndexer
     from teola_plugin.adapters.langchain.llm import TeolaLLM
     from teola_plugin.adapters.langchain.read_only import read_only
     from teola_plugin.adapters.langchain.rerank import TeolaRerank
     from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+    from teola_plugin.adapters.langchain.web_search import TeolaWebSearch
     from teola_plugin.adapters.langgraph.middleware import EngineMiddleware
 
 _HOMES = {
@@ -26,7 +28,10 @@ _HOMES = {
     "TeolaLLM": "langchain.llm",
     "TeolaRerank": "langchain.rerank",
     "TeolaVectorStore": "langchain.vectorstore",
+    "TeolaWebSearch": "langchain.web_search",
+    "on_engine": "langchain.engine_tools",
     "read_only": "langchain.read_only",
+    "tool_engine": "langchain.engine_tools",
 }
 
 __all__ = [
@@ -38,6 +43,9 @@ __all__ = [
     "TeolaLLM",
     "TeolaRerank",
     "TeolaVectorStore",
+    "TeolaWebSearch",
+    "on_engine",
     "read_only",
+    "tool_engine",
 ]
 __getattr__, __dir__ = lazy(__name__, {name: f"teola_plugin.adapters.{home}" for name, home in _HOMES.items()})

@@ -6,7 +6,7 @@ import asyncio
 import reprlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,6 +15,7 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, Shape, Terms, WorkflowTemplate
 from teola_plugin.lazy_names import later
+from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
 from teola_plugin.pool_engines import Engines, by_name, default_engine, prepared, sink_of
@@ -28,6 +29,8 @@ from teola_plugin.runtime.query_run import QueryRun
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+CLEANING = 10.0
+"""Seconds that closing waits for what is to be cleaned up first."""
 PIPELINES = 16
 """Different `passes=` whose plans a pool keeps."""
 
@@ -45,6 +48,8 @@ class EnginePool:
         self._engines = {name: tuple(found) for name, found in engines.items()}
         self.passes = resolve_passes(passes)
         self._caches: dict[tuple[Pass, ...], GraphCache] = {}
+        self._deployments: dict[str, Any] = {}
+        self._outstanding: set[Future[Any]] = set()
         self._started = False
         self._changing = threading.RLock()
         tell_of_forks(self)
@@ -64,7 +69,7 @@ class EnginePool:
         store: str | Engine | None = None,
         drafts: str | Mapping[str, Any] | None = None,
         passes: Iterable[Pass | str] = DEFAULT_PASSES,
-        policy: str = "topology-aware",
+        policy: str | Mapping[str, str] = "topology-aware",
         details: bool = False,
         tracing: str | TracerProvider | None = None,
     ) -> EnginePool:
@@ -72,8 +77,9 @@ class EnginePool:
 
         `engines` are ready-made engines by name. The four keywords make or take the usual ones under those names:
         `llm`, `embedder` and `reranker` a model (path or hub id) or an engine, `store` a PostgreSQL DSN, `"embedded"`
-        or an engine. `drafts` are those of an `llm` that is given as a model, as `VllmEngine` takes them. `policy`:
-        topology-aware, per-invocation or throughput-oriented. `details` keeps prompts and documents in traces.
+        or an engine. `drafts` are those of an `llm` that is given as a model, as `VllmEngine` takes them. `policy`
+        (of all engines, or of each by name) is one of `scheduling.POLICIES`. `details` keeps prompts and documents in
+        traces.
         `tracing="opentelemetry"` sends every query's trace there, a tracer provider to that one (extra `otel`). Models
         compute on GPUs where there are any, and share their memory by the rule of `engines.devices.budget`.
         Raises `RegistrationError`, `ConfigError`.
@@ -90,10 +96,20 @@ class EnginePool:
 
     @classmethod
     def on_this_loop(
-        cls, engines: Engines, *, passes: Iterable[Pass | str] = DEFAULT_PASSES, policy: str = "topology-aware"
+        cls,
+        engines: Engines,
+        *,
+        passes: Iterable[Pass | str] = DEFAULT_PASSES,
+        policy: str | Mapping[str, str] = "topology-aware",
+        sink: TraceSink | None = None,
     ) -> EnginePool:
-        """A pool on the running event loop, for virtual time. Use `async with`; only async calls work."""
-        return cls(*prepared(by_name(engines), policy, False, SameLoop()), passes)
+        """A pool on the running event loop, for virtual time. Use `async with`; only async calls work.
+
+        `policy`: of all engines, or of each by name. `sink` is told of every query, see `TraceSink`.
+        """
+        runtime, found = prepared(by_name(engines), policy, False, SameLoop())
+        runtime.recorder.sink = sink
+        return cls(runtime, found, passes)
 
     @classmethod
     def connect(
@@ -137,6 +153,8 @@ class EnginePool:
     def close(self) -> None:
         """Stop all engines. Idempotent. Calls under way fail as `EngineUnavailable`, and so does a `start()` of another
         thread. In a process that was forked while they ran, it does nothing: they are the parent's."""
+        if self._outstanding:
+            wait(list(self._outstanding), CLEANING)
         self.runtime.break_off()
         with self._changing:
             if self._started:
@@ -174,6 +192,8 @@ class EnginePool:
 
     async def __aexit__(self, *_: object) -> None:
         if isinstance(self.runtime.loop, SameLoop):
+            if self._outstanding:
+                await asyncio.wait([asyncio.wrap_future(one) for one in self._outstanding], timeout=CLEANING)
             self._started = False
             await self.runtime.astop()
         else:
@@ -264,6 +284,13 @@ class EnginePool:
         """Run a coroutine method of an engine that is no request, e.g. `count` of a store."""
         return self.runtime.admin(engine, method, *args)
 
+    def clean_up(self, engine: str, method: str, *args: Any) -> Future[Any]:
+        """`admin`, for which nobody waits but a `close()`."""
+        made = self.admin(engine, method, *args)
+        self._outstanding.add(made)
+        made.add_done_callback(self._outstanding.discard)
+        return made
+
     def reset(self) -> None:
         """Empty prefix caches, and forget outputs that engines draft from."""
         self.runtime.reset()
@@ -294,6 +321,16 @@ class EnginePool:
         context, ahead = PassContext(self.profiles, speculate), bool(chosen)
         guessing = ahead and speculate != "off" and context.may_ask(*template.chosen_on())
         return cache.optimised(template, shape, context, certain=ahead, chosen=guessing)
+
+    def deploy(self, name: str, deployment: Any) -> None:
+        """Keep what `workflow.deploy(pool)` gives, under its name, for those that look it up, such as a server. The one
+        that is deployed last under a name has it."""
+        self._deployments = {**self._deployments, name: deployment}  # others may be reading it
+
+    @property
+    def deployments(self) -> Mapping[str, Any]:
+        """Workflows that are deployed here, by name."""
+        return self._deployments
 
     @contextmanager
     def watching(self, app: str = "plain") -> Iterator[QueryRun]:

@@ -12,7 +12,7 @@ from teola_plugin.observe.otel_sink import tracing_sink
 from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import SameLoop
-from teola_plugin.scheduling import POLICIES
+from teola_plugin.scheduling import POLICIES, BatchPolicy
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -86,18 +86,24 @@ def default_engine(name: str, given: str, drafts: str | Mapping[str, Any] | None
 
 def prepared(
     found: dict[str, Engine | Sequence[Engine]],
-    policy: str,
+    policy: str | Mapping[str, str],
     details: bool,
     loop: SameLoop | None,
     tracing: str | TracerProvider | None = None,
 ) -> tuple[LocalRuntime, dict[str, Sequence[Engine]]]:
     if not found:
         raise RegistrationError("a pool needs at least one engine.", hint="e.g. EnginePool.local(llm='path/to/model')")
-    if not isinstance(policy, str) or policy not in POLICIES:
-        raise unknown_name("batch policy", policy, list(POLICIES))
+    chosen = {n: _policy(one) for n, one in policy.items()} if isinstance(policy, Mapping) else _policy(policy)
     engines: dict[str, Sequence[Engine]] = {name: instances_of(name, given) for name, given in found.items()}
     sink = sink_of(tracing, engines)
-    return LocalRuntime(engines, policy=POLICIES[policy](), loop=loop, details=details, sink=sink), engines
+    return LocalRuntime(engines, policy=chosen, loop=loop, details=details, sink=sink), engines
+
+
+def _policy(name: str) -> BatchPolicy:
+    """Raises `RegistrationError` for one that there is not."""
+    if not isinstance(name, str) or name not in POLICIES:
+        raise unknown_name("batch policy", name, list(POLICIES))
+    return POLICIES[name]()
 
 
 def sink_of(tracing: str | TracerProvider | None, engines: Mapping[str, Sequence[Engine]]) -> TraceSink | None:

@@ -42,10 +42,12 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "teola_plugin/engines/bundled": ("demo",),
     "teola_plugin/engines/conformance": ("conformance",),
     "teola_plugin/engines/devices": ("embed", "vllm", "vllm-cpu"),
+    "teola_plugin/engines/fulltext": ("postgres",),
     "teola_plugin/engines/openai": ("openai",),
     "teola_plugin/engines/pgvector": ("postgres",),
     "teola_plugin/engines/postgres": ("embedded-postgres",),
     "teola_plugin/engines/sentence_transformers": ("embed",),
+    "teola_plugin/engines/websearch": ("websearch",),
     "teola_plugin/engines/vllm": ("vllm", "vllm-cpu"),
     "teola_plugin/observe/otel.py": ("otel",),
     "teola_plugin/observe/otel_sink.py": ("otel",),
@@ -64,15 +66,17 @@ BESIDE = {
     "llama-index-llms-openai": "dev",  # the same
 }
 """Distribution -> the extra that has it, where that is another one than the folder's."""
-UNSEEN = {"opentelemetry-sdk"}
-"""Never imported, and needed: it is the tracer provider of whoever asks for traces."""
+UNSEEN = {"opentelemetry-sdk", "llama-index-readers-file"}
+"""Never imported here, and needed: the tracer provider of whoever asks for traces, the readers of the examples."""
+EXAMPLES = {"readers"}
+"""Extras of examples alone."""
 SAME = {"vllm-cpu": "vllm"}
 """Builds of one package."""
 
 
 def test_the_table_names_what_is_there() -> None:
     assert [where for where in NEEDS if not (ROOT / where).exists()] == []
-    assert {extra for extras in NEEDS.values() for extra in extras} | {"dev"} == set(EXTRAS)
+    assert {extra for extras in NEEDS.values() for extra in extras} | {"dev", *EXAMPLES} == set(EXTRAS)
 
 
 def modules() -> list[Path]:

@@ -31,6 +31,7 @@ SOURCES = [
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = set(METADATA["project"]["optional-dependencies"])
 HOMES = (
+    "teola_plugin.workflow",
     "teola_plugin",
     "teola_plugin.langchain",
     "teola_plugin.llamaindex",

@@ -20,7 +20,7 @@ ERRORS = {
 
 def test_all_is_sorted_and_complete() -> None:
     assert teola_plugin.__all__ == sorted(teola_plugin.__all__)
-    assert set(teola_plugin.__all__) == {"accelerate", "EnginePool", *ERRORS}
+    assert set(teola_plugin.__all__) == {"accelerate", "EnginePool", "Workflow", *ERRORS}
 
 
 @pytest.mark.parametrize("name", teola_plugin.__all__)
@@ -61,10 +61,17 @@ PUBLIC = {
     "teola_plugin.langchain": [
         *("ChatTeola", "EngineMiddleware", "TeolaCrossEncoder"),
         *("TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"),
-        "read_only",
+        *("TeolaWebSearch", "on_engine", "read_only", "tool_engine"),
     ],
     "teola_plugin.llamaindex": ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"],
     "teola_plugin.runtime.virtual_time": ["run_virtual"],
+    "teola_plugin.workflow": [
+        *("Branch", "Chunking", "Component", "Condition", "Config", "Decomposition", "Deployment", "Document"),
+        *("Embedding", "Flow", "Function", "Generation", "Indexing", "Ingestion", "Input", "Kind", "Loop", "Map"),
+        *("PER_QUERY", "Prompt", "QueryExpansion", "Reranking", "Result", "Running", "Searching", "Stream"),
+        *("Synthesis", "Tool", "Value", "WebSearch", "Workflow", "on_engine", "reads", "setting"),
+    ],
+    "teola_plugin.simulation": ["Cluster", "alone", "arriving", "figures", "poisson", "simulate"],
 }
 """What the documentation has ever told anyone to import: it stays where it is, whatever moves."""
 

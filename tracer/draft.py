@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from teola_plugin.graph import INPUT, ClientCalls, Component, Ref, Role, WorkflowTemplate, on_loop, read_path, simple
+from teola_plugin.tracer.label_outputs import Labels, with_labels
 from teola_plugin.tracer.list_outputs import with_splits
 from teola_plugin.tracer.purity.purity import size
 from teola_plugin.tracer.report import TraceNode, TraceReport
@@ -69,6 +70,8 @@ class Draft:
     nodes: list[TraceNode] = field(default_factory=list)
     lists: dict[str, str] = field(default_factory=dict)
     """Components that turn a model's text into a list -> how the list is spelled, empty where another says it."""
+    labels: dict[str, Labels] = field(default_factory=dict)
+    """Components whose text is read by what understands only these answers -> those."""
     names: set[str] = field(default_factory=set)
     formatted: dict[Prompted, Ref] = field(default_factory=dict)
     looked_up: list[Ref] = field(default_factory=list)
@@ -131,7 +134,8 @@ class Draft:
         self.nodes += body.nodes
 
     def template(self, output: Ref, name: str) -> WorkflowTemplate:
-        components = with_splits(tuple(self.components.values()), self.lists)
+        labelled = with_labels(tuple(self.components.values()), self.labels, self.lists)
+        components = with_splits(labelled, self.lists)
         return WorkflowTemplate(components, output, tuple(dict.fromkeys(self.order)), name)
 
     def _objects(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from teola_plugin.graph import Effect
+from teola_plugin.graph import DraftText, Effect
 from teola_plugin.requests.payloads import Chunk, Generate, Generation, Hit
 
 
@@ -26,6 +26,8 @@ class GenerationLeaf:
     """How a list is spelled in its output when that is known from its schema: `json`; empty otherwise."""
     expected: int | None = None
     """Items that its schema fixes (minItems == maxItems)."""
+    forms: tuple[DraftText, ...] = ()
+    """What its answers may be, or begin with, as its schema and its tools tell."""
     simple: bool = False
     """Whether `payload` takes time in proportion to the text alone."""
 
@@ -44,6 +46,15 @@ class RetrievalLeaf:
     @property
     def effect(self) -> Effect:
         return Effect(f"collection:{self.store}/{self.collection}", validated=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TextSearchLeaf:
+    """A retriever that searches by words, the web or a full text. Framework input: the query text."""
+
+    engine: str
+    k: int
+    documents: Callable[[Sequence[Hit]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +132,16 @@ class WrappedLeaf:
     engine: str = "wrapped"
 
 
-Leaf = GenerationLeaf | RetrievalLeaf | StoreLeaf | RerankingLeaf | IndexingLeaf | EmbeddingLeaf | WrappedLeaf
+Leaf = (
+    GenerationLeaf
+    | RetrievalLeaf
+    | TextSearchLeaf
+    | StoreLeaf
+    | RerankingLeaf
+    | IndexingLeaf
+    | EmbeddingLeaf
+    | WrappedLeaf
+)
 
 
 @runtime_checkable

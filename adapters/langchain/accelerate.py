@@ -94,7 +94,9 @@ class Planner:
             chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
         kind = next((kind for known, kind in _KINDS if isinstance(runnable, known)), AcceleratedRunnable)
         options: Any = {"passes": given.passes, "speculate": given.speculate, "app": given.app}
-        return kind.of(runnable, traced, pool, chain=chain, routed=sooner, **options)
+        fast = kind.of(runnable, traced, pool, chain=chain, routed=sooner, **options)
+        fast.takes_turns(given.threads if given.speculate != "off" else None)
+        return fast
 
     def _plans(self, served: Node) -> tuple[Node, Traced, Routed | None]:
         given = self.options

@@ -21,7 +21,7 @@ from teola_plugin.adapters.langchain.listening import Answer, ModelCall, listeni
 from teola_plugin.adapters.langchain.messages import to_prompt
 from teola_plugin.adapters.langchain.structured import structured_output
 from teola_plugin.adapters.langchain.tools import Tool, Tools, described, taken
-from teola_plugin.adapters.sampling import EngineModel, list_shape
+from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Sampling
 from teola_plugin.runtime.handles import CallHandle
@@ -196,6 +196,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
             message=on_loop(lambda generation: self._message(generation, asking.tools)),
             items=items,
             expected=expected,
+            forms=forms_told(asking.sampling.json_schema, "" if asking.tools is None else asking.tools.shown),
             simple=True,
         )
 

@@ -22,7 +22,7 @@ from teola_plugin.adapters.langchain.current_query import (
     config_scope,
     runs_in,
 )
-from teola_plugin.adapters.sampling import EngineModel, list_shape
+from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
 from teola_plugin.adapters.terms import Asked
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
@@ -168,6 +168,7 @@ class TeolaLLM(BatchesByQuery, ConfigScopedModel, EngineModel, BaseLLM):
             message=on_loop(lambda generation: generation.text),
             items=items,
             expected=expected,
+            forms=forms_told(sampling.json_schema),
             simple=True,
         )
 

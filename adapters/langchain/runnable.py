@@ -51,6 +51,7 @@ from teola_plugin.tracer.langchain.trace import Traced
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
+    from teola_plugin.adapters.thread_safety import ThreadSafety
 
 
 def _is_accelerated(cls: Any, instance: Any) -> bool:
@@ -87,6 +88,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
     _serving: Serving | None = PrivateAttr(default=None)
+    _threads: ThreadSafety | None = PrivateAttr(default=None)
 
     @classmethod
     def of(
@@ -122,6 +124,10 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     def tells_of(self, serving: Serving | None) -> None:
         """From now on `explain()` says what `serve=` has done."""
         self._serving = serving
+
+    def takes_turns(self, threads: ThreadSafety | None) -> None:
+        """From now on `explain()` names objects whose calls wait for each other; `threads`: what was said of them."""
+        self._threads = threads
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
         """A copy of the original, accelerated on the same terms; pools are shared."""
@@ -187,12 +193,14 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     def __teola_explained__(self, input: Any = None) -> Explanation:
         from teola_plugin.adapters.expectations import ended_trace
         from teola_plugin.adapters.explain import explain
-        from teola_plugin.adapters.langchain.side_by_side.told import told
+        from teola_plugin.adapters.langchain.side_by_side.threads import Threads
+        from teola_plugin.adapters.langchain.side_by_side.told import advice, told
 
         own, more = None if self._routed is None else self._routed.own_calls, told(self._chain)
         trace = ended_trace(self._last)
         found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more)
-        return replace(found, served=served_section(self._serving))
+        waits = () if self._threads is None else advice(self._chain, Threads(self._threads))
+        return replace(found, advice=(*found.advice, *waits), served=served_section(self._serving))
 
     @property
     def serving(self) -> Serving | None:

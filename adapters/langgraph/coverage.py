@@ -36,6 +36,7 @@ def _alive(graph: Graph) -> list[Primitive]:
 def _asked(graph: Graph) -> Counter[Hashable]:
     """Requests, and what makes many of them, without warm-ups."""
     kept = (p for p in _alive(graph) if p.holds_fragment or (p.on_engine and not p.decodes))
+    kept = (p for p in kept if not p.attributes.provisional)
     return Counter(_looks(p) for p in kept if p.kind is not PrimitiveKind.PARTIAL_PREFILLING)
 
 

@@ -5,6 +5,7 @@ Sizes are realistic: 666 chunks of 256 tokens, an expansion prompt of about 184 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import random
@@ -19,13 +20,14 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_text_splitters import CharacterTextSplitter
 
-from teola_plugin import EnginePool
+from benchmarks.rag.texts import written
+from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, split_tokens
+from teola_plugin.engines.fake import Decoded, FakeEmbedder, FakeLLM, FakeReranker, FakeStore, split_tokens
 from teola_plugin.graph import EngineProfile
 from teola_plugin.requests.payloads import Prompt, Sampling
 
@@ -79,6 +81,13 @@ class Bench:
     pool: EnginePool
     observed: Observed
 
+    @property
+    def decoded(self) -> Decoded:
+        """By its model, since the last `fresh`."""
+        llm: Any = self.pool.engine("llm")
+        found: Decoded = llm.decoded
+        return found
+
     def model(self, tokens: int) -> ChatTeola:
         return ChatTeola(pool=self.pool, engine="llm", max_tokens=tokens)
 
@@ -98,12 +107,15 @@ class Bench:
         self.observed.clear()
 
 
-def fake_pool(machine: Mapping[str, EngineProfile], make: Callable[..., EnginePool] = EnginePool.local) -> Bench:
-    """A pool of fake engines with these profiles, answering in words that depend on the prompt."""
+def fake_pool(
+    machine: Mapping[str, EngineProfile], make: Callable[..., EnginePool] = EnginePool.local, share: float = 0.0
+) -> Bench:
+    """A pool of fake engines with these profiles, answering in words that depend on the prompt; answers copy such a
+    share of them from it (see `texts`)."""
     observed = Observed()
 
     def answer(prompt: Prompt, sampling: Sampling) -> str:
-        text = _answer(prompt, sampling)
+        text = _answer(prompt, sampling, share)
         observed.generated.append((prompt.flat(), text))
         return text
 
@@ -116,11 +128,11 @@ def fake_pool(machine: Mapping[str, EngineProfile], make: Callable[..., EnginePo
     return Bench(make(engines=engines), observed)
 
 
-def _answer(prompt: Prompt, sampling: Sampling) -> str:
-    rng = random.Random(prompt.flat())
+def _answer(prompt: Prompt, sampling: Sampling, share: float) -> str:
     if sampling.json_schema:
+        rng = random.Random(prompt.flat())
         return json.dumps([" ".join(rng.choices(WORDS, k=ITEM_TOKENS)) for _ in range(3)])
-    return " ".join(rng.choices(WORDS, k=sampling.max_tokens))
+    return written(prompt.flat(), sampling.max_tokens, share, WORDS)
 
 
 def document(seed: int = 0, chunks: int = CHUNKS) -> str:
@@ -128,6 +140,15 @@ def document(seed: int = 0, chunks: int = CHUNKS) -> str:
     rng = random.Random(seed)
     paragraphs = (" ".join(rng.choices(WORDS[i % 50 :: 3], k=CHUNK_TOKENS)) for i in range(chunks))
     return "\n\n".join(paragraphs)
+
+
+async def warm_up(bench: Bench) -> None:
+    """Imports and first-use costs of both ways, untimed."""
+    chain = advanced_rag(bench, 1)
+    given = {"question": QUESTION, "document": document(chunks=16)}
+    for runnable in (chain, accelerate(chain, pool=bench.pool)):
+        await asyncio.to_thread(bench.fresh)
+        await runnable.ainvoke(given)
 
 
 # ------------------------------------------------------------ chains

@@ -53,8 +53,9 @@ def parser() -> argparse.ArgumentParser:
     from teola_plugin.cli.doctor import add_doctor
     from teola_plugin.cli.pool.commands import add_pool
     from teola_plugin.cli.serve.command import add_serve
+    from teola_plugin.cli.simulate.command import add_simulate
 
-    for add in (add_demo, add_compare, add_doctor, add_pool, add_serve):
+    for add in (add_demo, add_compare, add_simulate, add_doctor, add_pool, add_serve):
         add(commands)
     return made
 

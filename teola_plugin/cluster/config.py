@@ -27,7 +27,7 @@ from teola_plugin.engines.cores import parse_cores
 from teola_plugin.errors import ConfigError, TeolaError
 from teola_plugin.scheduling import POLICIES
 
-Kind = Literal["vllm", "embedding", "reranking", "pgvector", "openai", "fake"]
+Kind = Literal["vllm", "embedding", "reranking", "pgvector", "openai", "websearch", "fulltext", "tools", "fake"]
 
 
 class Autoscale(BaseModel):
@@ -60,9 +60,9 @@ class EngineConfig(BaseModel):
     """A folder or hub name (vllm, openai; embedding and reranking, which have small ones of their own); `bundled` for
     the small one that comes with the package (vllm, reranking)."""
     dsn: str = Field("", repr=False)  # it may hold a password
-    """PostgreSQL connection (pgvector), or `embedded` for a server beside the instance."""
+    """PostgreSQL connection (pgvector, fulltext), or `embedded` for a server beside the instance."""
     base_url: str = Field("", repr=False)
-    """An OpenAI-compatible server (openai)."""
+    """An OpenAI-compatible server (openai), a SearXNG (websearch)."""
     instances: int = Field(1, ge=1, le=1024)
     cpus: float = Field(0.0, ge=0)
     """Logical Ray CPUs that each instance reserves."""
@@ -116,13 +116,14 @@ class EngineConfig(BaseModel):
     def _whole(self) -> EngineConfig:
         if (self.kind is None) == (not self.factory):
             raise ValueError("give either kind or factory")
-        needed = {"vllm": "model", "pgvector": "dsn", "openai": "base_url"}
+        needed = {"vllm": "model", "pgvector": "dsn", "fulltext": "dsn", "openai": "base_url"}
         wanted = needed.get(self.kind or "", "")
         if wanted and not getattr(self, wanted):
             raise ValueError(f"an engine of kind {self.kind} needs {wanted}")
         if self.engine_args and self.kind != "vllm":
             raise ValueError(f"engine_args are vLLM's; give a {self.kind or 'factory'} engine options")
         self._check_drafts()
+        self._check_options()
         if self.cores and len(self.cores) < self.most_instances:
             raise ValueError(f"cores name {len(self.cores)} sets for {self.most_instances} instances")
         if self.gpus > 1 and self.gpus % 1:
@@ -142,6 +143,14 @@ class EngineConfig(BaseModel):
         if "drafts" in self.options:
             raise ValueError("drafts stand beside the options and in them: leave one of them out")
 
+    def _check_options(self) -> None:
+        """Those without which an engine cannot be made, and those that have no place in a file."""
+        if self.kind == "websearch" and "api_key" in self.options:
+            raise ValueError("a key does not belong in this file: set the service's environment variable on the nodes")
+        for kind, option in (("fulltext", "documents"), ("tools", "tools")):
+            if self.kind == kind and not self.options.get(option):
+                raise ValueError(f"an engine of kind {kind} needs options: {{{option}: ...}}")
+
     @property
     def memory_share(self) -> float | None:
         """The share of a card's memory that was said for each instance; None for none."""
@@ -155,7 +164,7 @@ class EngineConfig(BaseModel):
 
 def _known_drafts(value: Any) -> None:
     """Raises `ValueError` for what is no drafts."""
-    from teola_plugin.engines.vllm.drafts.options import drafts_of
+    from teola_plugin.engines.drafts.options import drafts_of
 
     try:
         drafts_of(value)

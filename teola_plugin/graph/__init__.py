@@ -1,6 +1,6 @@
 """The primitive graph: what an app's query is made of, before and after the passes."""
 
-from teola_plugin.graph.attributes import Attributes
+from teola_plugin.graph.attributes import GAP, Attributes, DraftText
 from teola_plugin.graph.build import Shape, build_pgraph
 from teola_plugin.graph.client_calls import ClientCalls, LeftToPlain, MissingValue, UnfitValue
 from teola_plugin.graph.containers import holds, items_of, read_path
@@ -18,7 +18,7 @@ from teola_plugin.graph.kinds import (
     LLM_PREFILLS,
     PrimitiveKind,
 )
-from teola_plugin.graph.on_loop import on_loop, runs_on_loop, simple
+from teola_plugin.graph.on_loop import has_own_thread, on_loop, own_thread, runs_on_loop, simple
 from teola_plugin.graph.primitive import Primitive, is_impure
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
 from teola_plugin.graph.query import Query, Terms
@@ -41,6 +41,7 @@ __all__ = [
     "CARRY",
     "ENGINE_KINDS",
     "FRAGMENT_KINDS",
+    "GAP",
     "IMPURE_KINDS",
     "INPUT",
     "ITEM",
@@ -53,6 +54,7 @@ __all__ = [
     "ClientCalls",
     "Component",
     "Curve",
+    "DraftText",
     "Effect",
     "EngineProfile",
     "Fragment",
@@ -79,11 +81,13 @@ __all__ = [
     "conflict",
     "growth",
     "growths",
+    "has_own_thread",
     "holds",
     "is_impure",
     "items_of",
     "named",
     "on_loop",
+    "own_thread",
     "read_path",
     "runs_on_loop",
     "simple",

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Literal
+
+GAP = "\ue000"
+"""In a text that may be drafted: whatever the model writes there."""
+_SHOWN = 60
+"""Characters of a literal that are printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftText:
+    """A text that an answer may repeat: the value of an input, or a literal, which may have gaps.
+
+    One with gaps is a form of the answer, maybe one of several: it holds from the answer's first token, or from where
+    its text comes if it begins with a gap. One without is a text that is followed wherever the answer agrees with it.
+    """
+
+    what: str
+    """In words, e.g. `an earlier answer`."""
+    variable: str = ""
+    """The input whose text it is; empty for a literal."""
+    text: str = ""
+    told: bool = False
+    """Whether it goes along with the request anyway, which tells it: see `requests.draft_texts`."""
+
+    def __str__(self) -> str:
+        shown = json.dumps(self.text.replace(GAP, "…"), ensure_ascii=False)
+        return self.variable or (shown if len(shown) <= _SHOWN else f'{shown[: _SHOWN - 2]}…"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +64,9 @@ class Attributes:
     lookahead: bool | None = None
     """Work for a part that the plain object has yet to choose: whether it is sure to choose it."""
 
+    forms: tuple[DraftText, ...] = ()
+    """Generations: literals that the answer may be, or begin with: labels that its reader takes, keys of its JSON."""
+
     # What the passes have found.
     stream_items: tuple[str, ...] = ()
     """DECODING: ids of the MAPs that get each item as it closes."""
@@ -44,8 +74,10 @@ class Attributes:
     """MAP: only the run knows its width; it grows item by item, as the decoding's `stream_items` say."""
     grows_with: str = ""
     """Prefillings: the id of a MAP. While its list is being made, the prompt so far may be prefilled."""
-    drafts: tuple[str, ...] = ()
-    """Prefillings: inputs with text that the answer may repeat, likeliest first."""
+    drafts: tuple[DraftText, ...] = ()
+    """Prefillings: what the answer may repeat, likeliest first."""
+    provisional: str = ""
+    """The branch that begins an answer on a guess: the id of the primitive whose value is guessed."""
     when: Literal["", "idle"] = ""
     """PARTIAL_PREFILLING: `idle` for a warm-up that waits for a pause of its engine."""
 
@@ -61,6 +93,8 @@ class Attributes:
         for name, default in _DEFAULTS.items():
             value = getattr(self, name)
             if value != default:
+                if name == "forms":  # they are seen where they are used, among the drafts
+                    continue
                 if name in ("stream_items", "drafts"):
                     yield from ((name, holder) for holder in value)
                 else:

@@ -31,6 +31,8 @@ class _Edges:
 
 
 _QUERY, _DOCUMENT = Attributes(role="query"), Attributes(role="document")
+COLLECTION = "collection"
+"""Name of the input of a search or an ingestion that says its collection, where only the query does."""
 _Primitives = tuple[Primitive, ...]
 """A decomposed component: only the first primitive reads other components, only the last is read by them."""
 _Decompose = Callable[[Component, _Edges, Shape], _Primitives]
@@ -39,7 +41,7 @@ _Decompose = Callable[[Component, _Edges, Shape], _Primitives]
 def build_pgraph(template: WorkflowTemplate, shape: Shape | None = None) -> Graph:
     """The p-graph of `template` for a query of the given shape. Raises `GraphError`."""
     sizes = shape or {}
-    value = {c.name: c.name + _VALUE.get(c.role, "") for c in template.components}
+    value = {c.name: _value_of(c) for c in template.components}
     waits: dict[str, dict[str, None]] = {}
     for earlier, later in template.order:
         waits.setdefault(later, {})[value[earlier]] = None
@@ -48,6 +50,15 @@ def build_pgraph(template: WorkflowTemplate, shape: Shape | None = None) -> Grap
         inputs = tuple([(key, _moved(ref, value)) for key, ref in c.inputs])
         primitives += _DECOMPOSE[c.role](c, _Edges(inputs, tuple(waits.get(c.name, ()))), sizes)
     return Graph(primitives, _moved(template.output, value))
+
+
+def _value_of(c: Component) -> str:
+    """The id of the primitive that gives its value."""
+    if c.role is not Role.CUSTOM:
+        return c.name + _VALUE.get(c.role, "")
+    if not c.primitives:
+        raise GraphError(f"component {c.name!r} is made of no primitives.", hint="give it at least one")
+    return f"{c.name}.{c.primitives[-1].id}"
 
 
 def _moved(ref: Ref, value: dict[str, str]) -> Ref:
@@ -69,12 +80,13 @@ def _need(component: Component, inputs: Inputs, name: str) -> Ref:
 def _indexing(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
     size = sizes.get(c.name, c.expected)
     chunks, vectors = f"{c.name}.chunking", f"{c.name}.embedding"
+    documents = tuple([one for one in edges.inputs if one[0] != COLLECTION])
     return (
         Primitive(
             chunks,
             PrimitiveKind.CHUNKING,
             "",
-            edges.inputs,
+            documents,
             edges.after,
             scope=c.scope,
             call=c.call or c.name,
@@ -94,7 +106,7 @@ def _indexing(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             f"{c.name}.ingestion",
             PrimitiveKind.INGESTION,
             c.engine,
-            named(chunks=Ref(chunks), vectors=Ref(vectors)),
+            named(chunks=Ref(chunks), vectors=Ref(vectors)) + _collection(edges),
             scope=c.scope,
             batchable=True,
             size=size,
@@ -124,7 +136,7 @@ def _retrieval(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             f"{c.name}.searching",
             PrimitiveKind.SEARCHING,
             c.engine,
-            named(vectors=Ref(vector)),
+            named(vectors=Ref(vector)) + _collection(edges),
             scope=c.scope,
             batchable=c.batchable,
             size=size,
@@ -133,6 +145,11 @@ def _retrieval(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             options=c.options,
         ),
     )
+
+
+def _collection(edges: _Edges) -> Inputs:
+    """The collection, where only the query says it."""
+    return tuple([one for one in edges.inputs if one[0] == COLLECTION])
 
 
 def _generation(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
@@ -198,6 +215,19 @@ def _single(kind: PrimitiveKind) -> _Decompose:
     return decompose
 
 
+def _custom(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
+    """Its own primitives, under its name; those that wait for none of them come after what comes before it."""
+    names = {p.id: f"{c.name}.{p.id}" for p in c.primitives}
+    given = captures(edges.inputs)
+    made = []
+    for p in c.primitives:
+        again = p.rename(names, given, scope=c.scope, call=f"{c.name}.{p.call}" if p.call else "")
+        if not names.keys() & {*p.producers, *p.after}:
+            again = again.with_(after=again.after + edges.after)
+        made.append(again)
+    return tuple(made)
+
+
 def _fragment(body: WorkflowTemplate | None, sizes: Shape) -> Fragment | None:
     if body is None:
         return None
@@ -218,7 +248,9 @@ _DECOMPOSE: dict[Role, _Decompose] = {
     Role.INDEXING: _indexing,
     Role.RETRIEVAL: _retrieval,
     Role.GENERATION: _generation,
+    Role.CHUNKING: _single(PrimitiveKind.CHUNKING),
     Role.EMBEDDING: _single(PrimitiveKind.EMBEDDING),
+    Role.INGESTION: _single(PrimitiveKind.INGESTION),
     Role.SEARCHING: _single(PrimitiveKind.SEARCHING),
     Role.RERANKING: _single(PrimitiveKind.RERANKING),
     Role.CALL: _single(PrimitiveKind.CALL),
@@ -230,6 +262,7 @@ _DECOMPOSE: dict[Role, _Decompose] = {
     Role.FOLD: _single(PrimitiveKind.FOLD),
     Role.LOOP: _single(PrimitiveKind.LOOP),
     Role.BRANCH: _single(PrimitiveKind.BRANCH),
+    Role.CUSTOM: _custom,
 }
 
 

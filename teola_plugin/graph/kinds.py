@@ -46,7 +46,9 @@ LLM_PREFILLS = frozenset({_K.PREFILLING, _K.FULL_PREFILLING})
 LLM_DECODES = frozenset({_K.DECODING, _K.PARTIAL_DECODING})
 LLM_KINDS = LLM_PREFILLS | LLM_DECODES | {_K.PARTIAL_PREFILLING}
 ENGINE_KINDS = LLM_KINDS | {_K.EMBEDDING, _K.INGESTION, _K.SEARCHING, _K.RERANKING}
-"""Kinds that an engine executes; all others run at the client."""
+"""Kinds that only engines execute; all others run at the client, but for a tool that names its engine."""
+SERVED_KINDS = ENGINE_KINDS | {_K.TOOL}
+"""Kinds that an engine may have."""
 FRAGMENT_KINDS = frozenset({_K.MAP, _K.FOLD, _K.LOOP, _K.BRANCH})
 IMPURE_KINDS = frozenset({_K.TOOL, _K.OPAQUE})
 """Never run twice, never run ahead of their place, never retried."""

@@ -78,7 +78,7 @@ class Primitive:
 
     @property
     def on_engine(self) -> bool:
-        return self.kind in ENGINE_KINDS
+        return self.kind in ENGINE_KINDS or (self.kind is PrimitiveKind.TOOL and bool(self.engine))
 
     @property
     def prefills(self) -> bool:

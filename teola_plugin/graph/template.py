@@ -9,6 +9,7 @@ from typing import Any
 
 from teola_plugin.errors import GraphError
 from teola_plugin.graph.attributes import NOTHING_SAID, Attributes
+from teola_plugin.graph.primitive import Primitive
 from teola_plugin.graph.refs import Effect, Inputs, PromptPart, Ref
 
 
@@ -17,7 +18,9 @@ class Role(Enum):
 
     INDEXING = "indexing"
     """documents -> chunks, embedded, in a collection: CHUNKING, EMBEDDING, INGESTION"""
+    CHUNKING = "chunking"
     EMBEDDING = "embedding"
+    INGESTION = "ingestion"
     RETRIEVAL = "retrieval"
     """query text -> hits: EMBEDDING, SEARCHING"""
     SEARCHING = "searching"
@@ -33,6 +36,8 @@ class Role(Enum):
     FOLD = "fold"
     LOOP = "loop"
     BRANCH = "branch"
+    CUSTOM = "custom"
+    """a component of one's own, which says its primitives"""
 
     # As in `PrimitiveKind`.
     __hash__ = object.__hash__
@@ -63,6 +68,8 @@ class Component:
     attributes: Attributes = NOTHING_SAID
     options: tuple[tuple[str, Any], ...] = ()
     """As in `Primitive`."""
+    primitives: tuple[Primitive, ...] = ()
+    """CUSTOM: what it is made of, with ids of its own; `$key` is its input of that name, the last gives its value."""
 
     def __rshift__(self, other: Component | WorkflowTemplate) -> WorkflowTemplate:
         return WorkflowTemplate((self,), Ref(self.name)) >> other

@@ -24,6 +24,7 @@ _FAMILIES = {
     "DECODING": "decoding",
     "PARTIAL_DECODING": "decoding",
     "GENERATION": "generation",
+    "PROVISIONAL": "generation",
     "TOOL": "tool",
     "OPAQUE": "tool",
     "CODE": "tool",

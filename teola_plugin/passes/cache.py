@@ -8,7 +8,7 @@ from enum import Enum
 from threading import Lock
 from typing import Any
 
-from teola_plugin.graph import Shape, WorkflowTemplate, build_pgraph
+from teola_plugin.graph import Component, Primitive, Shape, WorkflowTemplate, build_pgraph
 from teola_plugin.passes.base import Optimised, PassContext, PassPipeline
 
 MOST_PRIMITIVES = 1 << 18
@@ -118,7 +118,9 @@ class _Structure:
 def _option_types(template: WorkflowTemplate) -> Hashable:
     """1, 1.0 and True are equal, and mean different things in a filter."""
     inner = [body for c in template.components for body in (c.body, c.otherwise) if body is not None]
-    said = [(*c.attributes.said(), *c.options) for c in template.components]
+    every: list[Component | Primitive] = [*template.components]
+    every += [p for c in template.components for p in c.primitives]
+    said = [(*one.attributes.said(), *one.options) for one in every]
     options = tuple([_types(value) for pairs in said for _, value in pairs])
     return options, tuple([_option_types(body) for body in inner])
 

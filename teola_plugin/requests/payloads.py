@@ -5,9 +5,11 @@
 | EMBEDDING           | `EmbedText`            | sequence of floats             |
 | INGESTION           | `IngestRow`            | the row's id (str)             |
 | SEARCHING           | `SearchVector`         | tuple of `Hit`, best first     |
+| SEARCHING           | `SearchText`           | tuple of `Hit`, best first     |
 | RERANKING           | `ScorePair`            | float, higher is better        |
 | PARTIAL_PREFILLING  | `Warmup`               | `Warmed`                       |
 | PREFILLING, FULL_.. | `Generate`             | `Generation` (and its decodings) |
+| TOOL                | `CallTool`             | what the function returns      |
 """
 
 from __future__ import annotations
@@ -55,12 +57,32 @@ class SearchVector:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchText:
+    """A search by words: of the web, or of documents by full text."""
+
+    query: str
+    k: int = 4
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     id: str
+    """Of a web search: the address."""
     text: str
     metadata: Mapping[str, Any]
     score: float
-    """Cosine similarity, in [-1, 1]; higher is nearer."""
+    """Higher is better. Of a search by vector: cosine similarity, in [-1, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTool:
+    """A call of a function that an engine has under this name."""
+
+    tool: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """By name."""
+    read_only: bool = False
+    """Whether its author declares that it changes nothing: it may be called early, and again when an engine died."""
 
 
 @dataclass(frozen=True, slots=True)

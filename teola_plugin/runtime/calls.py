@@ -21,7 +21,9 @@ from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.part import HeldPart
+from teola_plugin.runtime.plain_drafts import drafts_of_call
 from teola_plugin.runtime.ports.port import Port
+from teola_plugin.runtime.primitive_requests import all_drafts
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.works.identities import Identity, Party
@@ -153,7 +155,8 @@ class PlainCalls:
         if run.claims:
             known = call.identities[number] if call.identities else None
             known = known or engines.identity_of(call.port, run.query.tenant, payload)
-        work = engines.join(run, Party.PLAIN, call.port, call.kind, payload, known, call.terms, name)
+        drafts = drafts_of_call(run, call.port.name, payload) if call.port.engine.profile.drafts else ()
+        work = engines.join(run, Party.PLAIN, call.port, call.kind, payload, known, call.terms, name, drafts=drafts)
         work.taken = run.calls_made
         if work.made and call.step:
             self._driver.trace.at_step(run, work, call.step)
@@ -174,7 +177,14 @@ class PlainCalls:
         """Of no live query."""
         terms, streamed = call.terms, call.log is not None
         request = Request(
-            request_id(run.id), call.kind, payload, query=run.id, tenant=terms.tenant, stream=streamed, app=terms.app
+            request_id(run.id),
+            call.kind,
+            payload,
+            query=run.id,
+            tenant=terms.tenant,
+            stream=streamed,
+            app=terms.app,
+            drafts=all_drafts(call.port.engine.profile, payload),
         )
         work = Work(request, call.port.name, None, name, terms=terms, made=False)
         work.subscribe(Party.PLAIN, terms)
@@ -207,7 +217,8 @@ class PlainCalls:
         for work in fresh:
             work.terms = placed(work.terms, depth, work.terms.gang)
             work.queued_depth = depth
-        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, call.terms.gang, fresh)
+        left = driver.engines.remaining.call(query, depth)
+        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, call.terms.gang, fresh, left)
         if known is not None:
             call.port.depths(known)
         call.port.enqueue(fresh, event)

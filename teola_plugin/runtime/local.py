@@ -44,8 +44,9 @@ _NO_GRAPH = Graph((), Ref("$input"))
 class LocalRuntime:
     """Executes e-graphs and single calls on the given engines.
 
-    `engines`: instances by engine name. With `loop=SameLoop()` everything runs on the caller's own loop (virtual
-    time); otherwise on a thread of its own, so callers may come from any thread or loop.
+    `engines`: instances by engine name; `policy`: of all engines, or of each by name. With `loop=SameLoop()` everything
+    runs on the caller's own loop (virtual time); otherwise on a thread of its own, so callers may come from any thread
+    or loop.
     """
 
     shared = False
@@ -55,7 +56,7 @@ class LocalRuntime:
         self,
         engines: Mapping[str, Sequence[Engine]],
         *,
-        policy: BatchPolicy | None = None,
+        policy: BatchPolicy | Mapping[str, BatchPolicy] | None = None,
         loop: LoopThread | SameLoop | None = None,
         details: bool = False,
         keep_traces: int = 64,
@@ -131,7 +132,8 @@ class LocalRuntime:
 
     def _port_of(self, name: str, instances: Sequence[Engine]) -> EnginePort:
         named = {str(number): engine for number, engine in enumerate(instances)}
-        return EnginePort(name, named, self._listener, policy=self._policy)
+        policy = self._policy.get(name) if isinstance(self._policy, Mapping) else self._policy
+        return EnginePort(name, named, self._listener, policy=policy)
 
     def _open(self, ports: Mapping[str, Port]) -> None:
         """Engines are there: queries may come."""
@@ -211,11 +213,17 @@ class LocalRuntime:
         ahead: bool = False,
         pgraph: Graph | None = None,
         passes: tuple[PassRun, ...] = (),
+        streamed: str = "",
+        into: PieceLog | None = None,
     ) -> QueryRun:
-        """Begin to execute `graph` for `query`. With `ahead` the plain object ends the query by `run.close()`."""
+        """Begin to execute `graph` for `query`. With `ahead` the plain object ends the query by `run.close()`.
+
+        The text of the primitive `streamed` goes `into` a log as it is written, if a model writes it.
+        """
         self._need_running()
         query.check(graph)
-        run = QueryRun(self, query, graph, calls, ahead, QueryStore(query.inputs))
+        store, due = QueryStore(query.inputs), self._due(query)
+        run = QueryRun(self, query, graph, calls, ahead, store, due=due, streamed=streamed, streamed_into=into)
         self.loop.post(self._admit, run, graph, pgraph, passes)
         return run
 
@@ -224,11 +232,18 @@ class LocalRuntime:
 
         `joins`: parts of it may bring graphs of their own.
         """
-        run = QueryRun(self, query, _NO_GRAPH, {}, True, QueryStore(query.inputs), claims=False, joins=joins)
+        store, due = QueryStore(query.inputs), self._due(query)
+        run = QueryRun(self, query, _NO_GRAPH, {}, True, store, claims=False, joins=joins, due=due)
         tell = self.loop.leave if query.deadline is None else self.loop.tell  # nothing happens to it before it calls
         if not tell(self._admit, run, _NO_GRAPH, None, (), self.time()):
             raise self.loop.unavailable()
         return run
+
+    def _due(self, query: Query) -> float | None:
+        if query.deadline is not None:
+            return query.deadline
+        terms = current_terms.get()
+        return None if terms is None or terms.goal is None else self.time() + terms.goal
 
     def _admit(
         self,

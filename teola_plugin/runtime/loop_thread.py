@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextvars import Context, copy_context
 from typing import Any
 
-from teola_plugin.errors import EngineUnavailable, pool_closed, pool_forked, pool_not_started
+from teola_plugin.errors import EngineUnavailable, TeolaError, pool_closed, pool_forked, pool_not_started
 from teola_plugin.runtime.forks import tell_of_forks
 from teola_plugin.runtime.timeouts import ended
 
@@ -203,10 +203,8 @@ class SameLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-
-    @property
-    def ident(self) -> int:
-        return 0
+        self.ident = threading.get_ident()
+        """Of the thread in which nobody may wait for the loop."""
 
     used = was_forked = False
     runs = True
@@ -221,6 +219,12 @@ class SameLoop:
         return pool_closed()
 
     def post(self, function: Callable[..., Any], *args: Any) -> None:
+        """Raises `TeolaError` in a thread, and where code runs as in a thread: it would wait for the loop."""
+        if asyncio._get_running_loop() is not self.loop:
+            raise TeolaError(
+                "sync code called a pool that runs on its caller's own loop, and would wait for itself.",
+                hint="use the async form (ainvoke, aquery, aembed_query, ...), or EnginePool.local()",
+            )
         function(*args)
 
     def tell(self, function: Callable[..., Any], *args: Any) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from teola_plugin.graph import Primitive, PrimitiveKind, runs_on_loop
+from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind, runs_on_loop
+from teola_plugin.graph.build import COLLECTION
+from teola_plugin.requests.draft_texts import texts_of
 from teola_plugin.requests.payloads import (
     Chunk,
     EmbedText,
     IngestRow,
     ScorePair,
+    SearchText,
     SearchVector,
     Warmup,
 )
@@ -27,9 +30,15 @@ def payloads(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]
 
 
 def drafts(p: Primitive, inputs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Texts that its answer may repeat, as the graph says: those of its inputs that are text."""
-    known = (inputs.get(name) for name in p.attributes.drafts)
+    """Texts that its answer may repeat, as the graph says: literals, and those of its inputs that are text."""
+    known = (inputs.get(one.variable) if one.variable else one.text for one in p.attributes.drafts)
     return tuple(text for text in known if isinstance(text, str) and text)
+
+
+def all_drafts(profile: EngineProfile, payload: Any, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """Texts that go along with a request: those that the graph names, then those that it tells of itself. None for an
+    engine that takes no drafts."""
+    return tuple(dict.fromkeys((*named, *texts_of(payload)))) if profile.drafts else ()
 
 
 def value(p: Primitive, results: Sequence[Any]) -> Any:
@@ -50,17 +59,34 @@ def _texts(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
 
 
 def _rows(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
-    collection = p.attributes.collection
+    collection = _collection(p, inputs)
     return [IngestRow(collection, c, v) for c, v in zip(inputs["chunks"], inputs["vectors"], strict=True)]
 
 
 def _searches(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
     if p.attributes.wrapped:  # the user's own retriever: one call of the object
         return [calls[p.call](inputs)]
+    if "vectors" not in inputs:
+        return _searches_by_words(p, inputs)
     vectors = inputs["vectors"] if p.batchable else [inputs["vectors"]]
     said = p.attributes
     k = 4 if said.k is None else said.k
-    return [SearchVector(said.collection, vector, k, said.filter) for vector in vectors]
+    return [SearchVector(_collection(p, inputs), vector, k, said.filter) for vector in vectors]
+
+
+def _collection(p: Primitive, inputs: Mapping[str, Any]) -> str:
+    """That of the graph; where only the query says it, that of the query."""
+    return str(inputs.get(COLLECTION, p.attributes.collection))
+
+
+def _searches_by_words(p: Primitive, inputs: Mapping[str, Any]) -> list[Any]:
+    k = 4 if p.attributes.k is None else p.attributes.k
+    found = []
+    for query in inputs["queries"] if p.batchable else [inputs["query"]]:
+        if not isinstance(query, str):
+            raise TypeError(f"{p.id} searches by words, but got {type(query).__name__}")
+        found.append(SearchText(query, k))
+    return found
 
 
 def _pairs(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
@@ -68,6 +94,10 @@ def _pairs(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
 
 
 def _generate(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    return [calls[p.call](inputs)]
+
+
+def _tool(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
     return [calls[p.call](inputs)]
 
 
@@ -83,6 +113,7 @@ _BUILD: dict[PrimitiveKind, Callable[[Primitive, Mapping[str, Any], Calls], list
     _K.PREFILLING: _generate,
     _K.FULL_PREFILLING: _generate,
     _K.PARTIAL_PREFILLING: _warmup,
+    _K.TOOL: _tool,
 }
 
 

@@ -17,7 +17,7 @@ from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.dead_parts import DeadPart
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.part import AskingPart, HeldPart, Part
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.warmups import WarmedPrefix
@@ -88,6 +88,24 @@ class LivePrimitiveRun:
 
 
 @dataclass(slots=True, eq=False)
+class Guess:
+    """An answer that was begun on a guess at its prompt, and that nobody has claimed."""
+
+    primitive: str
+    """As it is traced."""
+    work: Work
+    expected: int
+    """Tokens that the real answer is expected to have; 0 where only its prompt is read."""
+    places: set[str]
+    """Prefillings whose prompt was guessed; of alike parts, several."""
+    tokens: int = 0
+    """Written so far."""
+    text: str = ""
+    """What it has written, once it is over."""
+    over: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class QueryRun:
     """What the adapters hold of a live query. `observe`, `call` and `close` may be used from any thread."""
 
@@ -112,11 +130,15 @@ class QueryRun:
     closed: bool = False
     claims: bool = True
     """Whether calls of the plain object may be served by what was asked for before; not when it is only watched."""
+    due: float | None = None
+    """When it should be over, on the runtime's clock: its deadline, or the goal that its caller has."""
     joins: bool = True
     """Whether parts may bring graphs of their own; from then on, calls are served."""
     calls_made: int = 0
     has_user_code: bool = False
     """Whether user code runs in it, as far as its graphs know."""
+    code_ended: int = 0
+    """Pieces of user code that have run here, for no plain object runs them."""
     preparing: set[str] = field(default_factory=set)
     """Primitives that were dispatched, and whose payloads the client's code is making."""
     last_calls: dict[tuple[str, PrimitiveKind], tuple[Work, bool]] = field(default_factory=dict)
@@ -137,6 +159,18 @@ class QueryRun:
     """Request id -> the primitive that it is traced as, where the plain object's calls are told of by requests."""
     warmups: list[WarmedPrefix] = field(default_factory=list)
     """What was prefilled ahead, for the trace."""
+    streamed: str = ""
+    """The primitive whose value is wanted as it is written; see `output_stream`."""
+    streamed_into: PieceLog | None = None
+    """Where its text goes; None when nobody wants it, or it goes there already."""
+    guesses: dict[str, Guess] = field(default_factory=dict)
+    """Answers that were begun on a guess, by the id of the prefilling whose prompt was guessed."""
+    guessed: int = 0
+    """Tokens that they, and those that nobody came for, have written."""
+    wrote: int = 0
+    """Tokens of the query's own answers that have ended."""
+    expected: int = 0
+    """Tokens of the answers that `guesses` are of, as far as one can tell."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -237,7 +271,7 @@ class QueryRun:
         """The query has ended: what it held is let go."""
         self.store.clear()
         held = (self.primitives, self.waiters, self.preparing, self.last_calls, self.parts, self.causes, self.requests)
-        for one in (*held, self.warmups):
+        for one in (*held, self.warmups, self.guesses):
             one.clear()
 
     def observe(self, primitive: str, value: Any) -> None:

@@ -1,7 +1,8 @@
 """An event loop whose clock jumps: hours of waiting in milliseconds, and the same order of events every time.
 
 Whatever waits only for timers and for other tasks runs in it unchanged: drivers, schedulers, fake engines. Work in
-threads is waited for in real time, while the virtual clock stands still.
+threads is waited for in real time, while the virtual clock stands still; or, for runs that are to be equal every
+time, done on the spot (`inline`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from teola_plugin.errors import TeolaError
@@ -24,11 +26,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     Raises `TeolaError` out of `run_until_complete` when nothing is ready, no timer is set and no thread is at work:
     every task then waits for something that cannot happen. Sockets and pipes are not waited for.
+
+    `inline`: what is handed to threads runs at once and to its end in the loop's own thread, where no loop runs
+    meanwhile. Threads that end in another order, or at another time, then change nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, inline: bool = False) -> None:
         self._virtual_now = 0.0
         self._threads = 0
+        self._inline = inline
         super().__init__(_JumpingSelector(self._pass_time))
 
     def time(self) -> float:
@@ -51,9 +57,22 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
+        if self._inline:
+            return self._run_inline(func, *args)
         future = super().run_in_executor(executor, func, *args)
         self._threads += 1
         future.add_done_callback(self._thread_done)
+        return future
+
+    def _run_inline(self, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self.create_future()
+        asyncio._set_running_loop(None)  # as it is in a thread: code there may ask, and may run a loop of its own
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        finally:
+            asyncio._set_running_loop(self)
         return future
 
     def _thread_done(self, _: asyncio.Future[Any]) -> None:
@@ -67,16 +86,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self._threads -= 1
 
 
-def run_virtual(coroutine: Coroutine[Any, Any, T], seed: int = 0) -> T:
+def run_virtual(coroutine: Coroutine[Any, Any, T], seed: int = 0, *, inline: bool = False) -> T:
     """Run a coroutine to its end in virtual time, as `asyncio.run` does in real time.
 
-    The global `random` generator is seeded meanwhile, so that a run can be repeated exactly. Raises what the coroutine
-    raises, and `TeolaError` when it waits for nothing.
+    The global `random` generator is seeded meanwhile, so that a run can be repeated exactly; see `VirtualTimeLoop` for
+    `inline`. Raises what the coroutine raises, and `TeolaError` when it waits for nothing.
     """
     state = random.getstate()
     random.seed(seed)
     try:
-        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        with asyncio.Runner(loop_factory=partial(VirtualTimeLoop, inline=inline)) as runner:
             return runner.run(coroutine)
     finally:
         random.setstate(state)

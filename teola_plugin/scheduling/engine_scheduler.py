@@ -35,12 +35,14 @@ from teola_plugin.scheduling.events import Instructions, Tick
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.placement import E2, LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware
+from teola_plugin.scheduling.provisional import ProvisionalRequests
 from teola_plugin.scheduling.shared_slots import SharedSlots
 from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_engine_scheduler
 
-LAG = {Objective.LATENCY: 0, Objective.THROUGHPUT: 20, Objective.BACKGROUND: 0}
+LAG = {Objective.LATENCY: 0, Objective.THROUGHPUT: 20, Objective.BACKGROUND: 0, Objective.PROVISIONAL: 0}
 """Admissions by which the engine may let others pass a request, where it cannot do all at once: nobody waits for a
-member of a gang alone. Bounded, like the policy's patience; warm-ups are told apart by `Request.background`."""
+member of a gang alone. Bounded, like the policy's patience; warm-ups are told apart by `Request.background`, and what
+is provisional is stopped before it could be passed."""
 
 
 class EngineScheduler:
@@ -67,6 +69,7 @@ class EngineScheduler:
         self._automatic = placement is None
         self.queue: list[QueuedPrimitive] = []
         self.running = Running()
+        self.provisional = ProvisionalRequests()
         self._arrivals = itertools.count()
         self._batches = itertools.count()
         self._admissions = itertools.count()
@@ -101,11 +104,26 @@ class EngineScheduler:
 
     def handle(self, event: EngineEvent) -> Instructions:
         """What to do about `event`: its own consequences first, then the batches that can run now."""
+        self.running.now = event.at
         out = self._handlers[type(event)](event)
-        if self.queue and not isinstance(event, CacheEvent):  # those come in numbers, and free no slot
-            out += self._offer_in_turn() if self.router is None else self._route(self.router, event.at)
+        if not isinstance(event, CacheEvent):  # those come in numbers, and free no slot
+            out += self._offer(event.at) if self.queue else []
+            out += self._begin_guesses(event.at) if self.provisional.waiting else []
         if VALIDATE and self._check.due(len(self.queue) + len(self.running.by_id)):
             validate_engine_scheduler(self)
+        return out
+
+    def _offer(self, at: float) -> Instructions:
+        return self._offer_in_turn() if self.router is None else self._route(self.router, at)
+
+    def _begin_guesses(self, at: float) -> Instructions:
+        out: Instructions = []
+        while (guess := self.provisional.next(self.queue, self.running)) is not None:
+            bisect.insort(self.queue, guess, key=lambda q: q.arrived)
+            begun = self._offer(at)
+            if self.provisional.put_back(self.queue) or not begun:
+                return out + begun
+            out += begun
         return out
 
     def _route_if_several(self) -> None:
@@ -133,10 +151,15 @@ class EngineScheduler:
         queued = QueuedPrimitive.of(event, next(self._arrivals))
         for request in too_large:
             queued.requests.remove(request)
+        out: Instructions = [Reject(r.id, math.ceil(r.size), limit or 0) for r in too_large]
+        if queued.objective is Objective.PROVISIONAL:
+            self.provisional.wait(queued)
+            return out
         if queued.requests:
+            out += self.provisional.make_room(queued, self.running)
             self.running.served.arrive(event.app, waiting=any(q.app == event.app for q in self.queue))
             self.queue.append(queued)
-        return [Reject(r.id, math.ceil(r.size), limit or 0) for r in too_large]
+        return out
 
     def _ended(self, event: RequestsEnded) -> Instructions:
         for request in event.requests:
@@ -177,7 +200,7 @@ class EngineScheduler:
 
     def _cancel(self, event: CancelRequests) -> Instructions:
         unwanted = set(event.requests)
-        dropped = []
+        dropped = self.provisional.cancelled(unwanted)
         for queued in self.queue:
             dropped += [r.id for r in queued.requests if r.id in unwanted]
             queued.requests = type(queued.requests)(r for r in queued.requests if r.id not in unwanted)
@@ -193,6 +216,9 @@ class EngineScheduler:
         for queued in self.queue:
             if queued.query == event.query:
                 self._stands(queued, event)
+        for queued in self.provisional.claimed(event):
+            self._stands(queued, event)
+            bisect.insort(self.queue, queued, key=lambda q: q.arrived)
         for running in self.running.by_id.values():
             if running.query == event.query:
                 running.depth = event.depths.get(running.primitive, running.depth)
@@ -290,7 +316,8 @@ class EngineScheduler:
         for queued, request in picked:
             last = max(last, queued.arrived)
             queued.requests.remove(request)
-            self.running.served.add(queued.app, queued.weight, request.size)
+            if queued.objective is not Objective.PROVISIONAL:
+                self.running.served.add(queued.app, queued.weight, request.size)
             requests.append(request.id)
             priorities.append(next(self._admissions) + LAG[queued.objective])
             urgencies.append((queued.depth, queued.objective))

@@ -146,7 +146,7 @@ class GraphScheduler:
         live.status = Status.READY
         if p.holds_fragment:
             self._expansion.begin(query, live)
-        elif p.on_engine and not p.decodes:
+        elif p.on_engine and not p.decodes and not (query.ahead and p.kind in IMPURE_KINDS):
             group = query.group(p.id) if p.prefills else []
             for member in group:
                 if member.status is Status.WAITING:
@@ -240,14 +240,19 @@ class GraphScheduler:
 
     def _failed(self, query: LiveQuery, event: PrimitiveFailed) -> None:
         live = query.get(event.primitive)
-        if live is None or live.status.ended:
+        if live is None:
             return
-        live.status = Status.FAILED
-        for member in query.group(live.id) if live.primitive.prefills else []:
-            if member.status.active:
-                member.status = Status.DROPPED
-                self._cut_off(query, member)
-        self._cut_off(query, live)
+        group = query.group(live.id) if live.primitive.prefills else []
+        served = [member for member in group if member.status.active]
+        if live.status.ended and not served:  # a prompt may be computed, and its answer break off
+            return
+        if not live.status.ended:
+            live.status = Status.FAILED
+            served.append(live)
+        for lost in served:
+            if lost is not live:
+                lost.status = Status.DROPPED
+            self._cut_off(query, lost)
         output = query.get(query.output.producer)
         if not query.ahead and (output is None or output.status in (Status.DROPPED, Status.FAILED)):
             self._end(query, "failed", event.primitive)

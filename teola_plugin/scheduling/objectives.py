@@ -28,6 +28,8 @@ class Objective(Enum):
     """Values of a gang are put together: only the last of them counts."""
     BACKGROUND = "background"
     """A warm-up: nobody waits for it."""
+    PROVISIONAL = "provisional"
+    """An answer that is begun on a guess: it runs where nobody else does, and makes room for whoever comes."""
 
     # Identity: members are unique, and the hash of the name is slow.
     __hash__ = object.__hash__
@@ -96,6 +98,8 @@ def _deduced(graph: Graph) -> dict[str, Wanted]:
         shape = shapes[p.id]
         found: _Way | None = () if p.id == graph.output.producer else None
         for child in graph.children(p.id):
+            if graph[child].attributes.provisional:  # nobody waits for what it does
+                continue
             way = ways[child]
             if shape and alike[child][shape] > 1 and p.id in together[child]:
                 way = (*way, (child, p.id))
@@ -105,6 +109,8 @@ def _deduced(graph: Graph) -> dict[str, Wanted]:
 
 
 def _wanted(p: Primitive, way: _Way) -> Wanted:
+    if p.prefills and p.attributes.provisional:
+        return Wanted(Objective.PROVISIONAL)
     gang = way[-1][0] if way else ""
     if p.kind is _K.PARTIAL_PREFILLING:
         return Wanted(Objective.BACKGROUND, gang)

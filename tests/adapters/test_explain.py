@@ -119,7 +119,8 @@ def test_one_call_at_a_time_is_no_gain() -> None:
     fast.invoke(QUESTION)
     assert lines(fast.explain(QUESTION))[1:] == [
         "nothing",
-        "no gain: Slow answers one call at a time, without async code of its own",
+        "no gain: Slow answers one call at a time, without async code of its own; "
+        "if several threads may call it at once, say so: accelerate(..., concurrent=[Slow])",
     ]
 
 

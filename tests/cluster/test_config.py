@@ -62,6 +62,10 @@ def test_a_whole_file() -> None:
         ("engines:\n  a: {kind: fake, drafts: auto}\n", 2, "drafts are vLLM's"),
         ("engines:\n  a: {kind: vllm, model: m, drafts: auto, options: {drafts: auto}}\n", 2, "leave one of them out"),
         ("engines:\n  a: {kind: vllm, model: m, options: {drafts: {tokens: 65}}}\n", 2, "tokens is 65"),
+        ("engines:\n  a: {kind: websearch,\n    options: {service: brave, api_key: x}}\n", 2, "environment variable"),
+        ("engines:\n  a: {kind: fulltext, dsn: embedded}\n", 2, "needs options: {documents: ...}"),
+        ("engines:\n  a: {kind: fulltext, options: {documents: x}}\n", 2, "needs dsn"),
+        ("engines:\n  a: {kind: tools}\n", 2, "needs options: {tools: ...}"),
         ("engines: {}\n", 1, "engines: it is empty"),
         ("engines:\n  a: [1, 2\n", 3, "expected"),
         ("just text", 1, "no settings"),
@@ -191,3 +195,29 @@ def test_drafts_of_an_engine(said: str, tokens: int | None) -> None:
     made: Any = build_engine(engine_spec("llm", config.engines["llm"]), 0)
     assert (made._setup.drafts.tokens if made._setup.drafts else None) == tokens
     assert made._setup.drafts_on_cuda == (said != "auto")
+
+
+def test_searches_and_tools_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRAVE_SEARCH_API_KEY", "hidden")
+    (tmp_path / "oats.txt").write_text("Oats are sown in spring.")
+    config = PoolConfig.parse(f"""
+engines:
+  web: {{kind: websearch, options: {{service: brave, max_requests: 2}}}}
+  own: {{kind: websearch, base_url: "http://localhost:8888", options: {{own: true}}}}
+  texts: {{kind: fulltext, dsn: "host=nowhere", options: {{documents: {tmp_path}}}}}
+  tools: {{kind: tools, options: {{tools: ["json:dumps", "os:getpid"], read_only: [dumps]}}}}
+""")
+    made = {name: build_engine(engine_spec(name, one), 0) for name, one in config.engines.items()}
+    assert made["web"].versions() == {"service": "brave", "url": "https://api.search.brave.com"}
+    assert made["web"].profile.max_requests == 2 and not made["web"].profile.own and made["own"].profile.own
+    assert made["texts"].versions()["documents"] == "1" and "hidden" not in repr(config) + repr(vars(made["web"]))
+    assert [(tool.name, tool.read_only) for tool in made["tools"].tools.values()] == [  # type: ignore[attr-defined]
+        ("dumps", True),
+        ("getpid", False),
+    ]
+
+
+def test_a_tool_that_cannot_be_imported_is_named() -> None:
+    config = EngineConfig(kind="tools", options={"tools": ["json:nothing"]})
+    with pytest.raises(ConfigError, match="the tool 'json:nothing' cannot be imported"):
+        build_engine(engine_spec("tools", config), 0)

@@ -470,7 +470,9 @@ def test_a_machine_that_is_a_quarter_as_slow() -> None:
         for kind in machine[name].curves:
             for size in (1, 7, 200):
                 assert profile.seconds(kind, size) == pytest.approx(machine[name].seconds(kind, size) / 4)
-        assert replace(profile, curves=machine[name].curves) == machine[name], "limits stay"
+        assert profile.step(7, 3) == pytest.approx(machine[name].step(7, 3) / 4)
+        timed = {"curves": machine[name].curves, "verifying": machine[name].verifying}
+        assert replace(profile, **timed) == machine[name], "limits stay"
     assert machine["llm"].scaled(0).seconds(K.PREFILLING, 1000) == 0
     for factor in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="scaled by"):

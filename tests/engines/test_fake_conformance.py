@@ -45,6 +45,11 @@ class TestFakeLLM(VirtualConformance):
         return [Warmup(prompt) for prompt in prompts] if kind is K.PARTIAL_PREFILLING else []
 
 
+class TestDraftingFakeLLM(TestFakeLLM):
+    async def make(self) -> Engine:
+        return FakeLLM("llm", profiles.drafting(profiles.rtx3090())["llm"])
+
+
 class TestFakeEmbedder(VirtualConformance):
     async def make(self) -> Engine:
         return FakeEmbedder("embedder", profiles.rtx3090()["embedder"])

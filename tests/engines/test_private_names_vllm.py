@@ -21,6 +21,7 @@ from support.private_names import ROOT, Code, touches
 
 from teola_plugin.engines.bundled import llama
 from teola_plugin.engines.vllm import VllmEngine, host
+from teola_plugin.engines.vllm.drafts.worker import DraftsWorker
 from teola_plugin.engines.vllm.link import Link, NotReady, Ready, Setup
 from teola_plugin.engines.vllm.process import group_members
 from teola_plugin.errors import ConfigError, EngineUnavailable
@@ -37,9 +38,19 @@ CHECKED = {
     "versions": {"number", "known", "missing", "unset"},
     "llm": {"check_needed", "platform", "engine_config", "make", "limits", "limits_of", "token_prompt"},
     "processes": {"lacking", "sockets_in", "socket_folder", "bound_to", "in_one", "worker_in_core", "fork_the_core"},
-    "stats": {"lacking", "kv_use_loggers"},
+    "stats": {"lacking", "kv_use_loggers", "preemptions"},
     "kv_events": {"lacking", "publishing", "reader"},
-    "drafts": {"lacking", "arguments", "drafted_tokens", "longest", "verified", "proposer_of", "attach", "mend"},
+    "drafts": {
+        "lacking",
+        "arguments",
+        "drafted_tokens",
+        "longest",
+        "verified",
+        "proposer_of",
+        "attach",
+        "mend",
+        "encoder",
+    },
     "scheduler": {"tested", "lacking", "extra", "scheduler_class", "queue_class"},
 }
 """Functions of the shim that are called below or in `support.vllm_names`, all of them."""
@@ -110,9 +121,18 @@ def test_the_logger_tells_the_share_of_the_cache(found: Any) -> None:
     assert found["kv_use"] == [0.25]
 
 
+def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -> None:
+    assert found["in short"] == [[True, True], [True, False]]
+
+
+def test_how_often_a_request_was_preempted(found: Any) -> None:
+    assert found["preemptions"] == [3, 0]
+
+
 def test_vllm_makes_the_proposer_and_tells_what_was_accepted(found: Any) -> None:
     assert found["drafts"] == [5, 512, "custom_class"] and found["drafts made"] == "DraftProposer"
     assert found["verified"] == [[15, 9], [0, 0]]
+    assert found["encoded"][0] and found["encoded"][0] == found["encoded"][1] and "tokenizer" in found["encoded"][2]
 
 
 def test_what_vllm_gets_wrong_beside_drafts_is_mended(found: Any) -> None:
@@ -134,6 +154,26 @@ def test_a_proposer_gets_only_a_runner_that_is_as_expected() -> None:
     assert not got[0].asked("a").greedy and not got[0].asked("b").greedy
     del runner.input_batch.req_ids
     assert not drafts.attach(worker)
+
+
+def test_a_worker_that_gets_its_runner_attaches_the_proposer(caplog: pytest.LogCaptureFixture) -> None:
+    """As vLLM makes it: our class is one more base of a worker's."""
+
+    class Worker:
+        def __init__(self) -> None:
+            self.model_runner: Any = None
+
+    class Injected(Worker, DraftsWorker):
+        pass
+
+    got: list[drafts.Runner] = []
+    made = Injected()
+    made.model_runner = SimpleNamespace(
+        requests={}, input_batch=SimpleNamespace(req_ids=[]), drafter=SimpleNamespace(attach=got.append)
+    )
+    assert len(got) == 1 and not caplog.messages
+    made.model_runner = SimpleNamespace()
+    assert len(got) == 1 and "nothing is drafted" in caplog.text
 
 
 def test_the_queue_is_one_of_vllms_and_orders_its_requests(found: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.engines.fake import embed_words
-from teola_plugin.graph import Attributes, Effect, Graph, Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Effect, Graph, InstancePath, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.requests.payloads import (
     Chunk,
     EmbedText,
@@ -205,7 +205,14 @@ def _generation(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[
     calls[name] = lambda given: question(given["text"])
     text = named(text=Ref("$input", (f"i{n}",)))
     lead = Primitive(f"{name}.p", K.PREFILLING, "llm", text, after=after, call=name)
-    return [lead, Primitive(name, K.DECODING, "llm", named(prefilling=Ref(lead.id)))]
+    made = [lead, Primitive(name, K.DECODING, "llm", named(prefilling=Ref(lead.id)))]
+    draw = random.Random(f"{op} {n}")  # its own, so that the cases stay what they were
+    if draw.random() < 0.5:
+        inputs[f"g{n}"] = op.text if draw.random() < 0.6 else _text(draw, True)
+        known, said = named(text=Ref("$input", (f"g{n}",))), Attributes(provisional=name)
+        guess = InstancePath(lead.id).provisional()
+        made.append(Primitive(guess, K.PREFILLING, "llm", known, call=name, tentative=True, attributes=said))
+    return made
 
 
 def _ingestion(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:

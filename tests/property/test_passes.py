@@ -99,6 +99,14 @@ class Maker:
         inputs = named(query=self.pick(*self.texts), documents=self.pick(*group))
         group.append(self.add(Primitive(self.name, K.RERANKING, "reranker", inputs, batchable=True, size=self.size())))
 
+    def reranked(self) -> None:
+        """A prompt on documents that are put in order first."""
+        self.reranking()
+        group = next(group for group in self.lists if Ref(self.steps[-1][-1].id) in group)
+        inputs = named(documents=group[0], scores=group[-1])
+        context = self.add(Primitive(self.name, K.CALL, inputs=inputs, call="join"))
+        self.decode([PromptPart.literal("literal text " * 9), PromptPart.var("c", 30)], [(context, "c")])
+
     def retrieval(self) -> None:
         embed = Primitive(f"{self.name}.vector", K.EMBEDDING, "embedder", named(texts=self.pick(*self.texts)), size=1)
         inputs = named(vectors=Ref(embed.id))
@@ -192,7 +200,7 @@ class Maker:
     def graph(self) -> Graph:
         kinds = (
             self.chunking, self.embedding, self.embedding, self.single, self.ingestion, self.searching,
-            self.reranking, self.generation, self.answering, self.expansion, self.document,
+            self.reranking, self.reranked, self.generation, self.answering, self.expansion, self.document,
             self.mapping, self.user_code, self.joining,
         )  # fmt: skip
         for _ in range(self.draw(st.integers(1, 8))):

@@ -54,7 +54,11 @@ def chat(server: Served, who: Key, headers: dict[str, str] | None = None, **more
 # ------------------------------------------------------------ keys
 
 
-@pytest.mark.parametrize("secret", ["", "sk-teola-wrong", ONE.secret + "x", ONE.settings["hash"]])
+@pytest.mark.parametrize(
+    "secret",
+    ["", "sk-teola-wrong", ONE.secret + "x", ONE.settings["hash"]],
+    ids=["none", "unknown", "longer", "the hash"],  # keys are new in each process
+)
 def test_a_key_is_needed(server: Served, secret: str) -> None:
     with server.client(secret) as http:
         for answer in (http.post("/v1/chat/completions", json=CHAT), http.get("/v1/models"), http.get("/metrics")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ __all__ = ["MODEL", "ApiServer", "api_server"]
 
 
 @contextmanager
-def api_server(folder: Path) -> Iterator[ApiServer]:
+def api_server(folder: Path, flags: Sequence[str] = ()) -> Iterator[ApiServer]:
     """See `teola_plugin.cli.demo.server.api_server`; on the last core."""
-    with _started(llm_folder(), folder, cores=str(sorted(os.sched_getaffinity(0))[-1])) as server:
+    with _started(llm_folder(), folder, cores=str(sorted(os.sched_getaffinity(0))[-1]), flags=flags) as server:
         yield server

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
+import io
 import json
 from collections.abc import Callable
 from operator import itemgetter
@@ -25,6 +27,7 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.cli.demo import app as demo
 from teola_plugin.cli.demo.measure import run_case
+from teola_plugin.cli.main import main
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.graph import (
@@ -45,6 +48,7 @@ from teola_plugin.passes import (
     Pass,
     PassContext,
     PrefillingSplit,
+    ProvisionalAnswers,
     PruneDependencies,
     StageDecomposition,
 )
@@ -166,6 +170,15 @@ def answer() -> Graph:
     return Graph([vector, hits, Primitive("answer", K.PREFILLING, "llm", inputs, prompt=prompt)], Ref("answer"))
 
 
+def reranked() -> Graph:
+    texts = Primitive("texts", K.CALL, inputs=named(found=Ref(INPUT)))
+    scores = Primitive("scores", K.RERANKING, "reranker", named(texts=Ref("texts")), batchable=True)
+    best = Primitive("best", K.CALL, inputs=named(texts=Ref("texts"), scores=Ref("scores")))
+    prompt = (PromptPart("...", tokens=60), PromptPart.var("passages"))
+    made = Primitive("answer", K.PREFILLING, "llm", named(passages=Ref("best")), prompt=prompt)
+    return Graph([texts, scores, best, made], Ref("answer"))
+
+
 def questions() -> Graph:
     embedding = Primitive("vector", K.EMBEDDING, "embedder", named(texts=Ref(ITEM)), size=1)
     body = Fragment(Graph([embedding], Ref("vector")), Ref("vector"))
@@ -250,6 +263,25 @@ def results() -> str:
         f"{plain / sooner:.2f}",
     ]
     return "\n".join([*rows, "| " + " | ".join([*last, "none"]) + " |"])
+
+
+def copied() -> str:
+    """Answers that copy, of the committed run of benchmarks.single_query."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "single_query.json").read_text())["drafts"]
+    rows = [
+        "| app | answer tokens | copied | plain | plain with drafts | accelerated | speed-up | virtual | possible "
+        "| over drafts | possible | tokens a step, plain | accelerated | ideal |",
+        "|---|" + "--:|" * 13,
+    ]
+    for row, exact in zip(found["rows"], found["virtual"], strict=True):
+        seconds = [f"{row[f'{way}_s']['median']:.2f}" for way in ("plain", "plain_same_engine", "accelerated")]
+        bases = ("", "_same_engine")
+        ratios = [f"{row[f'{name}{base}']:.2f}" for base in bases for name in ("speedup", "possible_runs")]
+        steps = [f"{row['tokens_per_step'][way]:.2f}" for way in ("plain_same_engine", "accelerated", "ideal_runs")]
+        ratios.insert(1, f"{exact['plain_s'] / exact['accelerated_s']:.2f}")
+        named = [row["app"].replace("/", ", "), str(row["answer_tokens"]), f"{row['copied']:.0%}"]
+        rows.append("| " + " | ".join([*named, *seconds, *ratios, *steps]) + " |")
+    return "\n".join(rows)
 
 
 def real_engines() -> str:
@@ -368,6 +400,34 @@ def routing() -> str:
     return "\n".join(rows)
 
 
+def simulator() -> str:
+    """The table of the committed run of benchmarks.simulator."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "simulator.json").read_text())
+    rows = [
+        "| app, accelerated | queries/s | mean, s: wall clock | simulated | p95, s: wall clock | simulated |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for case in found["cases"]:
+        times = [f"{case[way][key]:.2f}" for key in ("mean", "p95") for way in ("wall", "simulated")]
+        rows.append(f"| {case['app']} | {case['rate']:g} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
+def policies() -> str:
+    """The table of the committed run of benchmarks.policies."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "policies.json").read_text())
+    rows = [
+        "| queries/s | policy | mean, s | p99, s | in time | mean, times topology-aware |",
+        "|--:|---|--:|--:|--:|--:|",
+    ]
+    for case in found["cases"]:
+        low, high = case["mean_ratio"]["interval"]
+        ratio = f"{case['mean_ratio']['median']:.2f} ({low:.2f} to {high:.2f})"
+        figures = f"{case['mean']:.1f} | {case['p99']:.1f} | {case['within_slo']:.0%} | {ratio}"
+        rows.append(f"| {case['rate']:g} | {case['policy']} | {figures} |")
+    return "\n".join(rows)
+
+
 def ray_overhead() -> str:
     """The table of the committed run of benchmarks.ray_overhead."""
     found = json.loads((ROOT / "benchmarks" / "results" / "ray_overhead.json").read_text())
@@ -398,6 +458,19 @@ def memory() -> str:
         resident = found[name]["resident_mib"]
         times = [f"{resident[key]:.1f} MiB" for key in ("after_warm_up", "end")]
         rows.append(f"| {said.format(count=found[name]['count'])} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
+def five_apps() -> str:
+    """The table of the committed run of benchmarks.apps: how many times as long each baseline takes."""
+    apps = json.loads((ROOT / "benchmarks" / "results" / "apps.json").read_text())["apps"]
+    schemes = list(dict.fromkeys(name for app in apps.values() for name in app["speedup_low"]))
+    rows = [f"| application | accelerated, s | {' | '.join(schemes)} |", "|---|--:|" + "--:|" * len(schemes)]
+    for name, app in apps.items():
+        found = [app["speedup_low"].get(scheme) for scheme in schemes]
+        ratios = ["" if one is None else f"{one['median']:.2f}" for one in found]
+        seconds = f"{app['seconds']['accelerated']['median']:.2f}"
+        rows.append(f"| {name.replace('_', ' ')} | {seconds} | {' | '.join(ratios)} |")
     return "\n".join(rows)
 
 
@@ -437,7 +510,17 @@ def demo_diff() -> str:
     return fenced("\n".join(sign + line.removeprefix("    ") for sign, line in lines), "diff")
 
 
+def simulated() -> str:
+    """What the command of docs/simulation.md prints."""
+    said = io.StringIO()
+    app, pool = "examples.capacity.app:support_desk", str(Path(__file__).parents[2] / "examples/capacity/pool.yaml")
+    with contextlib.redirect_stdout(said):
+        main(["simulate", pool, "--app", app, "--rate", "0.5,1,2", "--queries", "30"])
+    return said.getvalue().rstrip()
+
+
 GENERATED: dict[str, Callable[[], str]] = {
+    "simulate": lambda: fenced(simulated()),
     "the demo's diff": demo_diff,
     **{name: (lambda name=name: fenced(life()[name])) for name in ("report", "p-graph", "e-graph", "timeline")},  # type: ignore[misc]
     "graph": lambda: fenced(life_of_a_graph()["graph"], "py"),
@@ -447,6 +530,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     },
     "prune-dependencies": lambda: fenced(rewrite(PruneDependencies(), titles())),
     "stage-decomposition": lambda: fenced(rewrite(StageDecomposition(), upload())),
+    "provisional-answers": lambda: fenced(rewrite(ProvisionalAnswers(), reranked())),
     "prefilling-split": lambda: fenced(rewrite(PrefillingSplit(), answer())),
     "decoding-pipelining": lambda: fenced(rewrite(DecodingPipelining(), questions())),
     "graph events": lambda: table(
@@ -483,6 +567,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "engine instructions": lambda: table(E.RunBatch, E.CancelRunning, E.Dropped, E.Reject),
     "states": lambda: fenced(states()),
     "results": results,
+    "copied": copied,
     "real engines": real_engines,
     "real engines table": real_engines_table,
     "overhead": overhead,
@@ -491,9 +576,12 @@ GENERATED: dict[str, Callable[[], str]] = {
     "llamaindex patterns, own models": lambda: llamaindex_patterns("llamaindex_patterns_own"),
     "stock real": stock_real,
     "routing": routing,
+    "policies": policies,
+    "simulator": simulator,
     "ray overhead": ray_overhead,
     "memory": memory,
     "neighbours": neighbours,
+    "five apps": five_apps,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))

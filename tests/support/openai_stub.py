@@ -20,6 +20,8 @@ class Stub:
     """Path and body of every request but those by which an engine looks around."""
     headers: list[dict[str, str]] = field(default_factory=list)
     """Theirs."""
+    kind: str = "stub"
+    """What it says that it is."""
     go: threading.Event = field(default_factory=threading.Event)
     """What is said with the word `slowly` waits for it."""
 
@@ -46,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
     def do_GET(self) -> None:
-        self._json(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "stub"}]})
+        self._json(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": self.stub.kind}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

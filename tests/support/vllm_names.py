@@ -75,7 +75,7 @@ def _events() -> dict[str, Any]:
 
 
 def _stats() -> dict[str, Any]:
-    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.metrics.stats import RequestStateStats, SchedulerStats
 
     told: list[float] = []
     [logger] = stats.kv_use_loggers(told.append)
@@ -83,7 +83,8 @@ def _stats() -> dict[str, Any]:
     made.record(SchedulerStats(kv_cache_usage=0.25), None, engine_idx=0)
     made.record(None, None)
     made.log_engine_initialized()
-    return {"kv_use": told}
+    output = type("Output", (), {"metrics": RequestStateStats(num_preemptions=3)})()
+    return {"kv_use": told, "preemptions": [stats.preemptions(output), stats.preemptions(object())]}
 
 
 def _request(name: str, query: str, depth: int, priority: int) -> Any:
@@ -118,6 +119,44 @@ def _scheduler() -> dict[str, Any]:
     }
 
 
+def _in_short() -> list[Any]:
+    """Of steps without and with a drafted token: what vLLM says of them, and what we say; and what it samples with."""
+    from types import SimpleNamespace
+
+    import numpy as np
+    import torch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    numbers = np.arange(64, dtype=np.int32)
+    runner: Any = SimpleNamespace(device="cpu", use_async_scheduling=False)
+    runner._arange_scratch, runner.arange_np = numbers.copy(), numbers
+    runner.input_ids = SimpleNamespace(gpu=torch.arange(64, dtype=torch.int32))
+    for name in ("_get_cumsum_and_arange", "_calc_spec_decode_metadata"):
+        setattr(runner, name, getattr(GPUModelRunner, name).__get__(runner))
+    runner._sample = lambda logits, metadata: metadata
+    theirs = runner._calc_spec_decode_metadata
+    drafts.attach(SimpleNamespace(model_runner=_runner_of(runner)))
+    steps = [([0, 0, 0], [1, 5, 6]), ([0, 2, 0], [1, 4, 5])]
+    same, sampled = [], []
+    for drafted, scheduled in steps:
+        given = np.array(drafted, dtype=np.int32), np.array(scheduled, dtype=np.int32)
+        one, other = theirs(*given), runner._calc_spec_decode_metadata(*given)
+        same.append(
+            all(torch.equal(torch.as_tensor(a), torch.as_tensor(getattr(other, n))) for n, a in vars(one).items())
+        )
+        sampled.append(runner._sample(None, other) is None)
+    return [same, sampled]
+
+
+def _runner_of(runner: Any) -> Any:
+    """With what `attach` looks for."""
+    from types import SimpleNamespace
+
+    runner.requests, runner.input_batch = {}, SimpleNamespace(req_ids=[])
+    runner.drafter = SimpleNamespace(attach=lambda seen: None)
+    return runner
+
+
 def _drafts() -> dict[str, Any]:
     """Drafts of a row, of none, and in a step without a token; the shim against vLLM's own where that is right."""
     import torch
@@ -137,10 +176,26 @@ def _drafts() -> dict[str, Any]:
     return {
         "drafts": [drafts.drafted_tokens(config), drafts.longest(config), config.speculative_config.method],
         "drafts made": type(create_proposer(config)).__name__,
+        "in short": _in_short(),
+        "encoded": _encoded(config),
         "verified": [drafts.verified(type("Output", (), {"spec_decode_metrics": one})()) for one in (told, None)],
         "expanded": expanded,
         "no token": rejection_sampler.apply_sampling_constraints(nothing, counts, None) is nothing,
     }
+
+
+def _encoded(config: Any) -> list[Any]:
+    """A text by the shim, by the tokenizer itself, and what is said where vLLM has none."""
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(str(llama.make())).encode("a text", add_special_tokens=False)
+    found = list(drafts.encoder(config)("a text"))
+    config.model_config.skip_tokenizer_init = True
+    try:
+        drafts.encoder(config)
+    except ValueError as none:
+        return [found, own, str(none)]
+    return []
 
 
 def create_proposer(config: Any) -> Any:

@@ -20,6 +20,7 @@ from langchain_core.outputs import ChatGeneration, Generation
 from teola_plugin.graph import Attributes, Component, PromptPart, Ref, Role, named, on_loop, runs_on_loop, simple
 from teola_plugin.tracer.draft import DERIVED, Call, Draft, Names, may_raise
 from teola_plugin.tracer.langchain.classes import changed
+from teola_plugin.tracer.langchain.labels import labels_of
 from teola_plugin.tracer.leaf import (
     EmbeddingLeaf,
     GenerationLeaf,
@@ -28,6 +29,7 @@ from teola_plugin.tracer.leaf import (
     RerankingLeaf,
     RetrievalLeaf,
     StoreLeaf,
+    TextSearchLeaf,
     WrappedLeaf,
 )
 from teola_plugin.tracer.purity.purity import size
@@ -71,6 +73,8 @@ def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str
         raise NotUnderstood("is called with a dictionary or a prompt, which it does not take")
     if isinstance(leaf, RetrievalLeaf):
         return _retrieval(draft, leaf, value, name("retrieve"), scope)
+    if isinstance(leaf, TextSearchLeaf):
+        return _text_search(draft, leaf, value, name("search"), scope)
     if isinstance(leaf, StoreLeaf):
         return _store(draft, leaf, value, name("retrieve"), scope)
     if isinstance(leaf, IndexingLeaf):
@@ -102,7 +106,7 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
         prompt=parts,
         expected=leaf.expected,
         scope=scope,
-        attributes=Attributes(items=leaf.items),
+        attributes=Attributes(items=leaf.items, forms=leaf.forms),
     )
     made = draft.add(component, payload)
     draft.lists[f"{name}.message"] = ""
@@ -150,6 +154,14 @@ def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, wanted: str, scope
         attributes=Attributes(collection=leaf.collection, k=leaf.k, filter=leaf.filter),
     )
     hits = draft.add(component)
+    documents = _as(leaf.documents, lambda hits: leaf.documents(hits))
+    return draft.call(f"{name}.documents", documents, scope, hits=hits)
+
+
+def _text_search(draft: Draft, leaf: TextSearchLeaf, query: Ref, wanted: str, scope: Names) -> Ref:
+    name = draft.name(wanted, "documents")
+    said = Attributes(k=leaf.k)
+    hits = draft.add(Component(name, Role.SEARCHING, named(query=query), leaf.engine, scope=scope, attributes=said))
     documents = _as(leaf.documents, lambda hits: leaf.documents(hits))
     return draft.call(f"{name}.documents", documents, scope, hits=hits)
 
@@ -219,6 +231,9 @@ def lower_parser(
     draft: Draft, parser: BaseOutputParser[Any], value: Value, name: Callable[[str], str], scope: Names
 ) -> Ref:
     """A CALL of the parser's own code, without events. Raises `NotUnderstood` for one that is not known to be pure."""
+    value = simplest(value)
+    if isinstance(value, Ref) and (labels := labels_of(parser)):
+        draft.labels[value.producer] = labels
     named = _BY_NAME.get(f"{type(parser).__module__}.{type(parser).__qualname__}")
     known: tuple[type, str] | None = None if named is None else (type(parser), named)
     known = known or next(((cls, kind) for cls, kind in PARSERS if isinstance(parser, cls)), None)
@@ -226,7 +241,6 @@ def lower_parser(
         raise NotUnderstood(f"{type(parser).__name__} is not known to be pure")
     if other := changed(parser, known[0]):
         raise NotUnderstood(f"{other} overrides how the text is parsed")
-    value = simplest(value)
     if not isinstance(value, Ref):
         raise NotUnderstood("parses a dictionary or a prompt, which it does not take")
     wanted = draft.name(name("parse"))

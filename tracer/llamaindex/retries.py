@@ -62,7 +62,8 @@ def _judged(walk: Walk, judge: Any, query: Ref, text: Ref, sources: Ref, path: s
         parts = walk.parts(RelevancyEvaluatorParts, judge)
         asked = walk.call(f"{name}.asked", _question, query=query, text=text)
         reader = _reader(parts.llm, text_qa_template=parts.eval_template, refine_template=parts.refine_template)
-        verdict = _from(walk, reader, asked, sources, path, name)
+        with walk.answered_with("YES", "NO"):
+            verdict = _from(walk, reader, asked, sources, path, name)
         found = walk.call(f"{name}.bad", lambda verdict: "yes" not in verdict.lower(), verdict=verdict)
     return found
 

@@ -9,7 +9,8 @@ from llama_index.core.base.base_selector import BaseSelector
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
 
-from teola_plugin.graph import Ref
+from teola_plugin.graph import DraftText, Ref
+from teola_plugin.requests.draft_texts import forms_of_questions
 from teola_plugin.shims.llamaindex.queries import (
     LLMQuestionGeneratorParts,
     LLMSelectorParts,
@@ -50,9 +51,10 @@ def questions(walk: Walk, generator: Any, tools: Sequence[Any], query: Ref, path
         def generate(llm: Any, given: Given) -> list[dict[str, str]]:
             return generated_questions(generator, llm, prompt, tools, given["query"])
 
-        made = walk.ask("questions", pool_llm(parts.llm), generate, {"query": query}, items="json")
+        made = walk.ask("questions", pool_llm(parts.llm), generate, {"query": query}, items="json", forms=_FORMS)
     return made
 
 
+_FORMS = tuple(DraftText("the form of its list", text=form) for form in forms_of_questions())
 _SELECTORS: dict[type, Callable[..., Any]] = {LLMSingleSelector: selected, LLMMultiSelector: selected}
 _GENERATORS: dict[type, Callable[..., Any]] = {LLMQuestionGenerator: questions}

@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llama_index.core.indices.prompt_helper import PromptHelper
-from llama_index.core.prompts.prompt_utils import get_biggest_prompt
 from llama_index.core.response_synthesizers import (
     Accumulate,
     BaseSynthesizer,
-    CompactAndRefine,
     Generation,
     Refine,
     SimpleSummarize,
     TreeSummarize,
 )
-from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
-from llama_index.core.response_synthesizers.context_only import ContextOnly
-from llama_index.core.response_synthesizers.no_text import NoText
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from teola_plugin.graph import CARRY, ITEM, Ref, Role, Slice, named
-from teola_plugin.shims.llamaindex.copies import own_helper
 from teola_plugin.shims.llamaindex.synthesizers import (
     AccumulateParts,
     CompactAndRefineParts,
@@ -31,28 +24,23 @@ from teola_plugin.shims.llamaindex.synthesizers import (
     SimpleSummarizeParts,
     SynthesizerParts,
     TreeSummarizeParts,
-    accumulating,
-    chunk_arguments,
-    compact_chunks,
-    joined_answers,
     response,
-    separator,
 )
-from teola_plugin.tracer.llamaindex.classes import changed, own_prompt, rule_for
+from teola_plugin.tracer.llamaindex.classes import own_prompt
+from teola_plugin.tracer.llamaindex.synthesis import EMPTY, Accumulating, Refining, helper_of, rule_and_parts
 from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Given = Mapping[str, Any]
 QUERY = Ref("$query")
 """The query's text inside the body of a holder."""
-EMPTY = "Empty Response"
 
 
 def synthesize(walk: Walk, synth: BaseSynthesizer, query: Ref, nodes: Value, path: str, name: str) -> Value:
     """`str(response)` for a query and its nodes."""
     made: Value = None
     with walk.noting(path, synth):
-        lower, kind = rule_for(synth, _RULES)
+        lower, kind = rule_and_parts(synth, _RULES)
         parts = walk.parts(kind, synth)
         if parts.multimodal:
             raise NotUnderstood("answers from images, too")
@@ -72,7 +60,7 @@ def texts_of(nodes: Sequence[NodeWithScore]) -> list[str]:
 
 def tree(walk: Walk, parts: TreeSummarizeParts, query: Ref, texts: Ref, name: str) -> Ref:
     """`get_response`: the texts are packed and summarised, and so are the summaries, until one is left."""
-    llm, template, helper = _llm(parts), own_prompt(parts.summary_template), _helper(parts)
+    llm, template, helper = _llm(parts), own_prompt(parts.summary_template), helper_of(parts)
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
         packed: list[str] = helper.repack(template.partial_format(query_str=query), text_chunks=texts, llm=llm)
@@ -107,14 +95,6 @@ def _llm(parts: SynthesizerParts) -> Any:
     return pool_llm(parts.llm)
 
 
-def _helper(parts: SynthesizerParts) -> Any:
-    """What packs its chunks, by its own tokenizer."""
-    helper = parts.prompt_helper
-    if changed(helper, PromptHelper):
-        raise NotUnderstood(f"a {type(helper).__name__} packs its chunks")
-    return own_helper(helper)
-
-
 def _tree(walk: Walk, synth: TreeSummarize, parts: TreeSummarizeParts, query: Ref, nodes: Ref, name: str) -> Ref:
     _llm(parts)
     return tree(walk, parts, query, walk.call(f"{name}.texts", texts_of, nodes=nodes), name)
@@ -123,25 +103,16 @@ def _tree(walk: Walk, synth: TreeSummarize, parts: TreeSummarizeParts, query: Re
 def _refine(walk: Walk, synth: Refine, parts: RefineParts, query: Ref, nodes: Ref, name: str) -> Ref:
     """The first chunk is answered from; every other one refines the answer."""
     llm = _llm(parts)
-    if parts.structured_answer_filtering or not parts.default_program:
-        raise NotUnderstood("a program decides whether an answer counts")
-    qa, refine, helper = own_prompt(parts.text_qa_template), own_prompt(parts.refine_template), _helper(parts)
+    made = Refining.of(synth, parts, helper_of(parts))
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
-        if isinstance(synth, CompactAndRefine):
-            own = {"text_qa_template": qa, "refine_template": refine, "prompt_helper": helper}
-            texts = compact_chunks(synth, query, texts, **own)
-        largest, padding = get_biggest_prompt([qa, refine]), parts.response_padding_size
-        return [part for text in texts for part in helper.repack(largest, [text], llm=llm, padding=padding)]
+        return made.packed(query, texts, llm)
 
     def answer(llm: Any, given: Given) -> str:
-        return str(llm.predict(qa.partial_format(query_str=given["query"]), context_str=given["chunk"]))
+        return str(llm.predict(made.qa.partial_format(query_str=given["query"]), context_str=given["chunk"]))
 
     def better(llm: Any, given: Given) -> Any:
-        if not given["answer"]:
-            raise NotUnderstood("an empty answer is not refined")
-        template = refine.partial_format(query_str=given["query"], existing_answer=given["answer"])
-        [chunk] = helper.repack(template, [given["chunk"]], llm=llm)  # where it is too long, the plain code goes on
+        template, chunk = made.better(given["query"], given["answer"], given["chunk"], llm)
         return llm.predict(template, context_msg=chunk)
 
     texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
@@ -160,29 +131,24 @@ def _accumulate(walk: Walk, synth: Accumulate, parts: AccumulateParts, query: Re
     llm = _llm(parts)
     if parts.streaming:
         raise NotUnderstood("it cannot stream, and says so")
-    qa, helper = own_prompt(parts.text_qa_template), _helper(parts)
-    own, between = accumulating(synth, qa), separator(synth)
-    compact = isinstance(synth, CompactAndAccumulate)
+    made = Accumulating.of(synth, parts, helper_of(parts))
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
-        template = qa.partial_format(query_str=query)
-        texts = helper.repack(template, texts, llm=llm) if compact else texts
-        return [part for text in texts for part in helper.repack(template, [text], llm=llm)]
+        return made.packed(query, texts, llm)
 
     def answer(llm: Any, given: Given) -> str:
-        template = qa.partial_format(query_str=given["query"])
-        return str(llm.predict(template, **chunk_arguments(own, given["chunk"])))
+        return str(llm.predict(made.asked(given["query"]), **made.arguments(given["chunk"])))
 
     texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
     chunks = walk.call(f"{name}.chunks", pack, query=query, texts=texts)
     body = walk.body()
     one = body.ask(f"{name}.answer", llm, answer, {"query": QUERY, "chunk": Ref(ITEM)}, value=_text)
     answers = walk.hold(f"{name}.answers", Role.MAP, named(items=chunks, query=query), body, one)
-    return walk.call(name, lambda answers: joined_answers(own, answers, between), answers=answers)
+    return walk.call(name, made.joined, answers=answers)
 
 
 def _simple(walk: Walk, synth: SimpleSummarize, parts: SimpleSummarizeParts, query: Ref, nodes: Ref, name: str) -> Ref:
-    llm, qa, helper = _llm(parts), own_prompt(parts.text_qa_template), _helper(parts)
+    llm, qa, helper = _llm(parts), own_prompt(parts.text_qa_template), helper_of(parts)
 
     def answer(llm: Any, given: Given) -> Any:
         own = {"llm": llm, "text_qa_template": qa, "prompt_helper": helper}
@@ -218,14 +184,12 @@ def _context_only(
     return walk.call(name, answer, query=query, nodes=nodes)
 
 
-_RULES: dict[type, tuple[Callable[..., Ref], type[SynthesizerParts]]] = {
-    CompactAndRefine: (_refine, CompactAndRefineParts),
-    Refine: (_refine, RefineParts),
-    CompactAndAccumulate: (_accumulate, AccumulateParts),
-    Accumulate: (_accumulate, AccumulateParts),
-    TreeSummarize: (_tree, TreeSummarizeParts),
-    SimpleSummarize: (_simple, SimpleSummarizeParts),
-    Generation: (_generation, GenerationParts),
-    NoText: (_context_only, SynthesizerParts),
-    ContextOnly: (_context_only, SynthesizerParts),
+_RULES: dict[type[SynthesizerParts], Callable[..., Ref]] = {
+    CompactAndRefineParts: _refine,
+    RefineParts: _refine,
+    AccumulateParts: _accumulate,
+    TreeSummarizeParts: _tree,
+    SimpleSummarizeParts: _simple,
+    GenerationParts: _generation,
+    SynthesizerParts: _context_only,
 }

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from teola_plugin.graph import Attributes, Component, Ref, Role
+from teola_plugin.graph import Attributes, Component, DraftText, Ref, Role
 from teola_plugin.graph.refs import Inputs
 from teola_plugin.shims.llamaindex.records import Parts
 from teola_plugin.tracer.draft import DERIVED, Draft, Names
+from teola_plugin.tracer.label_outputs import label_forms
 from teola_plugin.tracer.llamaindex import classes, dry_run
 from teola_plugin.tracer.llamaindex.guards import AttributeGuard, Guard, guards_of
 from teola_plugin.tracer.report import Level, TraceNode
@@ -53,9 +54,11 @@ class Walk:
     lowered: set[int] = field(default_factory=set)
     """Ids of the engines and retrievers that the graph does the work of, wherever they are called."""
     scope: Names = ()
+    forms: tuple[DraftText, ...] = ()
+    """What all that is asked for may be answered with, where a reader understands nothing else."""
 
     def body(self) -> Walk:
-        return Walk(self.draft.body(), self.guards, self.guarded, self.lowered, self.scope)
+        return Walk(self.draft.body(), self.guards, self.guarded, self.lowered, self.scope, self.forms)
 
     # ------------------------------------------------------------ guards, and the report
 
@@ -133,11 +136,12 @@ class Walk:
         blanks: dry_run.Blanks | None = None,
         items: str = "",
         expected: int | None = None,
+        forms: tuple[DraftText, ...] = (),
     ) -> Ref:
         """One call of a pool-backed LLM by `run`, the framework's code; the ref of what `run` returns.
 
         `value` says that of the LLM's text and the inputs, where it takes less than running `run` again. `items` says
-        how the text spells the list that `run` returns, `expected` how many there are.
+        how the text spells the list that `run` returns, `expected` how many there are; `forms`: see `Attributes`.
         """
         names, blanks = tuple(inputs), blanks or {}
         name = self.name(wanted, *DERIVED, "parsed")
@@ -149,7 +153,7 @@ class Walk:
             prompt=dry_run.parts(llm, run, names, blanks),
             expected=expected,
             scope=self.scope,
-            attributes=Attributes(items=items),
+            attributes=Attributes(items=items, forms=forms or self.forms),
         )
         made = self.draft.add(component, lambda given: dry_run.captured(llm, run, given, blanks, names))
         if items:
@@ -161,6 +165,15 @@ class Walk:
             return dry_run.replayed(llm, run, given, [generation])
 
         return self.draft.call(f"{name}.parsed", parsed, self.scope, generation=made, **inputs)
+
+    @contextmanager
+    def answered_with(self, *labels: str) -> Iterator[None]:
+        """What is asked for in the body is read by what understands only these answers."""
+        before, self.forms = self.forms, label_forms(labels)
+        try:
+            yield
+        finally:
+            self.forms = before
 
     def hold(self, wanted: str, role: Role, inputs: Inputs, body: Walk, output: Ref, **more: Any) -> Ref:
         """A component that holds the body's template."""

@@ -23,15 +23,8 @@ from langchain_core.runnables import RunnableConfig
 
 from teola_plugin.adapters.langchain.own_models import replay
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit, Permit
-from teola_plugin.adapters.langchain.own_models.leaf_calls import (
-    CallSite,
-    LeafCall,
-    Outcome,
-    State,
-    aoutcome_of,
-    outcome_of,
-    told_of,
-)
+from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite, LeafCall, told_of
+from teola_plugin.adapters.own_calls import Outcome, State, aoutcome_of, outcome_of
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 from teola_plugin.runtime.context import current_call, current_place
 from teola_plugin.runtime.forks import in_child

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from langchain_core.retrievers import BaseRetriever
@@ -15,7 +14,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.replay import EventLog
-from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
+from teola_plugin.adapters.own_calls import Outcome, State
+from teola_plugin.adapters.snapshots import exactly, snapshot
 from teola_plugin.observe.spans import GENERATION
 from teola_plugin.observe.waits import OwnCall
 
@@ -42,34 +42,6 @@ class CallSite:
     @property
     def tags(self) -> list[str]:
         return list(getattr(self.leaf, "tags", None) or [])
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a call gave; the user's own exception is a value here."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-    def get(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-    def copied(self) -> Outcome:
-        """The same, with a value that nobody else has; an error where it cannot be copied."""
-        try:
-            return Outcome(snapshot(self.value), self.error)
-        except NotCopied as error:
-            return Outcome(error=error)
-
-
-class State(Enum):
-    WAITING = "waiting"
-    """The graph wants it; nobody has made it yet."""
-    EARLY = "early"
-    PLAIN = "plain"
-    DROPPED = "dropped"
 
 
 @dataclass(slots=True, eq=False)
@@ -115,19 +87,3 @@ def told_of(site: CallSite) -> OwnCall:
     """What the trace is to say of a call there."""
     kind = "SEARCHING" if isinstance(site.leaf, BaseRetriever) else GENERATION
     return OwnCall(type(site.leaf).__name__, kind, "wrapped")
-
-
-def outcome_of(make: Callable[[], Any]) -> Outcome:
-    """What the call gives or raises."""
-    try:
-        return Outcome(make())
-    except BaseException as error:
-        return Outcome(error=error)
-
-
-async def aoutcome_of(made: Awaitable[Any]) -> Outcome:
-    """`outcome_of` in a loop; being cancelled is an outcome too."""
-    try:
-        return Outcome(await made)
-    except BaseException as error:
-        return Outcome(error=error)

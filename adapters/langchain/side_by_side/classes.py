@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from langchain_core.language_models import BaseLanguageModel
+
 from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.langchain.equivalent_parts import is_from
 
@@ -58,6 +60,18 @@ def parts_of(node: Any) -> list[Any]:
         return []
     held = [getattr(node, field) for field in FIELDS.get(name, ())]
     return [part for one in held for part in (one if isinstance(one, list) else [one])]
+
+
+def calls_of(node: Any) -> list[Any]:
+    """The parts that a known composite calls one after the other, for a sync caller, though it knows with what."""
+    name = name_of(node)
+    if name == MULTI_QUERY:
+        return [node.retriever]
+    if name in (ENSEMBLE, MERGER):
+        return list(node.retrievers)
+    if name == EXTRACTOR:
+        return [node.llm_chain] if asks_as_usual(node) else []
+    return [node.llm] if name == LLM_CHAIN and isinstance(node.llm, BaseLanguageModel) else []
 
 
 def asks_as_usual(node: Any) -> bool:

@@ -13,9 +13,9 @@ from langchain_core.runnables.config import ensure_config
 
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.own_models import replay
-from teola_plugin.adapters.langchain.own_models.leaf_calls import Outcome, aoutcome_of
 from teola_plugin.adapters.langchain.side_by_side.prompts import like, moved
 from teola_plugin.adapters.langchain.side_by_side.siblings import may_begin
+from teola_plugin.adapters.own_calls import Outcome, aoutcome_of
 from teola_plugin.runtime.context import current_run
 
 

@@ -11,8 +11,9 @@ from langchain_core.runnables.config import ensure_config
 
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.own_models import replay
-from teola_plugin.adapters.langchain.own_models.leaf_calls import LeafCall, Outcome, outcome_of
+from teola_plugin.adapters.langchain.own_models.leaf_calls import LeafCall
 from teola_plugin.adapters.langchain.side_by_side.siblings import Siblings, begin_by
+from teola_plugin.adapters.own_calls import Outcome, outcome_of
 
 
 class PromptCalls:

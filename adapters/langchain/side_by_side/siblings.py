@@ -20,9 +20,10 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from teola_plugin.adapters.langchain.own_models import replay
-from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite, LeafCall, Outcome, State, outcome_of
+from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite, LeafCall
 from teola_plugin.adapters.langchain.own_models.routed import ClaimingLeaf
 from teola_plugin.adapters.langchain.side_by_side.workers import workers
+from teola_plugin.adapters.own_calls import Outcome, State, outcome_of
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 from teola_plugin.runtime.context import current_run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,24 @@ class Threads:
             return self.safety.told_of(node.vectorstore) or self.safety.allows(node.vectorstore, STORES)
         parts = classes.parts_of(node)
         return bool(parts) and all(self._part(one) for one in parts)
+
+    def unnamed(self, part: Any) -> tuple[Any, ...]:
+        """What `concurrent=` would have to name for `allow(part)`; empty where it holds already, or cannot."""
+        found = () if self.allow(part) else tuple(self._blocking(part))
+        return found if found and Threads(ThreadSafety((*self.safety.told, *found))).allow(part) else ()
+
+    def _blocking(self, part: Any) -> Iterator[Any]:
+        if isinstance(part, VectorStoreRetriever) and self.safety.allows(part.vectorstore, STORES):
+            yield part.vectorstore.embeddings
+        elif isinstance(part, VectorStoreRetriever):
+            yield part.vectorstore
+        elif below := classes.parts_of(part):
+            yield from (one for each in below if not self._part(each) for one in self._blocking(each))
+        elif isinstance(part, Runnable) and not isinstance(part, BaseRetriever | BaseLanguageModel):
+            leaves = (site.leaf for site in sites_of(part, mapped=True).values())
+            yield from (one for leaf in leaves if not self.allow(leaf) for one in self._blocking(leaf))
+        else:
+            yield part
 
     def _store(self, store: Any) -> bool:
         return self.safety.told_of(store) or (

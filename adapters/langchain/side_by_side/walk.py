@@ -46,7 +46,7 @@ class _Walk:
         before = {field: getattr(node, field) for field in classes.FIELDS[name]}
         made = {field: self._field(value) for field, value in before.items()}
         new = {field: value for field, value in made.items() if value is not before[field]}
-        allowed = self._allowed(name, node)
+        allowed = tuple(self._threads.allow(one) for one in classes.calls_of(node))
         if PARTS in vars(node) or not (new or any(allowed)):
             return node
         mixin = BY_NAME[name] if any(allowed) else Composite
@@ -61,15 +61,3 @@ class _Walk:
             return self.visit(value)
         made = [self.visit(one) for one in value]
         return value if all(a is b for a, b in zip(made, value, strict=True)) else made
-
-    def _allowed(self, name: str, node: Any) -> tuple[bool, ...]:
-        """Of the parts that it calls one after the other: which of them several threads may call."""
-        if name == classes.MULTI_QUERY:
-            return (self._threads.allow(node.retriever),)
-        if name in (classes.ENSEMBLE, classes.MERGER):
-            return tuple(self._threads.allow(one) for one in node.retrievers)
-        if name == classes.EXTRACTOR:
-            return (classes.asks_as_usual(node) and self._threads.allow(node.llm_chain),)
-        if name == classes.LLM_CHAIN:
-            return (self._threads.model(node.llm),)
-        return ()

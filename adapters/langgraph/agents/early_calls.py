@@ -21,9 +21,9 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from teola_plugin.adapters.langchain.own_models import replay
-from teola_plugin.adapters.langchain.own_models.leaf_calls import Outcome, aoutcome_of, outcome_of
 from teola_plugin.adapters.langgraph.agents.arguments import Given
 from teola_plugin.adapters.langgraph.agents.unheard import BodyLog, Found, NeedsItsPlace, Stop, apart, is_streamed
+from teola_plugin.adapters.own_calls import Outcome, aoutcome_of, outcome_of
 from teola_plugin.adapters.snapshots import exactly, snapshot
 from teola_plugin.observe.steps import OpenStep
 from teola_plugin.runtime.query_run import QueryRun

@@ -16,16 +16,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextvars import ContextVar, copy_context
 from typing import Any
 
-from teola_plugin.adapters.llamaindex.own_models.calls import (
-    Asked,
-    Call,
-    Outcome,
-    State,
-    Turns,
-    aoutcome_of,
-    outcome_of,
-)
+from teola_plugin.adapters.llamaindex.own_models.calls import Asked, Call, Turns
 from teola_plugin.adapters.llamaindex.own_models.permission import Permission
+from teola_plugin.adapters.own_calls import Outcome, State, aoutcome_of, outcome_of
 from teola_plugin.adapters.snapshots import NotCopied
 from teola_plugin.shims.llamaindex.own_calls import EMBED, SEARCH, AsksAnother, below
 from teola_plugin.tracer.symbols import NotUnderstood

@@ -4,42 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
+from teola_plugin.adapters.own_calls import Outcome, State
 from teola_plugin.adapters.snapshots import exactly, snapshot
 from teola_plugin.tracer.symbols import NotUnderstood
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a call gave; the user's own exception is a value here."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-    def get(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
 class Failed(Exception):
     """A call that is needed here has failed; the plain object sees the error itself, in its place."""
-
-
-class State(Enum):
-    WAITING = "waiting"
-    """Nobody has made it yet."""
-    EARLY = "early"
-    PLAIN = "plain"
-    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +100,6 @@ def shown(value: Any) -> Any:
 
 def _list(values: Any) -> Any:
     return None if values is None else list(values)
-
-
-def outcome_of(make: Callable[[], Any]) -> Outcome:
-    """What the call gives or raises."""
-    try:
-        return Outcome(make())
-    except BaseException as error:
-        return Outcome(error=error)
-
-
-async def aoutcome_of(made: Awaitable[Any]) -> Outcome:
-    """`outcome_of` in a loop; being cancelled is an outcome too."""
-    try:
-        return Outcome(await made)
-    except BaseException as error:
-        return Outcome(error=error)
 
 
 class Turns:

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from llama_index.core.indices.prompt_helper import PromptHelper
-from llama_index.core.prompts.prompt_utils import get_biggest_prompt
 from llama_index.core.response_synthesizers import (
     Accumulate,
     BaseSynthesizer,
-    CompactAndRefine,
     Generation,
     Refine,
     SimpleSummarize,
     TreeSummarize,
 )
-from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
-from llama_index.core.response_synthesizers.context_only import ContextOnly
-from llama_index.core.response_synthesizers.no_text import NoText
 
 from teola_plugin.adapters.llamaindex.own_models.ahead import Ahead, Plan
-from teola_plugin.shims.llamaindex.copies import counts_anywhere, own_helper
+from teola_plugin.shims.llamaindex.copies import counts_anywhere
 from teola_plugin.shims.llamaindex.engines import runs_in_loop
 from teola_plugin.shims.llamaindex.synthesizers import (
     AccumulateParts,
@@ -31,15 +25,10 @@ from teola_plugin.shims.llamaindex.synthesizers import (
     SimpleSummarizeParts,
     SynthesizerParts,
     TreeSummarizeParts,
-    accumulating,
-    chunk_arguments,
-    compact_chunks,
-    joined_answers,
     response,
-    separator,
 )
-from teola_plugin.tracer.llamaindex.classes import as_made, changed, own_prompt, rule_for
-from teola_plugin.tracer.llamaindex.synthesizers import EMPTY
+from teola_plugin.tracer.llamaindex.classes import as_made, own_prompt
+from teola_plugin.tracer.llamaindex.synthesis import EMPTY, Accumulating, Refining, helper_of, rule_and_parts
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Respond = Callable[[Ahead, str, Sequence[str]], Awaitable[str]]
@@ -49,7 +38,7 @@ Respond = Callable[[Ahead, str, Sequence[str]], Awaitable[str]]
 def responding(plan: Plan, synth: BaseSynthesizer) -> Respond:
     """`get_response` of a synthesizer. Raises `NotUnderstood`."""
     with as_made():
-        rule, kind = rule_for(synth, _RULES)
+        rule, kind = rule_and_parts(synth, _RULES)
         parts = kind.of(synth)
         if parts.multimodal or parts.streaming:
             raise NotUnderstood("it answers in pieces, or from images")
@@ -65,12 +54,11 @@ def _llm(plan: Plan, parts: SynthesizerParts) -> Any:
 
 
 def _helper(parts: SynthesizerParts) -> Any:
-    helper = parts.prompt_helper
-    if changed(helper, PromptHelper):
-        raise NotUnderstood(f"a {type(helper).__name__} packs its chunks")
-    if not counts_anywhere(helper):
+    """It counts tokens beside the plain object."""
+    made = helper_of(parts)
+    if not counts_anywhere(parts.prompt_helper):
         raise NotUnderstood("its tokenizer takes one call at a time")
-    return own_helper(helper)
+    return made
 
 
 def _asks(llm: Any, prompt: Any, arguments: dict[str, Any]) -> Callable[[Ahead], Awaitable[str]]:
@@ -79,18 +67,15 @@ def _asks(llm: Any, prompt: Any, arguments: dict[str, Any]) -> Callable[[Ahead],
 
 def _accumulate(plan: Plan, synth: Accumulate, parts: AccumulateParts) -> Respond:
     """Every chunk is answered from."""
-    llm, qa, helper = _llm(plan, parts), own_prompt(parts.text_qa_template), _helper(parts)
-    own, between, compact = accumulating(synth, qa), separator(synth), isinstance(synth, CompactAndAccumulate)
+    llm = _llm(plan, parts)
+    made = Accumulating.of(synth, parts, _helper(parts))
     in_loop = runs_in_loop(synth)
     plan.lists(in_loop)
 
     async def respond(ahead: Ahead, query: str, chunks: Sequence[str]) -> str:
-        template = qa.partial_format(query_str=query)
-        packed = helper.repack(template, list(chunks), llm=llm) if compact else chunks
-        parts = [part for chunk in packed for part in helper.repack(template, [chunk], llm=llm)]
         way = ahead.side_by_side() if in_loop else ahead
-        answers = await way.all([_asks(llm, template, chunk_arguments(own, part)) for part in parts])
-        return joined_answers(own, answers, between)
+        asked, packed = made.asked(query), made.packed(query, chunks, llm)
+        return made.joined(await way.all([_asks(llm, asked, made.arguments(chunk)) for chunk in packed]))
 
     return respond
 
@@ -116,30 +101,16 @@ def _tree(plan: Plan, synth: TreeSummarize, parts: TreeSummarizeParts) -> Respon
 def _refine(plan: Plan, synth: Refine, parts: RefineParts) -> Respond:
     """The first chunk is answered from; every other one refines the answer."""
     llm = _llm(plan, parts)
-    if parts.structured_answer_filtering or not parts.default_program:
-        raise NotUnderstood("a program decides whether an answer counts")
-    qa, refine, helper = own_prompt(parts.text_qa_template), own_prompt(parts.refine_template), _helper(parts)
-
-    def packed(query: str, texts: Sequence[str]) -> list[str]:
-        if isinstance(synth, CompactAndRefine):
-            own = {"text_qa_template": qa, "refine_template": refine, "prompt_helper": helper}
-            texts = compact_chunks(synth, query, list(texts), **own)
-        largest, padding = get_biggest_prompt([qa, refine]), parts.response_padding_size
-        return [part for text in texts for part in helper.repack(largest, [text], llm=llm, padding=padding)]
+    made = Refining.of(synth, parts, _helper(parts))
 
     async def respond(ahead: Ahead, query: str, chunks: Sequence[str]) -> str:
         if not ahead.goes_on:
             return ""  # each call needs the one before
-        first, *others = packed(query, chunks)
-        answer = await _asks(llm, qa.partial_format(query_str=query), {"context_str": first})(ahead)
+        first, *others = made.packed(query, chunks, llm)
+        answer = await _asks(llm, made.qa.partial_format(query_str=query), {"context_str": first})(ahead)
         for chunk in others:
-            if not answer:
-                raise NotUnderstood("an empty answer is not refined")
-            template = refine.partial_format(query_str=query, existing_answer=answer)
-            texts = helper.repack(template, [chunk], llm=llm)
-            if len(texts) != 1:
-                raise NotUnderstood("the chunk is too long beside the answer")
-            answer = await _asks(llm, template, {"context_msg": texts[0]})(ahead) or answer
+            template, text = made.better(query, answer, chunk, llm)
+            answer = await _asks(llm, template, {"context_msg": text})(ahead) or answer
         return answer or EMPTY
 
     return respond
@@ -178,14 +149,12 @@ def _context_only(plan: Plan, synth: BaseSynthesizer, parts: SynthesizerParts) -
     return respond
 
 
-_RULES: dict[type, tuple[Callable[..., Respond], type[SynthesizerParts]]] = {
-    CompactAndRefine: (_refine, CompactAndRefineParts),
-    Refine: (_refine, RefineParts),
-    CompactAndAccumulate: (_accumulate, AccumulateParts),
-    Accumulate: (_accumulate, AccumulateParts),
-    TreeSummarize: (_tree, TreeSummarizeParts),
-    SimpleSummarize: (_simple, SimpleSummarizeParts),
-    Generation: (_generation, GenerationParts),
-    NoText: (_context_only, SynthesizerParts),
-    ContextOnly: (_context_only, SynthesizerParts),
+_RULES: dict[type[SynthesizerParts], Callable[..., Respond]] = {
+    CompactAndRefineParts: _refine,
+    RefineParts: _refine,
+    AccumulateParts: _accumulate,
+    TreeSummarizeParts: _tree,
+    SimpleSummarizeParts: _simple,
+    GenerationParts: _generation,
+    SynthesizerParts: _context_only,
 }

@@ -64,10 +64,13 @@ class ApiServer:
 
 
 @contextmanager
-def api_server(model: str | Path, folder: Path, *, cores: str | None = None, wait: bool = True) -> Iterator[ApiServer]:
+def api_server(
+    model: str | Path, folder: Path, *, cores: str | None = None, wait: bool = True, flags: Sequence[str] = ()
+) -> Iterator[ApiServer]:
     """Started, and answering unless `wait` is off; afterwards no process of it is left. Its log stays in `folder`.
 
-    `cores`: those of the model on a machine without a GPU. Raises `EngineUnavailable` where it does not start.
+    `cores`: those of the model on a machine without a GPU; `flags`: more of vLLM's. Raises `EngineUnavailable` where it
+    does not start.
     """
     log = folder / "vllm-api-server.log"
     # Sockets are left behind by vLLM; their paths have to be short.
@@ -75,7 +78,7 @@ def api_server(model: str | Path, folder: Path, *, cores: str | None = None, wai
         with log.open("wb") as out, _kept_to(cores):
             environment = _environment(cores, sockets)
             process = subprocess.Popen(
-                _command(str(model), port), stdout=out, stderr=out, env=environment, start_new_session=True
+                [*_command(str(model), port), *flags], stdout=out, stderr=out, env=environment, start_new_session=True
             )
         server = ApiServer(f"http://127.0.0.1:{port}/v1", log, process)
         try:

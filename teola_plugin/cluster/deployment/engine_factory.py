@@ -77,6 +77,29 @@ def _openai(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     return OpenAIServer(name, base_url=spec["base_url"], model=spec["model"] or None, **spec["options"])
 
 
+def _websearch(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """`options`: `service` (searxng, brave or tavily) and the rest of `WebSearch`; the key is in the environment."""
+    from teola_plugin.engines.websearch import WebSearch
+
+    return WebSearch(name, base_url=spec["base_url"] or None, **spec["options"])
+
+
+def _fulltext(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """`options`: `documents` (the path of a JSONL file or a folder, there on every node) and the rest."""
+    from teola_plugin.engines.fulltext import FullTextSearch
+
+    return FullTextSearch(name, dsn=None if spec["dsn"] == "embedded" else spec["dsn"], **spec["options"])
+
+
+def _tools(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """`options`: `tools` (a list of `package.module:function`), `read_only` (their names) and the rest."""
+    from teola_plugin.engines.tools import ToolEngine
+
+    options = dict(spec["options"])
+    functions = [_imported(name, "tool", str(one)) for one in options.pop("tools")]
+    return ToolEngine(name, functions, **options)
+
+
 def _fake(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     """`options`: `like` (llm, embedder, reranker or store; by default the engine's name), `machine` (a profile of
     `engines.profiles`), `seconds` (every batch takes so long, instead), `die_after` (batches; once)."""
@@ -100,16 +123,20 @@ def _constant(profile: EngineProfile, seconds: float) -> EngineProfile:
 
 
 def _by_factory(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
-    module, _, attribute = str(spec["factory"]).partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"engine {name!r}: the factory {spec['factory']!r} cannot be imported: {error}.",
-            hint="write package.module:callable, importable on every node",
-        ) from error
+    factory = _imported(name, "factory", str(spec["factory"]))
     made: Engine = factory(name, **spec["options"])
     return made
+
+
+def _imported(engine: str, what: str, path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"engine {engine!r}: the {what} {path!r} cannot be imported: {error}.",
+            hint="write package.module:callable, importable on every node",
+        ) from error
 
 
 _MAKERS: dict[str, Callable[[str, Mapping[str, Any], str], Engine]] = {
@@ -118,5 +145,8 @@ _MAKERS: dict[str, Callable[[str, Mapping[str, Any], str], Engine]] = {
     "reranking": _reranking,
     "pgvector": _pgvector,
     "openai": _openai,
+    "websearch": _websearch,
+    "fulltext": _fulltext,
+    "tools": _tools,
     "fake": _fake,
 }

@@ -24,7 +24,7 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.engines.conformance.results import children, collect, ends, same, survives
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.graph.kinds import ENGINE_KINDS
+from teola_plugin.graph.kinds import SERVED_KINDS
 from teola_plugin.requests.payloads import Generation
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
@@ -78,7 +78,7 @@ class EngineConformance:
             async with self.running() as engine:
                 assert isinstance(engine, Engine), "a method of the protocol is missing"
                 assert isinstance(engine.name, str) and engine.name
-                assert engine.kinds and engine.kinds <= ENGINE_KINDS
+                assert engine.kinds and engine.kinds <= SERVED_KINDS
                 profile = engine.profile
                 assert isinstance(profile, EngineProfile)
                 assert profile.max_batch > 0 and profile.max_requests > 0 and profile.max_efficient_batch > 0
@@ -181,7 +181,7 @@ class EngineConformance:
     def test_a_request_of_another_kind_fails_alone(self) -> None:
         async def check() -> None:
             async with self.running() as engine:
-                foreign = sorted(ENGINE_KINDS - engine.kinds, key=lambda kind: kind.name)[0]
+                foreign = sorted(SERVED_KINDS - engine.kinds, key=lambda kind: kind.name)[0]
                 good = self._good(engine)
                 bad = _request(foreign, self.bad_payload(foreign))
                 self._fails_alone(await collect(engine, [bad, *good]), good, bad)

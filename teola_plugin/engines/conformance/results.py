@@ -24,14 +24,14 @@ async def collect(engine: Engine, batch: Sequence[Request]) -> list[Result]:
 
 
 def ends(found: Sequence[Result], batch: Sequence[Request]) -> dict[str, Done | Failed]:
-    """The end of each request of the batch; asserts that each has exactly one, with nothing after it."""
+    """The end of each request of the batch, in its order; asserts that each has exactly one, with nothing after it."""
     last: dict[str, Done | Failed] = {}
     for result in found:
         assert result.request_id not in last, f"{result.request_id} went on after its end"
         if isinstance(result, Done | Failed):
             last[result.request_id] = result
     assert last.keys() == {request.id for request in batch}, "not every request ended, or others did"
-    return last
+    return {request.id: last[request.id] for request in batch}
 
 
 def survives(result: Result, copy: Any) -> None:

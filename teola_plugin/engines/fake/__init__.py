@@ -7,15 +7,20 @@ machine's profile, to inject faults, and, in a `VirtualTimeLoop`, to simulate ho
 from teola_plugin.engines.fake.base import FakeEngine
 from teola_plugin.engines.fake.engines import FakeEmbedder, FakeReranker, bag_of_words, embed_words, fake_engines
 from teola_plugin.engines.fake.faults import Faults
-from teola_plugin.engines.fake.llm import FakeLLM, answer_words, split_tokens
+from teola_plugin.engines.fake.llm import Decoded, FakeLLM, answer_words
+from teola_plugin.engines.fake.outside import FakeTools, FakeWebSearch
 from teola_plugin.engines.fake.store import FakeStore
+from teola_plugin.engines.fake.tokens import split_tokens
 
 __all__ = [
+    "Decoded",
     "FakeEmbedder",
     "FakeEngine",
     "FakeLLM",
     "FakeReranker",
     "FakeStore",
+    "FakeTools",
+    "FakeWebSearch",
     "Faults",
     "answer_words",
     "bag_of_words",

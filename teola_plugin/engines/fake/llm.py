@@ -6,14 +6,18 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.base import EngineLoad
+from teola_plugin.engines.drafts.options import Drafts, drafts_of
 from teola_plugin.engines.fake.base import FakeEngine, Run
+from teola_plugin.engines.fake.drafting import DraftedSteps
 from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
 from teola_plugin.engines.fake.timeline import BLOCK, Job, Timeline
+from teola_plugin.engines.fake.tokens import split_tokens
 from teola_plugin.errors import EngineError, RequestTooLarge
 from teola_plugin.graph import LLM_KINDS, EngineProfile
 from teola_plugin.requests.payloads import Generate, Generation, Prompt, Sampling, Warmed, Warmup
@@ -23,12 +27,27 @@ from teola_plugin.requests.results import Done
 Answer = Callable[[Prompt, Sampling], str]
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Tokens written so far by requests that have ended, in how many steps, and what was drafted for them."""
+
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
 class FakeLLM(FakeEngine):
     """Continuous batching, a prefix cache, prefilling and decoding that slow each other: see `Timeline`.
 
     `answer` gives the text, cut at `sampling.max_tokens` tokens and at its stop strings. By default it is made of
     words that depend on the prompt and the sampling alone, or is JSON that follows `sampling.json_schema`.
     `cache_tokens` bounds the prefix cache (least recently used blocks go first).
+
+    `drafts`: `auto` verifies drafts where `profile.drafts` says of how many tokens, `off` none; options as a
+    `VllmEngine` takes them do it with any profile. They are looked up as a `VllmEngine`'s are, in the fake's own
+    tokens; accepted is what `answer` says anyway, so that texts are the same with any of these. A step lasts
+    `EngineProfile.step(drafted, batch)` seconds, or as without drafts where that was not measured.
     """
 
     kinds = LLM_KINDS
@@ -42,12 +61,22 @@ class FakeLLM(FakeEngine):
         *,
         faults: Faults = NO_FAULTS,
         cache_tokens: int = 65_536,
+        drafts: str | Mapping[str, Any] | Drafts = "auto",
     ) -> None:
-        super().__init__(name, profile or profiles.noop()["llm"], faults)
+        profile = profile or profiles.noop()["llm"]
+        options = _drafts(drafts, profile)
+        super().__init__(name, replace(profile, drafts=options.tokens if options is not None else 0), faults)
         self._answer = answer or default_answer
         self._cache = PrefixCache(cache_tokens // BLOCK if self._profile.prefix_caching else 0)
-        self._timeline = Timeline(self._profile, self.faults.slow, self._cache, self._finished)
+        self._drafts = None if options is None else DraftedSteps(options, self._profile)
+        self._timeline = Timeline(self._profile, self.faults.slow, self._cache, self._finished, self._drafts)
         self._jobs: dict[str, Job] = {}
+        self._decoded = Decoded()
+
+    @property
+    def decoded(self) -> Decoded:
+        """Since the start, or the last `reset`."""
+        return self._decoded
 
     def _work(self, run: Run) -> None:
         for request in list(run.pending.values()):
@@ -73,6 +102,8 @@ class FakeLLM(FakeEngine):
         if self._has_fault(request, run):
             job.pieces, job.faulty = job.pieces[: len(job.pieces) // 2], True
         job.hangs = self.faults.hits(self.faults.hang_on, request)
+        if self._drafts is not None:
+            job.prompt = tokens
         return job
 
     def _fitting(self, tokens: list[str], request: Request) -> list[str]:
@@ -98,22 +129,39 @@ class FakeLLM(FakeEngine):
     def _finished(self, job: Job) -> None:
         """Called by the timeline when the last token of a job, or the end of a warm-up, has come."""
         self._jobs.pop(job.request.id, None)
+        drafted, accepted = self._count(job)
         if job.faulty or (job.warmup and self._has_fault(job.request, job.run)):
             self._inject_fault(job.request, job.run)
         else:
-            job.run.put(Done(job.request.id, self._generated(job), job.stats()))
+            stats = job.stats() | ({"drafted": drafted, "accepted": accepted} if self._drafts is not None else {})
+            job.run.put(Done(job.request.id, self._generated(job, drafted, accepted), stats))
 
-    def _generated(self, job: Job) -> Generation | Warmed:
+    def _count(self, job: Job) -> tuple[int, int]:
+        """Tokens drafted and accepted for a job that has ended."""
+        drafted, accepted = (0, 0) if self._drafts is None else self._drafts.end(job)
+        before, tokens = self._decoded, len(job.pieces)
+        self._decoded = Decoded(
+            before.tokens + tokens,
+            before.steps + (tokens if self._drafts is None else job.steps),
+            before.drafted + drafted,
+            before.accepted + accepted,
+        )
+        return drafted, accepted
+
+    def _generated(self, job: Job, drafted: int, accepted: int) -> Generation | Warmed:
         if job.warmup:
             whole = job.cached >= (job.prompt_tokens - 1) // BLOCK * BLOCK  # the last token is always computed
             return Warmed(job.prompt_tokens, job.prompt_tokens if whole and job.cached else max(0, job.cached))
         text = "".join(job.pieces)
-        return Generation(text, job.finish_reason, job.prompt_tokens, len(job.pieces), job.cached)
+        tokens = len(job.pieces)
+        return Generation(text, job.finish_reason, job.prompt_tokens, tokens, job.cached, drafted, accepted)
 
     def _drop(self, request_id: str, error: EngineError, run: Run) -> None:
         super()._drop(request_id, error, run)
         job = self._jobs.pop(request_id, None)
         if job is not None:
+            if self._drafts is not None:
+                self._drafts.end(job)
             self._timeline.remove(job)
 
     def size(self, request: Request) -> int:
@@ -125,7 +173,24 @@ class FakeLLM(FakeEngine):
         return EngineLoad(self._unfinished(), min(1.0, used / max(1, self._cache.limit * BLOCK)))
 
     async def reset(self) -> None:
+        """Empties the prefix cache, and forgets outputs to draft from."""
         self._cache.clear()
+        self._decoded = Decoded()
+        if self._drafts is not None:
+            self._drafts.forget(None)
+
+    async def forget(self, tenant: str) -> None:
+        """No later request drafts from what this tenant's have written so far."""
+        if self._drafts is not None:
+            self._drafts.forget(tenant)
+
+
+def _drafts(given: str | Mapping[str, Any] | Drafts, profile: EngineProfile) -> Drafts | None:
+    """None: nothing is drafted. Raises `ConfigError`, `RegistrationError`."""
+    options = drafts_of(given)
+    if given != "auto" or options is None:
+        return options
+    return replace(options, tokens=profile.drafts) if profile.drafts else None
 
 
 class PrefixCache:
@@ -164,12 +229,6 @@ class PrefixCache:
 
     def clear(self) -> None:
         self._blocks.clear()
-
-
-def split_tokens(text: str) -> list[str]:
-    """Tokens of up to four characters with the space before them. Joined they are the text again, and the tokens of
-    a prefix are the prefix of the tokens, but for the last."""
-    return re.findall(r"\s*\S{1,4}|\s+", text)
 
 
 def default_answer(prompt: Prompt, sampling: Sampling) -> str:

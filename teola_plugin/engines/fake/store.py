@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import mul
 from typing import Any
@@ -78,11 +78,17 @@ class FakeStore(BatchedFake):
     kinds = frozenset({PrimitiveKind.INGESTION, PrimitiveKind.SEARCHING})
 
     def __init__(
-        self, name: str = "store", profile: EngineProfile | None = None, *, faults: Faults = NO_FAULTS
+        self,
+        name: str = "store",
+        profile: EngineProfile | None = None,
+        *,
+        faults: Faults = NO_FAULTS,
+        shares: FakeStore | None = None,
     ) -> None:
+        """`shares`: another instance, whose collections are this one's, too."""
         super().__init__(name, profile or profiles.noop()["store"], faults)
-        self._collections: dict[str, _Collection] = {}
-        self._orders = itertools.count(1)
+        self._collections: dict[str, _Collection] = {} if shares is None else shares._collections
+        self._orders: Iterator[int] = itertools.count(1) if shares is None else shares._orders
 
     async def version(self, collection: str) -> Version | None:
         """As long as it is equal, so are the rows; None with `Faults.no_version`."""

@@ -3,7 +3,8 @@
 One prefilling runs at a time (a GPU's compute is one resource), in admission order with background work last; all
 decodings run side by side at no cost to each other (a decoding step is bound by memory). While a prefilling and
 decodings run together, both go at 1 / (1 + interference) of their speed. Events carry their exact times, so a timer
-that fires late delays what the caller sees of it, and nothing after it.
+that fires late delays what the caller sees of it, and nothing after it. With drafts decodings go in steps, as long as
+the profile says by what is drafted and how many are side by side.
 """
 
 from __future__ import annotations
@@ -26,10 +27,30 @@ BLOCK = 16
 _SLACK = 1e-6  # seconds: a timer may fire this early by rounding
 
 
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """What a timeline needs of an event loop."""
+
+    def time(self) -> float: ...
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer: ...
+
+
 class Cache(Protocol):
     def cached(self, keys: Sequence[int], prompt_tokens: int) -> int: ...
 
     def add(self, keys: Sequence[int]) -> None: ...
+
+
+class Steps(Protocol):
+    """Decoding in steps of several tokens: see `drafting`."""
+
+    def seconds(self, job: Job, others: Sequence[Job]) -> float: ...
+
+    def written(self, job: Job) -> int: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +70,16 @@ class Job:
     """Prompt tokens found in the cache; -1 before its prefilling began."""
     prefilled: int = 0
     sent: int = 0
+    """Tokens that are written."""
+    steps: int = 0
+    prompt: Sequence[str] = ()
+    """Its tokens; like what follows, only where something is drafted."""
+    numbers: Sequence[int] = ()
+    """Of its pieces."""
+    draft: Sequence[int] = ()
+    """What may follow the tokens that are written, in the step under way."""
+    heard: Sequence[int] | None = None
+    """The tokens of its stream with which something is read, ascending; None for every one."""
     decoding_from: float = 0.0
     """Decoding clock at its start."""
     gone: bool = False
@@ -81,10 +112,24 @@ class _Chunk:
 
 
 class Timeline:
-    """Owns the jobs of one instance. `finished(job)` is called at the time of a job's end."""
+    """Owns the jobs of one instance. `finished(job)` is called at the time of a job's end.
 
-    def __init__(self, profile: EngineProfile, slow: float, cache: Cache, finished: Callable[[Job], None]) -> None:
+    With `steps` a step may write several tokens, and lasts as long as they say; without, each token comes when the
+    profile's curve says.
+    """
+
+    def __init__(
+        self,
+        profile: EngineProfile,
+        slow: float,
+        cache: Cache,
+        finished: Callable[[Job], None],
+        steps: Steps | None = None,
+        clock: Callable[[], Clock] = asyncio.get_running_loop,
+    ) -> None:
+        self._clock = clock
         self._profile, self._slow, self._cache, self._finished = profile, slow, cache, finished
+        self._steps = steps
         self._waiting: list[tuple[tuple[bool, int], int, Job]] = []
         self._decoding: list[tuple[float, int, Job]] = []
         self._chunk: _Chunk | None = None
@@ -93,13 +138,13 @@ class Timeline:
         self._prefill_clock = 0.0
         self._decode_clock = 0.0
         self._order = count()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._advancing = False
 
     def add(self, job: Job) -> None:
         """Queue a job now; `advance()` afterwards."""
         self._catch_up()
-        job.arrived = asyncio.get_running_loop().time()
+        job.arrived = self._clock().time()
         heapq.heappush(self._waiting, (job.rank, next(self._order), job))
 
     def remove(self, job: Job) -> None:
@@ -131,7 +176,7 @@ class Timeline:
             return
         self._advancing = True
         try:
-            until = asyncio.get_running_loop().time()
+            until = self._clock().time()
             if not (self._chunk or self._decoding):
                 self._now = until
             self._begin_prefill()
@@ -147,7 +192,7 @@ class Timeline:
         if self._timer is not None:
             self._timer.cancel()
         at = self._next_event()
-        self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self.advance)
+        self._timer = None if at is None else self._clock().call_at(at, self.advance)
 
     @property
     def _rate(self) -> float:
@@ -217,19 +262,33 @@ class Timeline:
         self._await_token(job)
 
     def _await_token(self, job: Job) -> None:
-        """The next token somebody reads; without a reader only the last one matters."""
-        token = job.sent + 1 if job.request.stream else len(job.pieces)
-        seconds = self._slow * self._profile.seconds(PrimitiveKind.DECODING, token)
-        heapq.heappush(self._decoding, (job.decoding_from + seconds, next(self._order), job))
+        """The next token somebody reads; without a reader only the last one matters. With drafts: the next step."""
+        if self._steps is not None:
+            due = self._decode_clock + self._slow * self._steps.seconds(job, [one for *_, one in self._decoding])
+        else:
+            token = job.sent + self._heard_next(job)
+            due = job.decoding_from + self._slow * self._profile.seconds(PrimitiveKind.DECODING, token)
+        heapq.heappush(self._decoding, (due, next(self._order), job))
+
+    @staticmethod
+    def _heard_next(job: Job) -> int:
+        """Tokens until the next that somebody reads."""
+        if job.heard is None:
+            return 1 if job.request.stream else len(job.pieces)
+        return next((token for token in job.heard if token > job.sent), len(job.pieces)) - job.sent
 
     def _token(self, job: Job) -> None:
+        new = self._heard_next(job)
+        if self._steps is not None:
+            new = self._steps.written(job)
+            job.steps += 1
         if job.request.stream:
-            job.run.put(Piece(job.request.id, job.pieces[job.sent]))
-            job.sent += 1
-            if job.sent < len(job.pieces):
-                self._await_token(job)
-                return
-        self._end(job)
+            job.run.put(Piece(job.request.id, "".join(job.pieces[job.sent : job.sent + new])))
+        job.sent += new
+        if job.sent < len(job.pieces):
+            self._await_token(job)
+        else:
+            self._end(job)
 
     def _end(self, job: Job) -> None:
         job.gone = True

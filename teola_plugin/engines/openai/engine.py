@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from teola_plugin.engines.base import EngineLoad
+from teola_plugin.engines.openai import drafts as drafts_over_http
 from teola_plugin.engines.openai import wire
 from teola_plugin.engines.openai.discovery import ServerFacts, discover, unusable_server
 from teola_plugin.engines.openai.endpoint import Endpoint
@@ -22,12 +23,13 @@ from teola_plugin.engines.openai.http import (
 )
 from teola_plugin.engines.openai.measure import measure
 from teola_plugin.engines.openai.prefixes import Prefixes
+from teola_plugin.engines.request_tasks import Inbox, RequestTasks
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.errors import EngineError, extra
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
 from teola_plugin.requests.request import Request
-from teola_plugin.requests.results import Done, Failed, Piece, Result
+from teola_plugin.requests.results import Done, Failed, Result
 
 if TYPE_CHECKING:
     import httpx
@@ -48,6 +50,8 @@ class OpenAIServer:
     declares it one's own. Where it has no `/tokenize`, as vLLM has, none is sent.
     `calibrate`: whether a pool that starts it measures the server (some 20 requests in 3 s, once: figures are kept),
     so that prefixes go early only where that pays. Without a word it does where prefixes are kept, and nowhere else.
+    `drafts` declares that the server is vLLM, started with the two flags of docs/drafts.md: what answers may repeat
+    goes along with greedy requests, with app and tenant, in `vllm_xargs`; no other server is sent that.
     `priorities` declares that the server orders by `priority` (vLLM with `--scheduling-policy priority`).
     `max_requests` bounds the requests in flight; `timeout` is in seconds, between two signs of life. `check=False`: the
     start does not ask the server whether it serves the model; requests tell.
@@ -68,6 +72,7 @@ class OpenAIServer:
         prefix_caching: bool | None = None,
         calibrate: bool | None = None,
         priorities: bool = False,
+        drafts: bool = False,
         max_requests: int = 256,
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
@@ -89,13 +94,14 @@ class OpenAIServer:
             device=self.base_url,
             own=self.own,
             prefix_caching=self.prefix_caching,
+            drafts=drafts_over_http.TOKENS if drafts else 0,
         )
         self._prefixes = Prefixes(name, self.base_url)
         self._client: httpx.AsyncClient | None = None
         self._versions: dict[str, str] = {"model": model} if model else {}
         self.max_model_len: int | None = None
         """Tokens of a prompt with its answer, where the server says so."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = RequestTasks(name)
         self._estimate = TokenEstimate()
         self._told_cached = False
         self._shape: Mapping[str, Any] | None = None
@@ -130,7 +136,16 @@ class OpenAIServer:
             self._profile,
             min_split_tokens=max(self._profile.min_split_tokens, found.block_size),
             prefix_caching=self._profile.prefix_caching and found.prefixes,
+            drafts=self._drafted(found),
         )
+
+    def _drafted(self, found: ServerFacts) -> int:
+        """0 for a server that says it is another one than vLLM."""
+        kind = found.versions.get("server", "vllm")
+        if self._profile.drafts and kind != "vllm":
+            log.warning("%s says that it is %s, not vLLM: %s sends it no drafts", self.base_url, kind, self.name)
+            return 0
+        return self._profile.drafts
 
     @property
     def joins(self) -> bool:
@@ -145,8 +160,7 @@ class OpenAIServer:
     async def stop(self) -> None:
         """Idempotent. Requests in flight fail; the server goes on."""
         client, self._client = self._client, None
-        for task in list(self._tasks.values()):
-            task.cancel()
+        self._tasks.cancel_all()
         if client is not None:
             await client.aclose()
 
@@ -154,51 +168,22 @@ class OpenAIServer:
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         """Results of all requests as they come. Whoever stops reading gives the unfinished ones up."""
-        inbox: asyncio.Queue[Result] = asyncio.Queue()
-        tasks = {request.id: self._begin(request, inbox) for request in batch}
-        self._tasks.update(tasks)
-        try:
-            left = set(tasks)
-            while left:
-                result = await inbox.get()
-                if not isinstance(result, Piece):
-                    left.discard(result.request_id)
-                    self._forget(result.request_id, tasks)
+        async with aclosing(self._tasks.results(batch, self._serve)) as results:
+            async for result in results:
                 yield result
-        finally:
-            for request_id, task in tasks.items():
-                task.cancel()
-                self._forget(request_id, tasks)
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-    def _forget(self, request_id: str, tasks: Mapping[str, asyncio.Task[None]]) -> None:
-        if self._tasks.get(request_id) is tasks[request_id]:
-            del self._tasks[request_id]
-
-    def _begin(self, request: Request, inbox: asyncio.Queue[Result]) -> asyncio.Task[None]:
-        def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # maybe before it began
-                error = EngineError(f"{request.id} was cancelled.", engine=self.name)
-                inbox.put_nowait(Failed(request.id, error))
-
-        task = asyncio.create_task(self._serve(request, inbox))
-        task.add_done_callback(ended)
-        return task
-
-    async def _serve(self, request: Request, inbox: asyncio.Queue[Result]) -> None:
+    async def _serve(self, request: Request, inbox: Inbox) -> Done | Failed:
         begun = time.perf_counter()
         try:
             value = await self._value(request, inbox)
         except EngineError as error:
-            end: Result = Failed(request.id, error)
+            return Failed(request.id, error)
         except Exception as error:
             again = not isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
-            end = Failed(request.id, failed_by_network(self.name, self.base_url, error, again=again))
-        else:
-            end = Done(request.id, value, {"seconds": time.perf_counter() - begun})
-        inbox.put_nowait(end)
+            return Failed(request.id, failed_by_network(self.name, self.base_url, error, again=again))
+        return Done(request.id, value, {"seconds": time.perf_counter() - begun})
 
-    async def _value(self, request: Request, inbox: asyncio.Queue[Result]) -> Generation | Warmed:
+    async def _value(self, request: Request, inbox: Inbox) -> Generation | Warmed:
         as_is = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
         if self._client is None:
             raise not_started(self.name, again=not as_is)
@@ -221,13 +206,11 @@ class OpenAIServer:
             added["priority"] = request.priority + (_LAST if request.background else 0)
         if request.tenant and self.prefix_caching:
             added["cache_salt"] = request.tenant
-        return added
+        return added | (drafts_over_http.extra(request) if self._profile.drafts else {})
 
     async def cancel(self, request_id: str) -> None:
         """The connection is closed, at which servers give a generation up."""
-        task = self._tasks.get(request_id)
-        if task is not None:
-            task.cancel()
+        self._tasks.cancel(request_id)
 
     async def _warm_up(self, client: httpx.AsyncClient, request: Request, asked: Warmup) -> Warmed:
         """Nothing is sent to a server that was not declared to keep it."""
@@ -269,9 +252,19 @@ class OpenAIServer:
         return EngineLoad(len(self._tasks))
 
     async def reset(self) -> None:
-        """Empties the prefix cache where the server offers that (vLLM in development mode); else nothing happens."""
+        """Empties the prefix cache where the server offers that (vLLM in development mode); else it stays. Outputs to
+        draft from are forgotten."""
         if self._client is not None and self.prefix_caching:
             await self._client.post(f"{root_of(self.base_url)}/reset_prefix_cache")
+        await self._forget_outputs(None)
+
+    async def forget(self, tenant: str) -> None:
+        """No later request drafts from what this tenant's have written so far. Raises `EngineError`."""
+        await self._forget_outputs(tenant)
+
+    async def _forget_outputs(self, tenant: str | None) -> None:
+        if self._client is not None and self._profile.drafts:
+            await drafts_over_http.forget(self._client, self.name, self.base_url, self.model or "", tenant)
 
     def versions(self) -> Mapping[str, str]:
         """The model and the kind of server; only the model before the first start, if it was named."""

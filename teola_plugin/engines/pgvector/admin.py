@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from teola_plugin.engines.pgvector import sql, versions
-from teola_plugin.engines.pgvector.faults import Faults
 from teola_plugin.engines.pgvector.rows import to_wanted
 from teola_plugin.engines.pgvector.tables import Tables
+from teola_plugin.engines.postgres.faults import Faults
 from teola_plugin.requests.payloads import Chunk, Version
 
 _T = TypeVar("_T")

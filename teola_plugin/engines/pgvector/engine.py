@@ -17,11 +17,11 @@ from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.pgvector import sql
 from teola_plugin.engines.pgvector.admin import Administration
-from teola_plugin.engines.pgvector.faults import Faults
 from teola_plugin.engines.pgvector.measure import ESTIMATE, measure
 from teola_plugin.engines.pgvector.rows import QueryVector, Row, to_query_vector, to_row
 from teola_plugin.engines.pgvector.searching import search
 from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
+from teola_plugin.engines.postgres.faults import Faults
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import IngestRow, SearchVector

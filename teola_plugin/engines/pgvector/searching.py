@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from teola_plugin.engines.pgvector import sql, versions
-from teola_plugin.engines.pgvector.faults import is_missing
 from teola_plugin.engines.pgvector.rows import QueryVector
 from teola_plugin.engines.pgvector.tables import Tables
+from teola_plugin.engines.postgres.faults import is_missing
 from teola_plugin.requests.payloads import Hit, Version
 
 _TRIES = 3

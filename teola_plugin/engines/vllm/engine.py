@@ -11,14 +11,15 @@ from typing import Any
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.devices.budget import Demand, Grant
+from teola_plugin.engines.drafts.lengths import lengths_that_pay
+from teola_plugin.engines.drafts.options import Drafts, drafts_of
 from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import memory as llm_memory
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
-from teola_plugin.engines.vllm.drafts.lengths import lengths_that_pay
-from teola_plugin.engines.vllm.drafts.options import Drafts, drafts_of, ruled_out
+from teola_plugin.engines.vllm.drafts.options import ruled_out
 from teola_plugin.engines.vllm.drafts.worker import AFFORD, FORGET
 from teola_plugin.engines.vllm.faults import Faults
 from teola_plugin.engines.vllm.in_flight import Call, InFlight
@@ -281,7 +282,7 @@ class VllmEngine:
             self._link.send(Tell(self._in_flight.number(), AFFORD, lengths))
 
     async def measure(self) -> EngineProfile:
-        """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model; 1
+        """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model; 2
         more where something is drafted."""
         from teola_plugin.engines.vllm.measure import measure
         from teola_plugin.engines.vllm.measure_drafts import verifying
@@ -312,10 +313,11 @@ class VllmEngine:
         """No later request drafts from what this tenant's have written so far. Raises `EngineUnavailable`."""
         await self.tell_drafts(FORGET, tenant)
 
-    async def tell_drafts(self, method: str, argument: Any) -> None:
-        """To vLLM's worker, by the name of its method; nothing where nothing is drafted."""
-        if self._profile.drafts:
-            await self._ask(Tell(self._in_flight.number(), method, argument), timeout=60.0)
+    async def tell_drafts(self, method: str, argument: Any) -> Any:
+        """To vLLM's worker, by the name of its method, and what that returns; None where nothing is drafted."""
+        if not self._profile.drafts:
+            return None
+        return await self._ask(Tell(self._in_flight.number(), method, argument), timeout=60.0)
 
     async def _ask(self, frame: Ping | Reset | Tell, timeout: float) -> Any:
         if self._link is None:

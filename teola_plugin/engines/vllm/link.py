@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.prefix_events import PrefixEvents
-from teola_plugin.engines.vllm.drafts.options import Drafts
 from teola_plugin.graph import EngineProfile
 from teola_plugin.requests.request import Request
 
@@ -149,7 +149,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Have the worker do something about drafts, by the name of its method; answered by `Answer(id, True)`."""
+    """Have the worker do something about drafts, by the name of its method; the `Answer` is what that returns."""
 
     id: int
     method: str

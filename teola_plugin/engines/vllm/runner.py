@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.vllm.cache import CachedPrefixes
-from teola_plugin.engines.vllm.drafts.options import KEY as DRAFTS
 from teola_plugin.engines.vllm.drafts.worker import FORGET
 from teola_plugin.engines.vllm.link import Answer, Delta, Reset, Submit, Tell
 from teola_plugin.engines.vllm.scheduler import KEY
 from teola_plugin.engines.vllm.tokens import Encoded, PromptTokens
 from teola_plugin.graph.prefix_blocks import block_hashes
+from teola_plugin.requests.draft_texts import KEY as DRAFTS
 from teola_plugin.requests.payloads import Generate, Generation, Sampling, Warmed, Warmup
-from teola_plugin.shims.vllm import drafts
+from teola_plugin.shims.vllm import drafts, stats
 from teola_plugin.shims.vllm.llm import limits_of, token_prompt
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class RequestRunner:
         return Answer(reset.id, True)
 
     async def tell(self, tell: Tell) -> Answer:
-        """A method of the worker, which is there where something is drafted."""
-        await self._llm.collective_rpc(tell.method, args=(tell.argument,))
-        return Answer(tell.id, True)
+        """A method of the worker, which is there where something is drafted; what the first worker returns."""
+        found = await self._llm.collective_rpc(tell.method, args=(tell.argument,))
+        return Answer(tell.id, found[0])
 
     async def _generate(self, submit: Submit, payload: Generate) -> Answer:
         """Output that would pass `max_model_len` ends there with finish reason `length`, as in vLLM itself."""
@@ -88,9 +88,9 @@ class RequestRunner:
         ids = self._checked(await self._tokens.whole(payload.prompt), submit)
         params = sampling_params(payload.sampling)
         if self._drafts and payload.sampling.greedy:
-            texts = [await self._tokens.text(text) for text in submit.drafts]
+            texts = [await self._tokens.draft(text) for text in submit.drafts]
             params.extra_args = {DRAFTS: {"tokens": texts, "app": submit.app, "tenant": submit.tenant}}
-        text, tokens, cached, first, reason, verified = "", 0, 0, 0.0, None, (0, 0)
+        text, tokens, cached, first, reason, verified, preempted = "", 0, 0, 0.0, None, (0, 0), 0
         self._enter()
         try:
             async for output in self._stream(ids, params, submit, str(submit.id)):
@@ -103,16 +103,17 @@ class RequestRunner:
                 text += piece.text
                 tokens += len(piece.token_ids)
                 reason = piece.finish_reason
-                if reason is not None and self._drafts:
-                    verified = drafts.verified(piece)
+                if reason is not None:
+                    preempted = stats.preemptions(output)
+                    verified = drafts.verified(piece) if self._drafts else verified
         finally:
             self._leave()
         if reason not in ("stop", "length"):
             raise ValueError(f"vLLM ended the request with {reason!r}")
         drafted, accepted = verified[0], min(verified[1], max(0, tokens - 1))  # vLLM counts those behind the end, too
         value = Generation(text, reason, len(ids), tokens, cached, drafted, accepted)
-        stats = {"first_token_s": first, "seconds": time.perf_counter() - begun}
-        return Answer(submit.id, value, stats | {"drafted": drafted, "accepted": accepted})
+        told = {"first_token_s": first, "seconds": time.perf_counter() - begun, "preempted": preempted}
+        return Answer(submit.id, value, told | {"drafted": drafted, "accepted": accepted})
 
     async def _warm_up(self, submit: Submit, payload: Warmup) -> Answer:
         """Prefills whole blocks of the prefix; beside others in growing prefixes, so that they go on in between."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.graph import Primitive, PrimitiveKind, Terms
+from teola_plugin.requests.payloads import Generation, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
@@ -19,7 +20,10 @@ from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
 from teola_plugin.runtime.driver.primitive_news import PrimitiveNews
 from teola_plugin.runtime.driver.protocol import Driver
+from teola_plugin.runtime.driver.provisional_answers import ProvisionalAnswers
+from teola_plugin.runtime.driver.remaining import Remaining
 from teola_plugin.runtime.failures import located
+from teola_plugin.runtime.output_stream import attach
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.works.identities import (
@@ -53,6 +57,8 @@ class EngineWork:
         self.ahead = PreScheduling(lambda: driver.ports, self._enqueue_event)
         self._news = PrimitiveNews(driver)
         self._fingerprints: dict[str, Fingerprint] = {}
+        self.guesses = ProvisionalAnswers(driver, self.works, self.identity_of)
+        self.remaining = Remaining(lambda: {name: port.engine.profile for name, port in driver.ports.items()})
 
     # ------------------------------------------------------------ dispatched primitives
 
@@ -105,17 +111,26 @@ class EngineWork:
 
     def _asked(self, run: QueryRun, order: Dispatch, made: list[Any], drafts: tuple[str, ...]) -> None:
         p = order.primitive
+        if p.attributes.provisional:
+            self.guesses.begin(run, order, made[0])
+            return
         self._driver.dispatched(run, p)
         live = run.primitives[p.id] = LivePrimitiveRun(p, order.depth)
         if p.prefills:
             live.group = GenerationGroup(p, order.group)
         fresh = self._joined(run, live, made, drafts)
         self._driver.trace.asked(run, live, made)
+        self.stream_output(run)
         self._catch_up(run, live, fresh)
         if fresh:
             self._send(run, live, fresh)
         else:
             self.ahead.unneeded(run, p, len(live.works))
+
+    def stream_output(self, run: QueryRun) -> None:
+        """More of the graph is known, or asked for: maybe what writes the value that is streamed."""
+        if run.streamed_into is not None:
+            attach(run, self._driver.query(run))
 
     def _joined(
         self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any], drafts: tuple[str, ...]
@@ -126,7 +141,8 @@ class EngineWork:
         graph, terms = run.graph_of(p.id), placed(run.query.terms, live.depth, "")
         lookahead = graph.lookahead or p.attributes.lookahead is not None
         for number, payload in enumerate(payloads):
-            known = self.identity_of(port, run.query.tenant, payload)
+            known = self._between_writes(run, port, payload, self.identity_of(port, run.query.tenant, payload))
+            drafts += self.guesses.drafts(run, p, payload, known)
             request = follower_request(name, number) if name else ""
             work = self.join(run, Party.EARLY, port, p.kind, payload, known, terms, p.id, request, graph, drafts)
             work.adopt(graph, lookahead=lookahead)
@@ -164,7 +180,7 @@ class EngineWork:
                 stream=True,
                 background=kind is _K.PARTIAL_PREFILLING,
                 app=run.query.app,
-                drafts=drafts,
+                drafts=requests.all_drafts(port.engine.profile, payload, drafts),
             )
             return Work(
                 made,
@@ -180,6 +196,8 @@ class EngineWork:
 
         rule = rule_of(payload)
         work = self.works.join(run.id, known, party, terms, rule, make, graph)
+        if work.provisional:
+            self.guesses.claimed(run, work, party, primitive, terms.depth)
         if work.made:
             self._found(run, port, work)
         return work
@@ -198,6 +216,13 @@ class EngineWork:
         if found is None:
             found = self._fingerprints[port.name] = fingerprint(port.name, port.engine)
         return identity(found, tenant, payload)
+
+    def _between_writes(self, run: QueryRun, port: Port, payload: Any, known: Identity | None) -> Identity | None:
+        """Without a plain object nobody asks again whether a search is still true: one of the graph's own is taken for
+        another only if nothing has been written, and no user code has ended, between the two."""
+        if run.ahead or known is None or not isinstance(payload, SearchVector):
+            return known
+        return known._replace(payload=(known.payload, self.writes.version(port.name, payload), run.code_ended))
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
         p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)
@@ -219,7 +244,8 @@ class EngineWork:
             port.enqueue(fresh, event, p, then)
 
     def _enqueue_event(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
-        return enqueue_event(self._driver.now(), run, p, depth, self._live(run, p.id))
+        remaining = self.remaining.of(self._driver.query(run), p, depth)
+        return enqueue_event(self._driver.now(), run, p, depth, self._live(run, p.id), remaining)
 
     def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
         query = self._driver.query(run)
@@ -247,6 +273,8 @@ class EngineWork:
     def cancel(self, run: QueryRun, name: str) -> None:
         """The graph does not want a primitive any more."""
         run.preparing.discard(name)
+        if self.guesses.give_up(run, name):
+            return
         live = run.primitives.get(name)
         works = self.leave(run, live) if live is not None else []
         if not works or not all(work.wanted for work in works):
@@ -290,6 +318,9 @@ class EngineWork:
         run = self._driver.runs.get(work.request.query)
         if run is None:
             return
+        if work.provisional:
+            self.guesses.started(run, work, instance, batch)
+            return
         run.requests[work.request.id] = work.primitive
         self._driver.trace.started(run, work.primitive, instance, batch)
         for name in tuple(run.waiters.get(work.request.id, ())):
@@ -299,6 +330,9 @@ class EngineWork:
         work.add_piece(piece)
         run = self._driver.runs.get(work.request.query)
         if run is None:
+            return
+        if work.provisional:
+            self.guesses.piece(run, work, piece)
             return
         self._driver.trace.first(run, work.primitive)
         for name in tuple(run.waiters.get(work.request.id, ())):
@@ -313,11 +347,18 @@ class EngineWork:
     def request_ended(self, work: Work, value: Any, error: BaseException | None) -> None:
         self.writes.ended(work.engine, work.request.payload)
         run = self._driver.runs.get(work.request.query)
+        if work.provisional and run is not None:
+            self.guesses.ended(run, work, value, error)
+            self.works.ended(work, value, error)
+            return
+        if error is not None and run is not None and self.guesses.again(run, work):
+            return
         named = error if error is None else located(error, work)
         names = run.waiters.pop(work.request.id, ()) if run is not None else ()
         self.works.ended(work, value, named)
         if run is None:
             return
+        run.wrote += value.completion_tokens if isinstance(value, Generation) else 0
         port = self._driver.ports.get(work.engine)
         self._driver.trace.request_ended(run, work, value, getattr(port.engine if port else None, "tells_cached", None))
         if work.primitive not in run.primitives or not (work.primitive in names or work.cancelled):

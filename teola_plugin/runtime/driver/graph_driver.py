@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError, pool_closed
-from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind
+from teola_plugin.graph import IMPURE_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, has_own_thread
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import dead_parts
 from teola_plugin.runtime import primitive_requests as requests
@@ -198,20 +198,26 @@ class GraphDriver:
         self._drop(run, error, primitive)
 
     def fail(self, run: QueryRun, name: str, error: BaseException) -> None:
-        run.errors.setdefault(name, error)
+        live = self._live(run, name)
+        guessed = live is not None and bool(live.primitive.attributes.provisional)
+        if not guessed:
+            run.errors.setdefault(name, error)
         log.debug("query=%s primitive=%s failed: %r", run.id, name, error)
-        self.trace.done(run, name, "failed")
+        self.trace.done(run, name, "cancelled" if guessed else "failed")
         self.post(PrimitiveFailed(self.now(), run.id, name))
 
     def died(self, run: QueryRun, p: Primitive, error: BaseException) -> None:
         """A function of the client's raised for it."""
         dead = dead_parts.died(p, run.calls_of(p.id), error)
-        if dead is not None:
+        if dead is not None and not p.attributes.provisional:
             run.dead.append(dead)
         self.fail(run, p.id, error)
 
     def made(self, run: QueryRun, name: str) -> None:
         """A primitive has its value, in the query's store."""
+        if run.has_user_code and not run.ahead:
+            live = self._live(run, name)
+            run.code_ended += live is not None and live.primitive.kind in IMPURE_KINDS
         self.post(Finished(self.now(), run.id, name))
         if run.growing:
             self._incremental.made(run, name)
@@ -233,11 +239,13 @@ class GraphDriver:
         except (KeyError, IndexError, TypeError) as error:  # a value of another form: the plain object will tell
             self.fail(run, p.id, error)
             return
+        calls = run.calls_of(p.id)
         self.code.run(
             run.id,
             lambda: client_value(run, p, inputs),
             lambda value, error: self._called(run, p, value, error),
-            short=p.kind is not PrimitiveKind.CHUNKING and not requests.needs_client(p, inputs, run.calls_of(p.id)),
+            short=p.kind is not PrimitiveKind.CHUNKING and not requests.needs_client(p, inputs, calls),
+            apart=has_own_thread(calls.get(p.call)),
         )
 
     def _called(self, run: QueryRun, p: Primitive, value: Any, error: BaseException | None) -> None:
@@ -293,6 +301,8 @@ class GraphDriver:
             self.fail(run, order.primitive.id, error)
         else:
             self.post(event)
+            if run.streamed_into is not None:  # when it is laid out, what writes its value may be under way already
+                asyncio.get_running_loop().call_soon(self.engines.stream_output, run)
 
     def _collect(self, run: QueryRun, order: Collect) -> None:
         values = [run.store.read(ref) for ref in order.refs]

@@ -10,6 +10,7 @@ from teola_plugin.runtime.works.identities import Party
 
 def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: EngineWork) -> None:
     """Nobody waits for its works any more but who has claimed them; with an error, not even they."""
+    engines.guesses.settle(run)
     works = list(engines.works.of(run.id))
     for work in works if error is not None else ():
         work.resolve(None, error)
@@ -28,6 +29,7 @@ def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
     """A part is over: what was made for it, no other part has, and has ended, is let go."""
     for key in [key for key in run.errors if InstancePath(key).inside(name) is not None]:
         del run.errors[key]
+    engines.guesses.settle(run, name)
     over = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
     engines.ahead.withdraw(run, name)
     for key in over:

@@ -7,10 +7,10 @@ from typing import Any
 
 from teola_plugin.graph import Graph, Primitive
 from teola_plugin.observe.recorder import TraceRecorder
-from teola_plugin.observe.spans import GENERATION, QueryTrace
+from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace
 from teola_plugin.observe.waits import OpenWait, OwnCall, Wait
 from teola_plugin.requests.payloads import Generate, Generation, Warmed
-from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
+from teola_plugin.runtime.query_run import Guess, LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.warmups import note_use, warmed
 from teola_plugin.runtime.works.identities import Party
 from teola_plugin.runtime.works.work import Work
@@ -63,6 +63,28 @@ class RunTrace:
         self.recorder.queued(
             run.id, name, self._now(), kind=kind, engine=engine, depth=depth, size=len(works), step=step
         )
+
+    def guessed(self, run: QueryRun, p: Primitive, payload: Any) -> None:
+        """An answer begins on a guess: a call of nobody's."""
+        detail = (("request 0", str(payload)),) if self.recorder.details else ()
+        self.recorder.queued(
+            run.id,
+            p.id,
+            self._now(),
+            kind=PROVISIONAL,
+            engine=p.engine,
+            scope=p.scope,
+            tentative=True,
+            parents=Graph.edges_into(p),
+            detail=detail,
+            cause=run.causes.pop(p.id, ""),
+        )
+
+    def guess_ended(self, run: QueryRun, guess: Guess, outcome: str, value: Any = None) -> None:
+        """Nobody came for it (`wasted`), or somebody did (`claimed`)."""
+        read = value.prompt_tokens if isinstance(value, Generation) else value.tokens if value is not None else 0
+        self.recorder.done(run.id, guess.primitive, self._now(), outcome=outcome, tokens=read)
+        self.recorder.wrote(run.id, guess.primitive, guess.tokens)
 
     def at_step(self, run: QueryRun, work: Work, step: int) -> None:
         """A step of the plain object has claimed it: now it is known what its primitives are for."""

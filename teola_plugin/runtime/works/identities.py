@@ -16,11 +16,13 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from teola_plugin.requests.payloads import (
+    CallTool,
     EmbedText,
     Generate,
     IngestRow,
     Sampling,
     ScorePair,
+    SearchText,
     SearchVector,
     Version,
     Warmup,
@@ -70,13 +72,13 @@ class Rule(Enum):
     PURE = "pure"
     """Any number of times: embedding, reranking, a search at a version."""
     ONCE_PER_PARTY = "once per party"
-    """A generation: two calls of one party stay two calls."""
+    """A generation, a search of the web, a tool that changes nothing: two calls of one party stay two calls."""
     WRITE = "write"
     """Made when the plain object has come to it, never before; the graph's own step ends with it."""
     WARM_UP = "warm-up"
     """Any number of times by graphs of the query: one prefix is warmed up once. Never by the plain object."""
     ALONE = "alone"
-    """Never: calls of the user's own objects."""
+    """Never: calls of the user's own objects, and tools that may change something."""
 
     __hash__ = object.__hash__
 
@@ -85,7 +87,7 @@ def rule_of(payload: Any) -> Rule:
     """The sharing rule of a payload's kind."""
     if isinstance(payload, EmbedText | ScorePair | SearchVector):
         return Rule.PURE
-    if isinstance(payload, Generate):
+    if isinstance(payload, Generate | SearchText) or (isinstance(payload, CallTool) and payload.read_only):
         return Rule.ONCE_PER_PARTY
     if isinstance(payload, Warmup):
         return Rule.WARM_UP
@@ -140,6 +142,10 @@ def _key(payload: Any) -> Hashable | None:
         return payload, typed(_sampling(payload.sampling))
     if isinstance(payload, SearchVector):
         return "search", payload.collection, payload.k, typed(payload.filter), _bytes(payload.vector)
+    if isinstance(payload, SearchText):
+        return "search by words", payload.query, payload.k
+    if isinstance(payload, CallTool):
+        return ("tool", payload.tool, typed(dict(payload.arguments))) if payload.read_only else None
     if isinstance(payload, IngestRow):
         chunk = payload.chunk
         return "row", payload.collection, chunk.id, chunk.text, typed(dict(chunk.metadata)), _vector_key(payload.vector)

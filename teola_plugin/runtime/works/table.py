@@ -84,6 +84,25 @@ class WorkTable:
         if work.identity is not None and work.rule is not Rule.ALONE:
             works.by_identity.setdefault(work.identity, []).append(work)
 
+    def guess(self, query: str, work: Work) -> None:
+        """A provisional work of the query: any party may claim it, as the first one."""
+        work.provisional = work.guessed = True
+        self._add(query, work)
+
+    def guessed_wrong(self, work: Work) -> None:
+        """Nobody will come for it."""
+        works = self._queries.get(work.request.query)
+        if works is not None:
+            works.open.pop(work.request.id, None)
+            works.early.pop(work.request.id, None)
+            self._drop(works, work)
+
+    def has(self, query: str, identity: Identity) -> bool:
+        """Whether somebody has asked for it in this query, and has it, or will."""
+        works = self._queries.get(query)
+        found = works.by_identity.get(identity, ()) if works is not None else ()
+        return any(not (work.cancelled or work.failed or work.stale) for work in found)
+
     def leave(self, work: Work, party: Party) -> bool:
         """One of the party does not want it any more. Whether nobody does."""
         work.unsubscribe(party)

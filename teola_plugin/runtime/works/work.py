@@ -10,7 +10,7 @@ from typing import Any
 
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Terms
-from teola_plugin.requests.payloads import Generate, Generation, Version
+from teola_plugin.requests.payloads import CallTool, Generate, Generation, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.handles import PieceLog
@@ -71,6 +71,10 @@ class Work:
     """Who asked first."""
     lookahead: bool = False
     """Made for a part that is yet to be chosen, or to come: its own graph, once there, may claim it."""
+    provisional: bool = False
+    """Made on a guess, and nobody has come for it: no party has it, and whoever comes first makes it theirs."""
+    guessed: bool = False
+    """Whether it was made on a guess, and has not been asked for anew."""
     held_by: frozenset[str] = _NOBODY
     """The graphs of its query that have it, by the names of their parts; those that are over have it no more."""
     rounds: frozenset[str] = _NOBODY
@@ -196,10 +200,13 @@ class Work:
 
     @property
     def repeatable(self) -> bool:
-        """Whether doing it again gives the same: a sampled text that was partly passed on cannot be repeated."""
+        """Whether doing it again gives the same: a sampled text that was partly passed on cannot be repeated, nor can a
+        tool that may change something. What was begun on a guess is not worth it."""
         payload = self.request.payload
+        if isinstance(payload, CallTool) and not payload.read_only:
+            return False
         sampled = isinstance(payload, Generate) and not payload.sampling.greedy and payload.sampling.seed is None
-        return not self.cancelled and not (sampled and self.text and self.seen)
+        return not (self.cancelled or self.provisional) and not (sampled and self.text and self.seen)
 
     @property
     def seen(self) -> bool:

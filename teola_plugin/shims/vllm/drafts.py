@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,15 +59,15 @@ class Asked:
     greedy: bool
     prompt: int
     """Tokens of its prompt."""
-    given: Mapping[str, Any] | None
-    """What came with it under our key."""
+    extra: Mapping[str, Any]
+    """What came with it: `SamplingParams.extra_args`, which is `vllm_xargs` of a request over HTTP."""
 
 
 class Runner:
     """What of vLLM's model runner a proposer needs: `input_batch.req_ids` and `requests`, as in 0.26 to 0.32."""
 
-    def __init__(self, runner: Any, key: str) -> None:
-        self._runner, self._key = runner, key
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
 
     def names(self) -> Sequence[str]:
         """Of the requests in each row, as they are when drafts are asked for."""
@@ -83,9 +83,9 @@ class Runner:
         state = self._runner.requests.get(name)
         params = None if state is None else state.sampling_params
         if params is None:
-            return Asked(False, 0, None)
+            return Asked(False, 0, {})
         greedy = params.temperature < 1e-5
-        return Asked(greedy, len(state.prompt_token_ids or ()), (params.extra_args or {}).get(self._key))
+        return Asked(greedy, len(state.prompt_token_ids or ()), params.extra_args or {})
 
 
 def proposer_of(worker: Any) -> Any:
@@ -93,14 +93,72 @@ def proposer_of(worker: Any) -> Any:
     return worker.model_runner.drafter
 
 
-def attach(worker: Any, key: str = "teola_drafts") -> bool:
+def attach(worker: Any) -> bool:
     """The proposer gets the runner that asks it. False where the runner is not as expected: then nothing is drafted."""
     runner = worker.model_runner
     wanted = ("requests", "input_batch", "drafter")
     if not all(hasattr(runner, name) for name in wanted) or not hasattr(runner.input_batch, "req_ids"):
         return False
-    runner.drafter.attach(Runner(runner, key))
+    runner.drafter.attach(Runner(runner))
+    _spare(runner)
     return True
+
+
+def _spare(runner: Any) -> None:
+    """Steps in which no token is drafted cost what they cost without speculation: `_sample` and, on the CPU,
+    `_calc_spec_decode_metadata` of the model runner, as in 0.32. That goes through its rejection sampler in every step,
+    a twentieth of the time of a small model's. Where the names are not there they are as vLLM has them."""
+    from vllm.platforms import current_platform
+
+    if hasattr(runner, "_sample") and not getattr(runner, "use_async_scheduling", True):
+        runner._sample = _plainly(runner._sample)
+    if hasattr(runner, "_calc_spec_decode_metadata") and current_platform.is_cpu():
+        runner._calc_spec_decode_metadata = _in_short(runner._calc_spec_decode_metadata)
+
+
+def _plainly(sample: Any) -> Any:
+    """`_sample(logits, spec_decode_metadata)`, as without metadata where it has no drafted token."""
+
+    def sampled(logits: Any, spec_decode_metadata: Any) -> Any:
+        none = spec_decode_metadata is None or not any(spec_decode_metadata.num_draft_tokens)
+        return sample(logits, None if none else spec_decode_metadata)
+
+    return sampled
+
+
+def _in_short(calculate: Any) -> Any:
+    """`_calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)`, of [requests] each: where no token
+    is drafted, of each request the last one's logits count, and there is nothing else to say."""
+
+    import torch
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    none = torch.zeros(0, dtype=torch.int32)
+    known: dict[int, tuple[Any, Any]] = {}
+
+    def calculated(num_draft_tokens: Any, cu_num_scheduled_tokens: Any) -> Any:
+        drafted = num_draft_tokens.tolist()
+        if any(drafted):
+            return calculate(num_draft_tokens, cu_num_scheduled_tokens)
+        count = len(drafted)
+        if count not in known:
+            known[count] = torch.arange(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
+        rows, zeros = known[count]
+        last = torch.from_numpy(cu_num_scheduled_tokens - 1)
+        return SpecDecodeMetadata(none, drafted, zeros, rows + 1, none, rows, last)
+
+    return calculated
+
+
+def encoder(vllm_config: Any) -> Callable[[str], Sequence[int]]:
+    """The tokenizer of the model, without special tokens: `cached_tokenizer_from_config`, as in 0.26 to 0.32. It is
+    loaded once more, as the worker has none. Raises what that raises, `ValueError` where there is to be none."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
+    if tokenizer is None:
+        raise ValueError("vLLM runs without a tokenizer")
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def mend() -> None:

@@ -40,3 +40,9 @@ def kv_use_loggers(tell: Callable[[float], None]) -> tuple[type, ...]:
                 tell(float(scheduler_stats.kv_cache_usage))
 
     return (KvUse,)
+
+
+def preemptions(output: Any) -> int:
+    """How often a request was preempted so far, of a `RequestOutput` (its `RequestStateStats`, as in 0.26 to 0.32); 0
+    where nobody tells."""
+    return int(getattr(getattr(output, "metrics", None), "num_preemptions", 0))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import pytest
+from langchain_classic.output_parsers.boolean import BooleanOutputParser
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
@@ -60,11 +62,60 @@ def test_explain_says_where_drafts_come_from() -> None:
         assert "\nDrafts\n" not in accelerate(refined(pool)).explain(details=True)
 
 
+JUDGE = ChatPromptTemplate.from_template("Is it so? YES or NO.\n{first}")
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"properties": {"city": {"type": "string"}}}}}
+ROUTE = {"title": "Route", "type": "object", "properties": {"to": {"enum": ["db", "web"]}}, "required": ["to"]}
+
+
+def judged(llm: ChatTeola) -> Any:
+    return RunnablePassthrough.assign(first=FIRST | llm | StrOutputParser()) | JUDGE | llm | BooleanOutputParser()
+
+
+def routed(llm: ChatTeola) -> Any:
+    return FIRST | llm.bind(json_schema=ROUTE) | StrOutputParser()
+
+
+def with_tools(llm: ChatTeola) -> Any:
+    return FIRST | llm.bind_tools([TOOL])
+
+
+@pytest.mark.parametrize(
+    ("make", "first", "what"),
+    [
+        (judged, "YES\ue000", "the labels that are understood"),
+        (routed, '{"to": "db"}\ue000', "the form of its JSON"),
+        (with_tools, '\ue000<tool_call>\n{"name": "look_up", "arg', "calls of its tools, earlier ones first"),
+    ],
+)
+@pytest.mark.parametrize("planned", [True, False], ids=["planned", "plain"])
+def test_labels_schemas_and_tools_are_drafted(make: Any, first: str, what: str, planned: bool) -> None:
+    quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]
+    with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=8))}) as pool:
+        chain = make(ChatTeola(pool=pool))
+        fast = accelerate(chain)
+        asked = record(pool.engine("llm"))
+        with suppress(ValueError):  # what a fake writes is no label
+            (fast if planned else chain).invoke(QUESTION)
+        request = [one for one in asked if isinstance(one.payload, Generate)][-1]
+        assert len(set(request.drafts)) == len(request.drafts)
+        if planned or make is not judged:  # what reads an answer, the graph alone knows
+            assert any(text.startswith(first) for text in request.drafts)
+        assert what in fast.explain(details=True)
+
+
+def test_sampled_requests_get_none() -> None:
+    quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]
+    with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=8))}) as pool:
+        asked = record(pool.engine("llm"))
+        with_tools(ChatTeola(pool=pool, temperature=0.5)).invoke(QUESTION)
+        assert [one.drafts for one in asked] == [()]
+
+
 def test_traces_count_what_was_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     made = FakeLLM._generated
 
-    def generated(self: FakeLLM, job: Any) -> Any:
-        return replace(made(self, job), drafted=10, accepted=7)
+    def generated(self: FakeLLM, *given: Any) -> Any:
+        return replace(made(self, *given), drafted=10, accepted=7)
 
     monkeypatch.setattr(FakeLLM, "_generated", generated)
     quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]

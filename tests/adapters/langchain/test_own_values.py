@@ -210,7 +210,8 @@ def test_a_query_that_is_no_longer_the_same_is_searched_for_anew(way: str) -> No
 
 def test_the_users_own_answer_object_is_handed_over_once() -> None:
     """The plain object gets the very message; what the graph goes on with is a copy."""
-    from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite, LeafCall, Outcome, State
+    from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite, LeafCall
+    from teola_plugin.adapters.own_calls import Outcome, State
 
     call = LeafCall(CallSite("k", RunnableLambda(len), {}, {}, None), "q", State.EARLY)
     message = AIMessage("x", additional_kwargs={"a": [1]})

@@ -15,24 +15,31 @@ from differential.recording import observe
 from langchain_classic.chains import LLMChain
 from langchain_classic.chains.summarize import load_summarize_chain
 from langchain_classic.retrievers import (
-    ContextualCompressionRetriever,
     EnsembleRetriever,
-    MergerRetriever,
     MultiQueryRetriever,
 )
-from langchain_classic.retrievers.document_compressors import LLMChainExtractor
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.language_models import LLM
-from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.rate_limiters import InMemoryRateLimiter
-from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
 from langgraph.graph import END, START, StateGraph
 from pydantic import Field
+from support.own_composites import (
+    COMPOSITES,
+    OWN,
+    Chain,
+    Counted,
+    Lines,
+    ensemble,
+    extractor,
+    map_reduce,
+    queries,
+    texts,
+)
 from support.own_leaves import Chat, Ledger, Notes, SyncChat, Text
 
 from teola_plugin import accelerate
@@ -40,58 +47,6 @@ from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
 from teola_plugin.adapters.langchain.side_by_side.workers import Workers
 from teola_plugin.adapters.thread_safety import ThreadSafety
 
-Chain = Runnable[Any, Any]
-WRITTEN = "one\ntwo\nthree"
-
-
-class Lines(LLM):
-    @property
-    def _llm_type(self) -> str:
-        return "lines"
-
-    def _call(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
-        return WRITTEN
-
-
-class Counted(Chat):
-    """Of which the framework can count tokens."""
-
-    def get_token_ids(self, text: str) -> list[int]:
-        return list(range(len(text) // 4))
-
-
-def queries(ledger: Ledger, **more: Any) -> Chain:
-    return MultiQueryRetriever.from_llm(Notes(ledger=ledger), Lines(), **more)
-
-
-def ensemble(ledger: Ledger) -> Chain:
-    return EnsembleRetriever(retrievers=[Notes(ledger=ledger, tags=[str(i)]) for i in range(4)], weights=[0.25] * 4)
-
-
-def merger(ledger: Ledger) -> Chain:
-    return MergerRetriever(retrievers=[Notes(ledger=ledger, tags=[str(i)]) for i in range(4)])
-
-
-def extractor(ledger: Ledger) -> Chain:
-    shared = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
-    shared.add_documents([Document(f"text {i}", id=str(i)) for i in range(3)])
-    found = LLMChainExtractor.from_llm(Chat(ledger=ledger))
-    return ContextualCompressionRetriever(base_compressor=found, base_retriever=shared.as_retriever())
-
-
-def map_reduce(ledger: Ledger) -> Chain:
-    documents = [Document(f"text {i}") for i in range(3)]
-    chain = load_summarize_chain(Counted(ledger=ledger), chain_type="map_reduce")
-    return RunnableLambda(lambda _: {"input_documents": documents}) | chain
-
-
-def texts(ledger: Ledger) -> Chain:
-    each = PromptTemplate.from_template("Of {x}") | Text(ledger=ledger) | StrOutputParser()
-    return RunnableLambda(lambda _: [{"x": 1}, {"x": 2}, {"x": 3}]) | each.map()
-
-
-COMPOSITES = [queries, ensemble, merger, extractor, map_reduce, texts]
-OWN = (Notes, Chat, Text)
 every = pytest.mark.parametrize("make", COMPOSITES)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teola_plugin.engines.vllm.drafts.corpus import LONGEST, Corpus
+from teola_plugin.engines.drafts.corpus import LONGEST, Corpus
 
 TOKENS = st.lists(st.integers(0, 4), max_size=60)
 

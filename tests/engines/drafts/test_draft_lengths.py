@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from teola_plugin.engines.calibration import from_json, to_json
-from teola_plugin.engines.vllm.drafts.lengths import lengths_that_pay, longest_draft, written
+from teola_plugin.engines.drafts.lengths import (
+    SHARES,
+    lengths_that_pay,
+    longest_drafts,
+    of_share,
+    unmeasured,
+    written,
+)
 from teola_plugin.graph import Curve, EngineProfile
 
 PROFILE = EngineProfile(
@@ -26,18 +33,45 @@ def test_what_verifying_costs() -> None:
     assert EngineProfile().verify(8, 4) == 0.0
 
 
+def of(rows: int, share: float, most: int = 16) -> int:
+    return of_share(longest_drafts(lengths_that_pay(PROFILE, most), rows), share)
+
+
 def test_drafts_are_shorter_where_they_cost_more_and_none_where_they_do_not_pay() -> None:
-    lengths = dict(lengths_that_pay(PROFILE, 16))
-    assert lengths[1] == 16 and 0 < lengths[4] < 16 and lengths[16] == 0
-    for rows, k in lengths.items():
-        assert written(k) / PROFILE.step(k, rows) >= 1 / PROFILE.step(0, rows)
-    assert dict(lengths_that_pay(PROFILE, 5))[1] == 5
+    assert of(1, 0.8) == 16 and 0 < of(4, 0.8) < 16 and of(16, 0.8) == 0
+    for rows, longest in lengths_that_pay(PROFILE, 16):
+        for i, k in enumerate(longest):
+            share = (i + 0.5) / SHARES
+            assert written(k, share) / PROFILE.step(k, rows) >= 1 / PROFILE.step(0, rows)
+    assert of(1, 0.8, most=5) == 5
     assert not lengths_that_pay(EngineProfile(), 16)
 
 
+def test_drafts_are_shorter_where_less_of_them_is_right() -> None:
+    for _, longest in (*lengths_that_pay(PROFILE, 16), *unmeasured(16)):
+        assert list(longest) == sorted(longest)
+    assert of(1, 0.02) == 0 < of(1, 0.3) < of(1, 0.95)
+    assert of(4, 0.1) == 0 and of(1, 1.0) == 16
+
+
 def test_between_and_beyond_the_batches_that_were_measured() -> None:
-    known = [(1, 16), (4, 8), (16, 2)]
-    assert [longest_draft(known, rows) for rows in (1, 2, 4, 5, 16, 17, 32, 64)] == [16, 8, 8, 2, 2, 1, 1, 0]
+    known = [(1, (16,)), (4, (8,)), (16, (2,))]
+    found = [longest_drafts(known, rows)[0] for rows in (1, 2, 4, 5, 16, 17, 32, 64)]
+    assert found == [16, 8, 8, 2, 2, 1, 1, 0]
+    one = EngineProfile(verifying={1: PROFILE.verifying[1]})
+    assert [rows for rows, _ in lengths_that_pay(one, 16)] == [1], "what rows cost each other is not known"
+    assert max(rows for rows, _ in lengths_that_pay(PROFILE, 16)) == 256
+
+
+def test_a_shorter_draft_that_was_held_up_by_something_else_is_not_dearer() -> None:
+    noisy = EngineProfile(verifying={1: Curve(((0, 0.020), (4, 0.011), (16, 0.012)))})
+    [(_, longest)] = lengths_that_pay(noisy, 16)
+    assert of_share(longest, 0.02) == 0, "not the slow one is the measure of what a step takes without"
+
+
+def test_without_measuring_drafts_end_where_many_rows_share_a_step() -> None:
+    assert of_share(longest_drafts(unmeasured(16), 1), 0.95) == 16
+    assert set(longest_drafts(unmeasured(16), 100)) == {0}
 
 
 def test_it_is_kept_with_the_profile() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teola_plugin.engines.vllm.drafts.options import ENV, Drafts, drafts_of
+from teola_plugin.engines.drafts.lengths import SHARES
+from teola_plugin.engines.drafts.options import Drafts, drafts_of
+from teola_plugin.engines.vllm.drafts.options import ENV
 from teola_plugin.engines.vllm.drafts.proposer import DraftProposer
 from teola_plugin.errors import TeolaError
 from teola_plugin.shims.vllm import drafts as shim
@@ -26,7 +28,7 @@ class Batch:
         self.tokens: dict[str, list[int]] = {}
         self.proposer = proposer(tokens, **options)
         runner = SimpleNamespace(requests=self.requests, input_batch=self)
-        self.proposer.attach(shim.Runner(runner, "teola_drafts"))
+        self.proposer.attach(shim.Runner(runner))
 
     @property
     def req_ids(self) -> list[str]:
@@ -192,7 +194,7 @@ def test_lookup_can_be_off() -> None:
 
 def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
     batch = Batch(tokens=16)
-    batch.proposer.afford([(1, 16), (4, 6), (8, 0)])
+    batch.proposer.afford([(1, (16,) * SHARES), (4, (6,) * SHARES), (8, (0,) * SHARES)])
     batch.join("a", [1, *PASSAGE], tokens=[PASSAGE])
     assert len(batch.step(a=PASSAGE[:1])["a"]) == 16
     for i in range(3):
@@ -207,17 +209,32 @@ def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
 
 def test_a_budget_of_the_users_holds() -> None:
     batch = Batch(budget=4)
-    batch.proposer.afford([(1, 0)])
+    batch.proposer.afford([(1, (0,) * SHARES)])
     batch.join("a", [1, *PASSAGE], tokens=[PASSAGE])
     assert len(batch.step(a=PASSAGE[:1])["a"]) == 4
 
 
 def test_for_measuring_every_greedy_row_gets_as_many() -> None:
     batch = Batch()
-    batch.proposer.afford([(1, 0)])
+    batch.proposer.afford([(1, (0,) * SHARES)])
     batch.join("a", [1, 2, 3])
     batch.join("b", [1, 2, 3], temperature=0.7)
     batch.proposer.fix(5)
     assert batch.step(a=[7], b=[7]) == {"a": [1, 2, 3, 1, 2], "b": []}
     batch.proposer.fix(None)
     assert batch.step(a=[8], b=[8]) == {"a": [], "b": []}
+
+
+def test_for_measuring_steps_are_timed_where_the_one_before_had_as_many_rows() -> None:
+    batch = Batch()
+    batch.join("a", [1, 2, 3])
+    batch.proposer.fix(2)
+    for new in range(3):
+        batch.step(a=[new])
+    batch.join("b", [1, 2, 3])
+    for new in range(3):
+        batch.step(a=[new], b=[new])
+    steps = batch.proposer.fix(None)
+    assert [rows for rows, _ in steps] == [1, 1, 2, 2] and all(seconds > 0 for _, seconds in steps)
+    batch.step(a=[1], b=[1])
+    assert batch.proposer.fix(None) == []

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from teola_plugin import EnginePool
+from teola_plugin.engines.bundled import llama
 from teola_plugin.engines.vllm import VllmEngine, host
 from teola_plugin.engines.vllm.drafts.options import ENV
 from teola_plugin.errors import RegistrationError, TeolaError
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.graph import GAP, PrimitiveKind
+from teola_plugin.requests.draft_texts import forms_of_list, texts_of
 from teola_plugin.requests.payloads import Generate, Generation, Prompt, Sampling
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed
@@ -71,7 +74,15 @@ def test_measuring_tells_what_verifying_takes(session_llm: SessionLlm) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"speculative_config": None}, {"worker_extension_cls": "a.B"}, {"async_scheduling": True}], ids=str
+    "given",
+    [
+        {"speculative_config": None},
+        {"worker_extension_cls": "a.B"},
+        {"async_scheduling": True},
+        {"logits_processors": ["a:B"]},
+        {"watermark_config": {"a": 1}},
+    ],
+    ids=str,
 )
 def test_arguments_of_the_users_own_rule_drafts_out(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "teola_plugin"):
@@ -105,3 +116,63 @@ def test_auto_drafts_on_the_cpu_alone(said: Any, cpu: bool, drafted: bool, monke
     platform = host.shim.Platform(cpu, "cpu" if cpu else "cuda")
     setup = VllmEngine("llm", "model", drafts=said)._setup
     assert ("speculative_config" in host._arguments(setup, platform, {})) == drafted
+
+
+def decoded(llm: SessionLlm, asked: Generate, *drafts: str) -> Generation:
+    """With nothing known but these."""
+
+    async def run() -> Generation:
+        await llm.engine.reset()
+        async for result in llm.engine.execute([Request("r", K.PREFILLING, asked, drafts=drafts)]):
+            if isinstance(result, Failed):
+                raise result.error
+            if isinstance(result, Done):
+                assert isinstance(result.value, Generation)
+                return result.value
+        raise AssertionError
+
+    return llm.run(run())
+
+
+FIXED: dict[str, Any] = {
+    "labels": {"verdict": {"enum": ["no", "certainly not", "yes"]}},
+    "keys": {"first_name": {"enum": ["a"]}, "number_of_legs": {"type": "integer"}, "is_it_true": {"const": 1}},
+    "call": {"name": {"enum": ["look_up_the_city"]}, "arguments": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_what_a_schema_fixes_is_accepted_and_a_wrong_form_is_harmless(session_llm: SessionLlm, name: str) -> None:
+    keys = FIXED[name]
+    schema = {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
+    asked = Generate(Prompt(text="Answer:"), Sampling(max_tokens=48, json_schema=json.dumps(schema)))
+    plain = decoded(session_llm, asked)
+    right = decoded(session_llm, asked, *texts_of(asked))
+    assert right == plain
+    assert right.accepted > plain.accepted, "as far as a model with random weights cuts words as its tokenizer does"
+    wrong = decoded(session_llm, asked, '{"quite": "' + GAP + '"}', "{" + GAP + '": 17}', "YES" + GAP)
+    assert wrong == plain
+
+
+@pytest.mark.parametrize("words", ["1. one\n2. two\n3. three\n4. four\n", "- a\n- b\n- c\n"])
+def test_forms_that_are_partly_right_change_nothing(session_llm: SessionLlm, words: str) -> None:
+    asked = Generate(Prompt(text=f"A list.\n{words}"), Sampling(max_tokens=32, ignore_eos=True))
+    plain, forms = decoded(session_llm, asked), forms_of_list("lines")
+    assert decoded(session_llm, asked, *forms) == plain
+    known = decoded(session_llm, asked, plain.text[:20] + GAP + plain.text[-10:] + GAP, *forms)
+    assert known == plain and known.accepted > 0
+
+
+@pytest.mark.long
+async def test_processors_of_logits_are_served_undrafted() -> None:
+    """vLLM takes none beside drafts, so that `auto` drafts nothing."""
+    processors = ["vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor"]
+    engine = VllmEngine("llm", str(llama.make()), engine_args={"logits_processors": processors, "max_model_len": 256})
+    await engine.start()
+    try:
+        asked = Generate(Prompt(text="a a a a"), Sampling(max_tokens=8, ignore_eos=True))
+        [*_, last] = [result async for result in engine.execute([Request("r", K.PREFILLING, asked, drafts=("a",))])]
+        assert isinstance(last, Done) and last.value.completion_tokens == 8
+        assert engine.profile.drafts == last.value.drafted == 0
+    finally:
+        await engine.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from teola_plugin.engines.vllm.drafts.recent import RecentOutputs
+from teola_plugin.engines.drafts.recent import RecentOutputs
 
 ONE, OTHER, ELSEWHERE = ("app", "a"), ("app", "b"), ("other", "a")
 

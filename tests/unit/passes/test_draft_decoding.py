@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pass_apps import CONTEXT, LITERAL, LLM, PROFILES, QUESTION, Golden, K, advanced_rag
 
-from teola_plugin.graph import Graph, Primitive, PromptPart, Ref, build_pgraph, named
+from teola_plugin.graph import GAP, Attributes, DraftText, Graph, Primitive, PromptPart, Ref, build_pgraph, named
 from teola_plugin.passes import DEFAULT_PASSES, DraftDecoding, PassContext, PassPipeline
 
 DRAFTS = DraftDecoding()
@@ -22,7 +22,7 @@ def answered(name: str, **reads: Ref) -> list[Primitive]:
 
 
 def drafts(graph: Graph) -> dict[str, tuple[str, ...]]:
-    return {p.id: p.attributes.drafts for p in graph if p.attributes.drafts}
+    return {p.id: tuple(map(str, p.attributes.drafts)) for p in graph if p.attributes.drafts}
 
 
 def test_advanced_rag(golden: Golden) -> None:
@@ -56,6 +56,28 @@ def test_what_no_model_wrote_is_no_answer() -> None:
     search = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("$input", ("vector",))), size=1)
     graph = Graph([search, *answered("first", context=Ref("search"))], Ref("first"))
     assert DRAFTS.run(graph, TAKES) is graph
+
+
+@pytest.mark.parametrize(
+    ("items", "first"),
+    [("numbered", '"1. …\\n2. …'), ("lines", '"1. …'), ("markdown", '"- …'), ("choices", '"[\\n    {'), ("json", "")],
+)
+def test_a_list_may_repeat_what_stands_between_its_items(items: str, first: str) -> None:
+    lead, decoding = answered("queries")
+    graph = Graph([lead.with_(attributes=Attributes(items=items)), decoding], Ref("queries"))
+    [shown] = drafts(DRAFTS.run(graph, TAKES)).values() or [()]
+    assert bool(shown) == bool(first) and (not first or shown[0].startswith(first))
+    assert all(len(one) <= 60 for one in shown)
+
+
+def test_what_the_tracer_knows_of_an_answer_goes_behind_earlier_ones() -> None:
+    forms = tuple(DraftText("its labels", text=word + GAP) for word in ("YES", "NO"))
+    lead, decoding = answered("second", existing=Ref("first"))
+    said = Attributes(items="lines", forms=forms)
+    graph = Graph([*answered("first"), lead.with_(attributes=said), decoding], Ref("second"))
+    made = DRAFTS.run(graph, TAKES)
+    assert drafts(made) == {"second.p": ("existing", '"YES…"', '"NO…"')}
+    assert [one.what for one in made["second.p"].attributes.drafts] == ["an earlier answer", "its labels", "its labels"]
 
 
 def test_in_the_whole_pipeline_a_split_prompt_keeps_its_draft() -> None:

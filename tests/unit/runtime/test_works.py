@@ -290,3 +290,48 @@ def test_of_a_query_that_is_over_nothing_is_left() -> None:
     made.join(EARLY, TEXT)
     made.table.forget("q")
     assert len(made.table) == 0 and list(made.table.of("q")) == []
+
+
+def guessed(t: Table, payload: Any = ASKED) -> Work:
+    t.count += 1
+    request = Request(f"r{t.count}", PrimitiveKind.PREFILLING, payload, query="q")
+    work = Work(request, "e", identity(ENGINE, "acme", payload), "p", rule_of(payload), TERMS, by=EARLY)
+    t.table.guess("q", work)
+    return work
+
+
+@pytest.mark.parametrize("order", [(EARLY, PLAIN), (PLAIN, EARLY)])
+def test_a_guess_is_claimed_by_either_party_and_once_by_each(order: tuple[Party, Party]) -> None:
+    t = Table()
+    work = guessed(t)
+    assert work.provisional and not work.wanted and not work.repeatable
+    assert all(t.join(party, ASKED) is work for party in order)
+    work.provisional = False
+    assert work.wanted and work.repeatable
+    assert t.join(PLAIN, ASKED) is not work and t.join(EARLY, ASKED) is not work
+
+
+def test_a_guess_that_has_ended_waits_for_who_asks_for_it() -> None:
+    t = Table()
+    work = guessed(t)
+    t.end(work)
+    assert t.join(EARLY, ASKED) is work and t.join(PLAIN, ASKED) is work and work.value == "value"
+
+
+def test_a_wrong_or_failed_guess_is_nobodys() -> None:
+    t = Table()
+    wrong, failed = guessed(t), guessed(t, Generate(Prompt(text="b")))
+    t.table.guessed_wrong(wrong)
+    t.end(failed, None, ValueError("x"))
+    assert t.join(EARLY, ASKED) is not wrong and t.join(PLAIN, failed.request.payload) is not failed
+    assert wrong not in list(t.table.of("q"))
+
+
+def test_whether_somebody_has_asked_for_the_same() -> None:
+    t = Table()
+    known = identity(ENGINE, "acme", ASKED)
+    assert known is not None and not t.table.has("q", known)
+    work = t.join(EARLY, ASKED)
+    assert t.table.has("q", known) and not t.table.has("other", known)
+    work.cancelled = True
+    assert not t.table.has("q", known)

@@ -346,6 +346,14 @@ def test_fold_ends_with_the_value_that_it_begins_with() -> None:
     assert any(word.startswith("end failed") for word in d.say(PrimitiveFailed(1.0, "q", "first")))
 
 
+def test_an_answer_that_breaks_off_behind_its_first_piece_ends_the_query() -> None:
+    lead = Primitive("lead", K.PREFILLING, "llm", named(question=Ref("$input")))
+    d = Driver([lead, Primitive("text", K.DECODING, "llm", named(lead=Ref("lead"))), call("last", "text")], "last")
+    d.done("lead")
+    assert d.fail("lead")[-1].startswith("end failed")
+    assert not d.scheduler.queries
+
+
 def test_loop_goes_on_while_its_body_says_so() -> None:
     body = Fragment(Graph([call("step", "$carry")], Ref("step")), Ref("step"))
     d = Driver([Primitive("l", K.LOOP, inputs=named(init=Ref("$input")), fragment=body)], "l")

@@ -1,66 +1,44 @@
-"""What is drafted: the user's settings, and what travels with a request."""
+"""How the user's settings and a request's drafts travel to the proposer, and beside what nothing is drafted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.errors import ConfigError, unknown_name
+from teola_plugin.requests.draft_texts import APP, KEY, TENANT
 
-KEY = "teola_drafts"
-"""Under which a request's drafts travel in `SamplingParams.extra_args`."""
 ENV = "TEOLA_DRAFTS"
 """Environment variable by which the proposer gets its settings, as JSON: vLLM makes it with its own configuration."""
+_MOST_TEXTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
-    """How many tokens may be drafted, and from where. The text of an answer is the same with any of these.
+class Told:
+    """What came with a request, from our engine's host or over HTTP (see `requests.draft_texts`)."""
 
-    `tokens`: at most for one request and step (1 to 64). `lookup`: from the request's own tokens. `recent`: tokens kept
-    of recent outputs for each app and tenant, 0 for none. `budget`: at most for one step of all requests; 0 stands for
-    what calibration finds, `tokens` before that.
-    """
+    source: tuple[str, str] = ("", "")
+    """App and tenant."""
+    tokens: Sequence[Sequence[int]] = ()
+    """Texts that its answer may repeat, where they are tokens already."""
+    texts: Sequence[str] = ()
+    kept: bool = True
+    """Whether its output is a recent one, and may draft from those: over HTTP only where its app or tenant is named."""
 
-    tokens: int = 16
-    lookup: bool = True
-    recent: int = 16_384
-    budget: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.lookup, bool):
-            raise ConfigError(f"drafts: lookup is {self.lookup!r}.", hint="give true or false")
-        if not _whole(self.tokens) or not 1 <= self.tokens <= 64:
-            raise ConfigError(f"drafts: tokens is {self.tokens!r}.", hint="give 1 to 64; 16 is the default")
-        for name in ("recent", "budget"):
-            given = getattr(self, name)
-            if not _whole(given) or given < 0:
-                raise ConfigError(f"drafts: {name} is {given!r}.", hint="give a whole number, 0 or more")
-
-
-def drafts_of(given: str | bool | Mapping[str, Any] | Drafts) -> Drafts | None:
-    """Of `"auto"`, `"off"`, or options. None: nothing is drafted. Raises `ConfigError`, `RegistrationError`."""
-    if isinstance(given, Drafts):
-        return given
-    if isinstance(given, Mapping):
-        names = [field.name for field in fields(Drafts)]
-        for name in given:
-            if name not in names:
-                raise unknown_name("option of drafts", str(name), names)
-        return Drafts(**given)
-    if given is False:  # YAML reads `off` so
-        return None
-    if given not in ("auto", "off"):
-        raise unknown_name("value of drafts", str(given), ["auto", "off"])
-    return Drafts() if given == "auto" else None
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    @staticmethod
+    def of(extra: Mapping[str, Any]) -> Told:
+        """Of `SamplingParams.extra_args`. What is of another form is left out: others may write there, too."""
+        given = extra.get(KEY)
+        if isinstance(given, Mapping):
+            return Told((str(given.get("app", "")), str(given.get("tenant", ""))), given.get("tokens", ()))
+        source = str(extra.get(APP, "")), str(extra.get(TENANT, ""))
+        texts = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
+        return Told(source, (), texts[:_MOST_TEXTS], any(source))
 
 
 def ruled_out(engine_args: Mapping[str, Any]) -> str:
-    """The argument of the user's own beside which nothing is drafted; empty for none."""
-    taken = [name for name in ("speculative_config", "worker_extension_cls") if name in engine_args]
-    return taken[0] if taken else "async_scheduling" if engine_args.get("async_scheduling") else ""
+    """The argument of the user's own beside which nothing is drafted; empty for none. vLLM would not start with drafts
+    and processors of logits, watermarks or asynchronous scheduling."""
+    own = [name for name in ("speculative_config", "worker_extension_cls") if name in engine_args]
+    refused = [name for name in ("logits_processors", "watermark_config", "async_scheduling") if engine_args.get(name)]
+    return next(iter((*own, *refused)), "")

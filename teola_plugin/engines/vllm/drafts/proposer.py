@@ -8,39 +8,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from teola_plugin.engines.vllm.drafts.lengths import Lengths, longest_draft
-from teola_plugin.engines.vllm.drafts.options import ENV, Drafts
-from teola_plugin.engines.vllm.drafts.recent import RecentOutputs, Source
-from teola_plugin.engines.vllm.drafts.row import Row
+from teola_plugin.engines.drafts.drafter import Drafter
+from teola_plugin.engines.drafts.lengths import Lengths
+from teola_plugin.engines.drafts.options import Drafts
+from teola_plugin.engines.drafts.row import Row
+from teola_plugin.engines.drafts.skeleton import with_gaps
+from teola_plugin.engines.vllm.drafts.options import ENV, Told
+from teola_plugin.graph import GAP
 from teola_plugin.shims.vllm import drafts as shim
-
-
-@dataclass(slots=True)
-class _Running:
-    row: Row | None
-    """None: nothing is drafted for it."""
-    source: Source
-    kept: bool = True
-    """Whether its output is a recent one, once it has ended."""
 
 
 class DraftProposer:
     """Drafts of all running requests. In the process of vLLM's worker, on its one thread."""
 
-    def __init__(self, vllm_config: Any) -> None:
-        self._options = Drafts(**json.loads(os.environ.get(ENV, "{}")))
-        self._most = shim.drafted_tokens(vllm_config)
+    def __init__(self, vllm_config: Any, encode: Callable[[str], Sequence[int]] | None = None) -> None:
+        """`encode` makes tokens of texts that come as such; without it nothing is made of them."""
+        self._encode = encode
         self._limit = shim.longest(vllm_config)
         self._runner: shim.Runner | None = None
-        self._running: dict[str, _Running] = {}
-        self._recent = RecentOutputs(self._options.recent)
-        self._budget = self._options.budget or self._options.tokens
-        self._lengths: Lengths = ()
-        self._fixed: int | None = None
+        self._drafter = Drafter(Drafts(**json.loads(os.environ.get(ENV, "{}"))), shim.drafted_tokens(vllm_config))
         shim.mend()
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -50,21 +39,16 @@ class DraftProposer:
         self._runner = runner
 
     def afford(self, lengths: Lengths) -> None:
-        """The longest draft of a row by rows in a step, as measured. A budget that the user has given holds instead."""
-        self._lengths = () if self._options.budget else lengths
+        """See `Drafter.afford`."""
+        self._drafter.afford(lengths)
 
-    def fix(self, tokens: int | None) -> None:
-        """For measuring: every greedy row gets a draft of so many tokens, which are hardly right. None: as ever."""
-        self._fixed = tokens
+    def fix(self, tokens: int | None) -> list[tuple[int, float]]:
+        """See `Drafter.fix`."""
+        return self._drafter.fix(tokens)
 
     def forget(self, tenant: str | None) -> None:
-        """Recent outputs: all of them, or a tenant's; those of requests that run are not kept either."""
-        for one in self._running.values():
-            if tenant in (None, one.source[1]):
-                one.kept = False
-                if one.row is not None:
-                    one.row.forget()
-        self._recent.forget(tenant)
+        """See `Drafter.forget`."""
+        self._drafter.forget(tenant)
 
     def propose(
         self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
@@ -77,27 +61,16 @@ class DraftProposer:
         runner = self._runner
         if runner is None:
             return [[] for _ in sampled_token_ids]
-        names, most = runner.names(), self._longest(sum(map(bool, sampled_token_ids)))
-        found = []
-        for i, new in enumerate(sampled_token_ids):
-            length = int(num_tokens_no_spec[i])
+        names, rows = runner.names(), sum(map(bool, sampled_token_ids))
+        self._drafter.step(rows)
+        found, lengths = [], num_tokens_no_spec[: len(sampled_token_ids)].tolist()
+        for i, (new, length) in enumerate(zip(sampled_token_ids, lengths, strict=True)):
             row = self._row(runner, names[i], i, new, length, token_ids_cpu) if new else None
-            room = min(most, self._limit - length - 1)
-            found.append(self._draft(row, room) if row is not None and room > 0 else [])
+            found.append([] if row is None else self._drafter.draft(row, rows, self._limit - length - 1))
         return found
 
-    def _longest(self, rows: int) -> int:
-        """Tokens that may be drafted for each of so many rows."""
-        if self._fixed is not None:
-            return min(self._most, self._fixed)
-        rows = max(1, rows)
-        return min(self._most, longest_draft(self._lengths, rows) if self._lengths else self._budget // rows)
-
-    def _draft(self, row: Row, room: int) -> list[int]:
-        return row.draft(room) if self._fixed is None else row.first_tokens(room)
-
     def _row(self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any) -> Row | None:
-        known = self._running.get(name)
+        known = self._drafter.running(name)
         if known is not None and (known.row is None or len(known.row) + len(new) == length):
             if known.row is not None:
                 known.row.grow(new)
@@ -107,23 +80,10 @@ class DraftProposer:
     def _begin(self, runner: shim.Runner, name: str, tokens: list[int]) -> Row | None:
         """A request that is new here, or that was preempted and comes again."""
         asked = runner.asked(name)
-        given = asked.given or {}
-        self._clean(runner)
-        source = str(given.get("app", "")), str(given.get("tenant", ""))
-        row = None
-        if asked.greedy:
-            recent = self._recent.of(source) if self._options.recent else None
-            texts = given.get("tokens", ())
-            row = Row(tokens, asked.prompt, texts, recent, self._most, lookup=self._options.lookup)
-        self._ended(self._running.get(name))
-        self._running[name] = _Running(row, source)
-        return row
+        told = Told.of(asked.extra)
+        self._drafter.end_unless(runner.runs)
+        texts = (told.tokens or self._encoded(told.texts)) if asked.greedy else ()
+        return self._drafter.begin(name, told.source, tokens, asked.prompt, texts, greedy=asked.greedy, kept=told.kept)
 
-    def _clean(self, runner: shim.Runner) -> None:
-        """What has left is a recent output."""
-        for name in [one for one in self._running if not runner.runs(one)]:
-            self._ended(self._running.pop(name))
-
-    def _ended(self, one: _Running | None) -> None:
-        if one is not None and one.row is not None and one.kept and self._options.recent:
-            self._recent.add(one.source, one.row.output)
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        return [] if self._encode is None else [with_gaps(text, GAP, self._encode) for text in texts]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from teola_plugin.engines.vllm.drafts.lengths import Lengths
+import logging
+from typing import Any
+
+from teola_plugin.engines.drafts.lengths import Lengths
 from teola_plugin.shims.vllm import drafts as shim
 
 WORKER = f"{__name__}.DraftsWorker"
@@ -11,10 +14,18 @@ ATTACH = "teola_attach_drafts"
 AFFORD = "teola_afford_drafts"
 FIX = "teola_fix_drafts"
 FORGET = "teola_forget_drafts"
+log = logging.getLogger("vllm.teola_plugin")
+"""Below vLLM's own, whose handlers and level it has."""
 
 
 class DraftsWorker:
     """Methods of the worker. Names begin with `teola_`: vLLM refuses those that it has itself."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Once the worker has its model runner, the proposer gets that: on a server nobody else says so."""
+        super().__setattr__(name, value)
+        if name == "model_runner" and value is not None and not shim.attach(self):
+            log.warning("teola: this vLLM's model runner is not as expected: nothing is drafted")
 
     def teola_attach_drafts(self) -> bool:
         """The proposer gets the model runner. False where this vLLM has none to attach."""
@@ -23,8 +34,10 @@ class DraftsWorker:
     def teola_afford_drafts(self, lengths: Lengths) -> None:
         shim.proposer_of(self).afford(lengths)
 
-    def teola_fix_drafts(self, tokens: int | None) -> None:
-        shim.proposer_of(self).fix(tokens)
+    def teola_fix_drafts(self, tokens: int | None) -> list[tuple[int, float]]:
+        """Steps since the last such word: rows, seconds."""
+        steps: list[tuple[int, float]] = shim.proposer_of(self).fix(tokens)
+        return steps
 
     def teola_forget_drafts(self, tenant: str | None) -> None:
         """All that was learned, or a tenant's."""

@@ -1,0 +1,85 @@
+"""The schemes that are compared: how an application is run, in which order engines serve, whether prefixes are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.apps.messages import MESSAGES
+from benchmarks.apps.pipelines import PIPELINES, Given, Kit
+from examples.apps import advanced_rag, agent, contextual_retrieval, naive_rag, search_engine
+from examples.apps.engines import fake_pool
+from examples.apps.runner import App
+from teola_plugin import EnginePool, accelerate
+
+PO, TO = "per-invocation", "throughput-oriented"
+APPS: dict[str, App] = {
+    one.name: one for one in (search_engine.APP, agent.APP, naive_rag.APP, advanced_rag.APP, contextual_retrieval.APP)
+}
+Told = tuple[str, tuple[str, ...]]
+"""An answer, and the texts of its sources."""
+Ask = Callable[[Given], Awaitable[Told]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """`how`: a way of `pipelines`, `messages`, `object` (the app as it is) or `accelerated`."""
+
+    name: str
+    how: str
+    policy: str
+    caching: bool
+
+    def takes(self, app: str) -> bool:
+        return self.how != "messages" or app in MESSAGES
+
+    def pool(self, scale: float) -> EnginePool:
+        """Two instances of each LLM, one of everything else, as in the paper."""
+        return fake_pool(agent.TOOLS, factor=scale, policy=self.policy, prefix_caching=self.caching, llms=2)
+
+    def ask(self, app: App, pool: EnginePool) -> Ask:
+        """How one query is asked."""
+        if self.how in ("object", "accelerated"):
+            made = app.make(pool, proxy="proxy")
+            return _of_object(app, accelerate(made) if self.how == "accelerated" else made)
+        return _of_pipeline(app.name, self.how, Kit(pool))
+
+
+def _of_object(app: App, made: Any) -> Ask:
+    async def ask(given: Given) -> Told:
+        result = await made.ainvoke(given)
+        if app.name == "agent":
+            return result["answer"], tuple(message.content for message in agent.results(result["messages"]))
+        return result["answer"], _texts(result.get("sources", ()))
+
+    return ask
+
+
+def _of_pipeline(name: str, how: str, kit: Kit) -> Ask:
+    async def ask(given: Given) -> Told:
+        if how == "messages":
+            answer, sources = await MESSAGES[name](kit, given)
+        else:
+            answer, sources = await PIPELINES[name](kit, given, how)  # type: ignore[arg-type]
+        return answer, _texts(sources)
+
+    return ask
+
+
+def _texts(documents: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(document.page_content for document in documents)
+
+
+SCHEMES: tuple[Scheme, ...] = (
+    Scheme("LlamaDist-PO", "modules", PO, False),
+    Scheme("LlamaDist-TO", "modules", TO, False),
+    Scheme("LlamaDistPC-PO", "parallel", PO, True),
+    Scheme("LlamaDistPC-TO", "parallel", TO, True),
+    Scheme("AutoGen-PO", "messages", PO, False),
+    Scheme("AutoGen-TO", "messages", TO, False),
+    Scheme("modern", "modern", TO, True),
+    Scheme("object", "object", TO, True),
+    Scheme("accelerated", "accelerated", "topology-aware", True),
+)
+"""LLM instances are chosen by prefix and load in all of them: that is the pool's."""

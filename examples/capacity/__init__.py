@@ -1,0 +1,1 @@
+"""How many GPUs does an app need? See docs/simulation.md."""

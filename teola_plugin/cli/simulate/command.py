@@ -1,0 +1,137 @@
+"""`teola simulate`: the user's apps under load on a cluster that need not exist."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from teola_plugin.cli.arguments import count
+from teola_plugin.errors import RegistrationError
+
+SOUND, FAILING = 0, 1
+"""Exit statuses; 1 where a query failed."""
+
+
+def add_simulate(commands: Any) -> None:
+    """Add the sub-command to an argparse group."""
+    parser = commands.add_parser(
+        "simulate",
+        help="your apps under load on a pool that need not exist, in virtual time",
+        description="Runs apps on the engines that a pool's YAML names, as fast as a machine's profile says, in "
+        "virtual time: the real schedulers, no models, no GPUs. Exit status: 1 if queries failed, 2 for bad input.",
+    )
+    parser.add_argument("pool", metavar="POOL.yaml", help="the pool's YAML file: engines, instances, policies")
+    parser.add_argument(
+        "--app",
+        action="append",
+        required=True,
+        metavar="[NAME=]module:function",
+        help="a function that makes the app from a pool: def make(pool): return chain (repeat for apps side by side)",
+    )
+    parser.add_argument(
+        "--rate", type=_rates, default=(1.0,), metavar="R,R,...", help="queries a second, all apps together (default 1)"
+    )
+    parser.add_argument("--queries", type=count, default=200, metavar="N", help="of each run (default 200)")
+    parser.add_argument(
+        "--arrivals", default="poisson", metavar="poisson|bursty|FILE.jsonl", help="how they come (default poisson)"
+    )
+    parser.add_argument(
+        "--inputs",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE.jsonl",
+        help="what an app is asked with, one JSON value a line, in turn (default: questions are made up)",
+    )
+    parser.add_argument(
+        "--popularity", type=_exponent, metavar="S", help="draw inputs by Zipf's law with this exponent instead"
+    )
+    parser.add_argument(
+        "--machine", default="", metavar="NAME|FILE.json", help="how fast engines are; the YAML's fakes may say so"
+    )
+    parser.add_argument("--policy", default="", help="batch policy of all engines (default: as the YAML says)")
+    parser.add_argument("--output-tokens", type=count, default=0, metavar="N", help="length of each answer of LLMs")
+    parser.add_argument("--way", choices=("plain", "accelerated", "both"), default="both", help="default both")
+    parser.add_argument("--slo", type=_positive, default=5.0, metavar="X", help="in time: X times alone (default 5)")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same figures (default 0)")
+    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="runs of each, from --seed on (default 1)")
+    parser.add_argument("--workers", type=count, default=1, metavar="N", help="processes side by side (default 1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.set_defaults(run=run_simulate)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
+
+
+def _exponent(text: str) -> float:
+    return 0.0 if text.strip() in ("0", "0.0") else _positive(text)
+
+
+def run_simulate(options: argparse.Namespace) -> int:
+    """Exit status 0, 1 or 2, see above."""
+    from teola_plugin.cli.compare.command import _stdout_kept
+    from teola_plugin.cli.simulate.plan import carry_out
+
+    plan, ways = _plan(options), _ways(options.way)
+    rates = options.rate if options.arrivals in _PROCESSES else (0.0,)  # a trace has its own times
+    seeds = range(options.seed, options.seed + options.seeds)
+    with _stdout_kept(options.json):
+        idle, runs = carry_out(plan, rates, ways, seeds, options.workers)
+    found = {"settings": _settings(options), "idle_s": idle, "runs": runs}
+    if options.json:
+        json.dump(found, sys.stdout)
+        sys.stdout.write("\n")
+    else:
+        from teola_plugin.cli.simulate.show import report
+
+        sys.stdout.write(report(found) + "\n")
+    return FAILING if any(run["failed"] for run in runs) else SOUND
+
+
+_PROCESSES = ("poisson", "bursty")
+
+
+def _ways(chosen: str) -> tuple[str, ...]:
+    return ("plain", "accelerated") if chosen == "both" else (chosen,)
+
+
+def _plan(options: argparse.Namespace) -> Any:
+    """Raises `RegistrationError` for what can be said before anything runs."""
+    from teola_plugin.cli.simulate.apps import of_options
+    from teola_plugin.cli.simulate.plan import Plan
+    from teola_plugin.errors import unknown_name
+    from teola_plugin.scheduling import POLICIES
+
+    if options.policy and options.policy not in POLICIES:
+        raise unknown_name("batch policy", options.policy, list(POLICIES))
+    if options.arrivals not in _PROCESSES and not options.arrivals.endswith(".jsonl"):
+        raise RegistrationError(
+            f"--arrivals is {options.arrivals!r}.", hint="give poisson, bursty, or a trace whose name ends in .jsonl"
+        )
+    return Plan(
+        options.pool,
+        of_options(options.app, options.inputs),
+        options.arrivals,
+        options.queries,
+        options.machine,
+        options.policy,
+        options.output_tokens,
+        options.popularity,
+        options.slo,
+    )
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {key: value for key, value in vars(options).items() if key not in ("run", "command", "json", "workers")}

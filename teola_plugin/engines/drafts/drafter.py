@@ -1,0 +1,120 @@
+"""All requests that run: what each of them drafts, how much at which load, and what stays of those that have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from teola_plugin.engines.drafts.lengths import Lengths, longest_drafts, unmeasured
+from teola_plugin.engines.drafts.options import Drafts
+from teola_plugin.engines.drafts.recent import RecentOutputs, Source
+from teola_plugin.engines.drafts.row import Row
+
+
+@dataclass(slots=True)
+class Running:
+    """A request under way, or preempted."""
+
+    row: Row | None
+    """None: nothing is drafted for it."""
+    source: Source
+    kept: bool = True
+    """Whether its output is a recent one, once it has ended."""
+
+
+class Drafter:
+    """The drafts of one instance, at most `most` tokens for a request and step."""
+
+    def __init__(self, options: Drafts, most: int) -> None:
+        self._options, self._most = options, most
+        self._running: dict[str, Running] = {}
+        self._recent = RecentOutputs(options.recent)
+        self._budget = options.budget or options.tokens
+        self._unmeasured = unmeasured(most)
+        self._lengths: Lengths = ()
+        self._fixed: int | None = None
+        self._steps: list[tuple[int, float]] = []
+        """Rows and time of each step, while it is measured."""
+
+    def afford(self, lengths: Lengths) -> None:
+        """The longest draft of a row by rows in a step, as measured. A budget that the user has given holds instead."""
+        self._lengths = () if self._options.budget else lengths
+
+    def fix(self, tokens: int | None) -> list[tuple[int, float]]:
+        """For measuring: every greedy row gets a draft of so many tokens, which are hardly right. None: as ever.
+
+        Returns the steps since the last such word, (rows that wrote something, seconds), where the step before had as
+        many.
+        """
+        self._fixed, (steps, self._steps) = tokens, (self._steps, [])
+        return [(rows, then - at) for (before, at), (rows, then) in pairwise(steps) if rows == before]
+
+    def step(self, rows: int) -> None:
+        """So many rows have written something, and are about to draft."""
+        if self._fixed is not None:
+            self._steps.append((rows, time.perf_counter()))
+
+    def forget(self, tenant: str | None) -> None:
+        """Recent outputs: all of them, or a tenant's; those of requests that run are not kept either."""
+        for one in self._running.values():
+            if tenant in (None, one.source[1]):
+                one.kept = False
+                if one.row is not None:
+                    one.row.forget()
+        self._recent.forget(tenant)
+
+    def running(self, name: str) -> Running | None:
+        return self._running.get(name)
+
+    def begin(
+        self,
+        name: str,
+        source: Source,
+        tokens: Sequence[int],
+        prompt: int,
+        texts: Sequence[Sequence[int]],
+        *,
+        greedy: bool,
+        kept: bool = True,
+    ) -> Row | None:
+        """A request is new, or begins again. `tokens`: the prompt, which has `prompt` of them, and what is written
+        already; `texts`: what it may repeat, likeliest first; `kept`: whether recent outputs are a source, and it
+        one of them. None where it samples: nothing is drafted."""
+        row = None
+        if greedy:
+            recent = self._recent.of(source) if self._options.recent and kept else None
+            row = Row(tokens, prompt, texts, recent, self._most, lookup=self._options.lookup)
+        self.end(name)
+        self._running[name] = Running(row, source, kept)
+        return row
+
+    def end(self, name: str) -> None:
+        """What it has written is a recent output."""
+        one = self._running.pop(name, None)
+        if one is not None and one.row is not None and one.kept and self._options.recent:
+            self._recent.add(one.source, one.row.output)
+
+    def end_unless(self, runs: Callable[[str], bool]) -> None:
+        """Those that have left."""
+        for name in [one for one in self._running if not runs(one)]:
+            self.end(name)
+
+    def draft(self, row: Row, rows: int, room: int) -> list[int]:
+        """What one among so many rows is likely to write next, at most `room` tokens; nothing where none pays."""
+        rows = max(1, rows)
+        room = min(room, self._most_of_one(rows))
+        if room <= 0:
+            return []
+        return row.first_tokens(room) if self._fixed is not None else row.draft(room, self._longest(rows))
+
+    def _longest(self, rows: int) -> Sequence[int]:
+        """Tokens that pay for each of so many rows, by the share of them that is right."""
+        return longest_drafts(self._lengths or self._unmeasured, 1 if self._options.budget else rows)
+
+    def _most_of_one(self, rows: int) -> int:
+        """Tokens that may be drafted for each of so many rows, whatever is right of them."""
+        if self._fixed is not None:
+            return min(self._most, self._fixed)
+        return self._most if self._lengths else min(self._most, self._budget // rows)

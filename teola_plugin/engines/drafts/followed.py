@@ -1,0 +1,44 @@
+"""A text that a request may repeat, followed while the output agrees and picked up again behind a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from teola_plugin.engines.drafts.corpus import Corpus
+
+_NEAR = 16
+"""Tokens behind a difference within which a single equal one is taken for the place to go on."""
+
+
+class FollowedText:
+    """Where the output is in a text. It begins at the text's first token."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._text = Corpus(tokens)
+        self._place, self._lost = 0, False
+        self.agreed = 1
+        """One more than the tokens in a row that were its own; 0 where the output has left it."""
+
+    def follow(self, output: Sequence[int], new: int) -> None:
+        """The output has grown by so many tokens at its end."""
+        for i in range(len(output) - new, len(output)):
+            if not self._lost and self._place < len(self._text) and self._text.tokens[self._place] == output[i]:
+                self._place += 1
+                self.agreed += 1
+            else:
+                self._find(output[: i + 1])
+
+    def _find(self, output: Sequence[int]) -> None:
+        """The place to go on: behind the last two tokens, or behind the last one where that is near."""
+        place, agreed = self._text.best(output, after=self._place)
+        if not agreed:
+            near = self._text.tokens[self._place : self._place + _NEAR]
+            place = self._place + near.index(output[-1]) + 1 if output[-1] in near else -1
+        self._lost = place < 0
+        self.agreed = 0 if self._lost else 1 + max(1, agreed)
+        if not self._lost:
+            self._place = place
+
+    def next(self, most: int) -> list[int]:
+        """What comes if the output goes on with the text; nothing where it has left it."""
+        return [] if self._lost else self._text.behind(self._place, most)

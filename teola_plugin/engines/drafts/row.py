@@ -1,0 +1,168 @@
+"""The drafts of one request: from the texts that came with it, from itself, from recent outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from teola_plugin.engines.drafts.adaptive import AGREED, Kind, Trust
+from teola_plugin.engines.drafts.corpus import LONGEST, Corpus
+from teola_plugin.engines.drafts.followed import FollowedText
+from teola_plugin.engines.drafts.lengths import of_share
+from teola_plugin.engines.drafts.skeleton import GAP_TOKEN, Skeleton
+
+_WATCHED = 2
+"""Tokens of a guess that is not drafted: whether they come is seen anyhow."""
+_SURE = 0.9
+"""Share from which no other guess is looked for."""
+_MOST_REST = 8
+"""Tokens that are written without a look for guesses, where many looks in a row led to no draft."""
+_PATIENCE = 4
+"""Looks without a draft for each of them."""
+
+
+class _Guess(NamedTuple):
+    kind: Kind
+    tokens: Sequence[int]
+
+
+class Row:
+    """A running greedy request. Tokens are the model's ids.
+
+    What was guessed is compared with what comes, also where it was not drafted: so a row that is not worth drafting for
+    is found out, and one that has become so again, without a token verified in vain.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        prompt: int,
+        texts: Sequence[Sequence[int]],
+        recent: Corpus | None,
+        most: int,
+        *,
+        lookup: bool = True,
+    ) -> None:
+        """`tokens`: the prompt, which has `prompt` of them, and what is written already. `texts`: what the output may
+        repeat; one with a `GAP_TOKEN` is a skeleton. `most`: of one draft. `lookup`: whether the tokens are looked
+        through themselves."""
+        self._own = Corpus(tokens[:prompt])
+        self._prompt, self._most = prompt, most
+        self._texts = [FollowedText(text) for text in texts if text and GAP_TOKEN not in text]
+        self._skeletons = [Skeleton(text) for text in texts if GAP_TOKEN in text]
+        self._recent, self._lookup = recent, lookup
+        self._trust: dict[Kind, Trust] = {}
+        self._rest = self._idle = 0
+        self._guessed: list[_Guess] = []
+        self._draft: list[int] = []
+        self.drafted = self.accepted = 0
+        self.grow(tokens[prompt:])
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def forget(self) -> None:
+        """Recent outputs are no source any more."""
+        self._recent = None
+
+    @property
+    def output(self) -> list[int]:
+        """What the request has written."""
+        return self._own.tokens[self._prompt :]
+
+    def trust(self, kind: Kind) -> Trust:
+        found = self._trust.get(kind)
+        if found is None:
+            found = self._trust[kind] = Trust(kind)
+        return found
+
+    def grow(self, new: Sequence[int]) -> None:
+        """The model has written these: what was accepted of the draft, and one more."""
+        if self._guessed:
+            self._learn(new)
+        self._rest = max(0, self._rest - len(new))
+        self._own.add(new)
+        for skeleton in self._skeletons:
+            skeleton.follow(new)
+        self._skeletons = [skeleton for skeleton in self._skeletons if not skeleton.over]
+        if self._texts and new:
+            last = self._own.tokens[max(self._prompt, len(self._own) - len(new) - LONGEST) :]
+            for text in self._texts:
+                text.follow(last, len(new))
+
+    def _learn(self, new: Sequence[int]) -> None:
+        self.drafted += len(self._draft)
+        self.accepted += _common(self._draft, new)
+        for kind, tokens in self._guessed:
+            right = _common(tokens, new)
+            wrong = right < min(len(tokens), len(new))
+            self.trust(kind).saw(right, wrong=wrong)
+        self._guessed, self._draft = [], []
+
+    def draft(self, room: int, longest: Sequence[int] | None = None) -> list[int]:
+        """What the model is likely to write next, at most `room` tokens; nothing where nobody knows. `longest`: by the
+        share of tokens that are right (see `lengths`); without it, whatever that is."""
+        if self._rest:
+            return []
+        guesses, best, most = list[_Guess](), None, 0.0
+        for guess in self._guesses():
+            guesses.append(guess)
+            share = self.trust(guess.kind).share
+            if share > most:
+                best, most = guess, share
+            if share >= _SURE:
+                break
+        length = 0 if best is None else room if longest is None else min(room, of_share(longest, most))
+        self._draft = list(best.tokens[:length]) if best is not None and length > 0 else []
+        self._guessed = [
+            _Guess(guess.kind, self._draft if guess is best and self._draft else guess.tokens[:_WATCHED])
+            for guess in guesses
+        ]
+        self._idle = 0 if self._draft else self._idle + 1
+        self._rest = min(_MOST_REST, self._idle // _PATIENCE)
+        return self._draft
+
+    def first_tokens(self, count: int) -> list[int]:
+        """Of the prompt, whatever comes next: a draft for measuring what verifying takes."""
+        return [self._own.tokens[i % self._prompt] for i in range(count)]
+
+    def _guesses(self) -> Iterator[_Guess]:
+        """From the texts, and from what is looked up."""
+        if self._texts or self._skeletons:
+            named: list[FollowedText | Skeleton] = [*self._texts, *self._skeletons]
+            for one in sorted(named, key=lambda one: -one.agreed):
+                if found := one.next(self._most):
+                    yield _Guess(_kind_of(one), found)
+                    break
+        corpus, place, agreed = self._looked_up(self._own.tokens[-32:])
+        if agreed:
+            yield _Guess(Kind.behind(agreed), corpus.behind(place, self._most))
+
+    def _looked_up(self, last: Sequence[int]) -> tuple[Corpus, int, int]:
+        """Where most of the last tokens stand, and how many do; 0 for nowhere."""
+        own = self._own
+        corpus, (place, agreed) = own, own.best(last) if self._lookup else (0, 0)
+        if self._recent is not None:
+            elsewhere = self._recent.best(last)
+            if elsewhere[1] > agreed:
+                corpus, (place, agreed) = self._recent, elsewhere
+        if not agreed and self._lookup and last:
+            place = own.latest(last[-1])
+            agreed = int(place >= 0)
+        return corpus, place, agreed
+
+
+def _kind_of(one: FollowedText | Skeleton) -> Kind:
+    if isinstance(one, Skeleton):
+        return Kind.SKELETON
+    return Kind.FOLLOWED if one.agreed > AGREED else Kind.TEXT
+
+
+def _common(guess: Sequence[int], new: Sequence[int]) -> int:
+    """How many of the guessed tokens have come."""
+    right = 0
+    for one, other in zip(guess, new, strict=False):
+        if one != other:
+            break
+        right += 1
+    return right

@@ -1,0 +1,61 @@
+"""What of an answer is known beforehand, with gaps between: a list's numbering, the keys of JSON, a label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+GAP_TOKEN = -1
+"""Stands for any number of tokens; no model writes it."""
+
+
+class Skeleton:
+    """Where the output is in a text with gaps. It begins at the text's first token, or in a gap before it.
+
+    Unlike a text that may be repeated (`FollowedText`), it is one of several alternatives: the first token that differs
+    rules it out, unless a gap came before: then it waits for what comes behind the next one.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens)
+        self._place = 0
+        self.agreed = 0
+        """Tokens of it that were written; 0 once it is ruled out, or at its end."""
+        self.over = not tokens
+        """Whether nothing more can come of it."""
+
+    def follow(self, new: Sequence[int]) -> None:
+        """The output has grown by these."""
+        for token in new:
+            if not self.over:
+                self._take(token)
+
+    def _take(self, token: int) -> None:
+        tokens, place = self._tokens, self._place
+        in_gap = tokens[place] == GAP_TOKEN
+        expected = place + 1 if in_gap else place
+        if expected < len(tokens) and tokens[expected] == token:
+            self._place = expected + 1
+            self.agreed += 1
+        elif not in_gap:
+            later = range(place + 1, len(tokens)) if GAP_TOKEN in tokens[:place] else ()
+            self._place = next((at for at in later if tokens[at] == GAP_TOKEN), len(tokens))
+        if self._place >= len(tokens) or tokens[self._place :] == [GAP_TOKEN]:
+            self.over, self.agreed = True, 0
+
+    def next(self, most: int) -> list[int]:
+        """What comes if the output goes on with it, up to the next gap; nothing before it has begun."""
+        if self.over or not self.agreed:
+            return []
+        found = self._tokens[self._place : self._place + most]
+        return found[: found.index(GAP_TOKEN)] if GAP_TOKEN in found else found
+
+
+def with_gaps(text: str, gap: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
+    """Token ids of a text; `GAP_TOKEN` for each gap. What stands on both sides is encoded by itself, without spaces
+    before a gap: most tokenizers take one for the beginning of the next word."""
+    *before, last = text.split(gap)
+    found: list[int] = []
+    for part in before:
+        words = part.rstrip(" ")
+        found += [*(encode(words) if words else ()), GAP_TOKEN]
+    return [*found, *(encode(last) if last else ())]

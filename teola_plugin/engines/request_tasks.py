@@ -1,0 +1,71 @@
+"""Requests of one engine side by side, each in a task of its own: for engines that wait for something elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+
+from teola_plugin.errors import EngineError
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Piece, Result
+
+Inbox = asyncio.Queue[Result]
+Serve = Callable[[Request, Inbox], Awaitable[Done | Failed]]
+"""Does a request: pieces go to the inbox, the end is returned. It must not raise."""
+
+
+class RequestTasks:
+    """The tasks of the engine named `engine`, by request. One owner: the engine, on its loop."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def results(self, batch: Sequence[Request], serve: Serve) -> AsyncGenerator[Result, None]:
+        """Results of all requests as they come. Whoever stops reading gives the unfinished ones up."""
+        inbox: Inbox = asyncio.Queue()
+        tasks = {request.id: self._begin(request, serve, inbox) for request in batch}
+        self._tasks.update(tasks)
+        try:
+            left = set(tasks)
+            while left:
+                result = await inbox.get()
+                if not isinstance(result, Piece):
+                    left.discard(result.request_id)
+                    self._forget(result.request_id, tasks)
+                yield result
+        finally:
+            for request_id, task in tasks.items():
+                task.cancel()
+                self._forget(request_id, tasks)
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    def cancel(self, request_id: str) -> None:
+        """Idempotent; unknown ids are passed over."""
+        task = self._tasks.get(request_id)
+        if task is not None:
+            task.cancel()
+
+    def cancel_all(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    def _forget(self, request_id: str, tasks: Mapping[str, asyncio.Task[None]]) -> None:
+        if self._tasks.get(request_id) is tasks[request_id]:
+            del self._tasks[request_id]
+
+    def _begin(self, request: Request, serve: Serve, inbox: Inbox) -> asyncio.Task[None]:
+        async def run() -> None:
+            inbox.put_nowait(await serve(request, inbox))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():  # maybe before it began
+                error = EngineError(f"{request.id} was cancelled.", engine=self._engine)
+                inbox.put_nowait(Failed(request.id, error))
+
+        task = asyncio.create_task(run())
+        task.add_done_callback(ended)
+        return task

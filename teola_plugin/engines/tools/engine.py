@@ -1,0 +1,136 @@
+"""The engine that runs tools: each call in a thread, so many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any
+
+from teola_plugin.engines.base import EngineLoad
+from teola_plugin.engines.request_tasks import Inbox, RequestTasks
+from teola_plugin.engines.tools.tool import ToolRaised, to_tools
+from teola_plugin.errors import EngineError, EngineUnavailable, unknown_name
+from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
+from teola_plugin.requests.payloads import CallTool
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Result
+
+_STOP_SECONDS = 10.0
+
+
+class ToolEngine:
+    """Python functions as an engine: `ToolEngine("tools", [weather, send_mail], read_only=[weather])`.
+
+    A function is known by its name; `Tool(name, function)` gives another. Those in `read_only` are declared to change
+    nothing: they may be called early, and again. All others are called in their place, and once, whatever happens.
+    `max_requests` calls run at a time, in threads of the engine; they never hold up the pool. `seconds` is about what
+    one call takes, for plans. A call that is cancelled is not waited for, but a function cannot be stopped half-way.
+    Raises `RegistrationError` for what is no function.
+    """
+
+    kinds: frozenset[PrimitiveKind] = frozenset({PrimitiveKind.TOOL})
+
+    def __init__(
+        self,
+        name: str = "tools",
+        tools: Iterable[Any] = (),
+        *,
+        read_only: Iterable[Any] = (),
+        max_requests: int = 4,
+        seconds: float | None = None,
+    ) -> None:
+        self.name, self.tools = name, to_tools(tools, read_only)
+        curves = {} if seconds is None else {PrimitiveKind.TOOL: Curve(((1, seconds),))}
+        self._profile = EngineProfile(
+            curves,
+            batching=Batching.CONTINUOUS,
+            max_batch=max_requests,
+            max_efficient_batch=max_requests,
+            max_requests=max_requests,
+        )
+        self._threads: ThreadPoolExecutor | None = None
+        self._tasks = RequestTasks(name)
+
+    @property
+    def profile(self) -> EngineProfile:
+        return self._profile
+
+    # Life cycle
+
+    async def start(self) -> None:
+        """Idempotent."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._profile.max_requests, thread_name_prefix=f"teola-{self.name}")
+
+    async def stop(self) -> None:
+        """Idempotent. Calls under way fail; functions that run are waited for, 10 s at most."""
+        threads, self._threads = self._threads, None
+        self._tasks.cancel_all()
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+            waiting = asyncio.to_thread(threads.shutdown, True)
+            try:
+                await asyncio.wait_for(waiting, _STOP_SECONDS)
+            except TimeoutError:
+                pass
+
+    # Requests
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        """What each function returns, as they come; `ToolRaised` for one that raises."""
+        async with aclosing(self._tasks.results(batch, self._serve)) as results:
+            async for result in results:
+                yield result
+
+    async def _serve(self, request: Request, inbox: Inbox) -> Done | Failed:
+        begun = time.perf_counter()
+        try:
+            value = await self._call(self._asked(request))
+        except EngineError as error:
+            return Failed(request.id, error)
+        return Done(request.id, value, {"seconds": time.perf_counter() - begun})
+
+    def _asked(self, request: Request) -> CallTool:
+        payload = request.payload
+        if request.kind not in self.kinds or not isinstance(payload, CallTool):
+            got = f"{request.kind.value} of {type(payload).__name__}"
+            raise EngineError(f"{self.name}: it does calls of tools (CallTool), not {got}.", engine=self.name)
+        if payload.tool not in self.tools:
+            unknown = unknown_name("tool", payload.tool, list(self.tools))
+            raise EngineError(f"{self.name}: {unknown.message}", engine=self.name, hint=unknown.hint)
+        if payload.read_only and not self.tools[payload.tool].read_only:
+            raise EngineError(
+                f"{self.name}: the tool {payload.tool!r} is asked for as read-only, and is not declared so.",
+                engine=self.name,
+                hint="name it in read_only= of its engine, if it changes nothing",
+            )
+        return payload
+
+    async def _call(self, asked: CallTool) -> Any:
+        if self._threads is None:
+            raise EngineUnavailable(f"{self.name} is not started.", engine=self.name, hint="start the pool")
+        tool, arguments = self.tools[asked.tool], dict(asked.arguments)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, tool, arguments)
+        except Exception as error:
+            raise ToolRaised(
+                f"{self.name}: the tool {asked.tool!r} raised {type(error).__name__}: {error}", engine=self.name
+            ) from error
+
+    async def cancel(self, request_id: str) -> None:
+        self._tasks.cancel(request_id)
+
+    def size(self, request: Request) -> int:
+        return 1
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(requests=len(self._tasks))
+
+    async def reset(self) -> None:
+        """Nothing to forget."""
+
+    def versions(self) -> Mapping[str, str]:
+        return {"tools": ", ".join(self.tools) or "none"}

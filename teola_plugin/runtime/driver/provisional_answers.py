@@ -1,0 +1,245 @@
+"""Answers begun on a guess at their prompt: what they may write, who claims them, what is left of the others.
+
+A guess is nobody's call. The graph's own prefilling, or the plain object, claims it where its prompt is the same; else
+it is stopped, and its text is the draft of the real answer. Nobody hears of one that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from teola_plugin.graph import InstancePath, Primitive, PrimitiveKind
+from teola_plugin.passes.estimate import ANSWER_TOKENS
+from teola_plugin.requests.payloads import Generate, Generation, Sampling, Warmup
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Piece
+from teola_plugin.runtime.driver.enqueue_events import enqueue_event
+from teola_plugin.runtime.driver.protocol import Driver
+from teola_plugin.runtime.ports.port import Port
+from teola_plugin.runtime.primitive_requests import all_drafts
+from teola_plugin.runtime.query_run import Guess, QueryRun
+from teola_plugin.runtime.works.identities import Identity, Party, rule_of
+from teola_plugin.runtime.works.table import WorkTable
+from teola_plugin.runtime.works.work import Work, placed, request_id
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+from teola_plugin.scheduling.graph_events import Dispatch, Unused
+from teola_plugin.scheduling.objectives import Objective
+
+_K = PrimitiveKind
+SHARE = 0.25
+"""Of the tokens that a query is expected to write, those that may be written on guesses nobody has come for."""
+
+Identify = Callable[[Port, str, Any], Identity | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked for on a guess: the answer, or that its prompt is read."""
+
+    payload: Generate | Warmup
+    kind: PrimitiveKind
+    expected: int
+    """Tokens of the real answer."""
+
+
+class ProvisionalAnswers:
+    """Of all live queries of one runtime."""
+
+    def __init__(self, driver: Driver, works: WorkTable, identify: Identify) -> None:
+        self._driver, self._works, self._identify = driver, works, identify
+
+    # ------------------------------------------------------------ begin
+
+    def begin(self, run: QueryRun, order: Dispatch, payload: Any) -> None:
+        """The guessed prompt is there. Nothing comes of it where that is of no use: the primitive is dropped."""
+        p = order.primitive
+        place, port = InstancePath(p.id).settled, self._driver.ports[p.engine]
+        asked = _asked(payload, port)
+        known = self._identify(port, run.query.tenant, asked.payload) if asked is not None else None
+        if asked is None or known is None or place in run.primitives:
+            self._unused(run, p.id)
+        elif self._works.has(run.id, known):
+            self._share(run, p.id, place, known)
+        elif asked.expected and _left(run, asked.expected) < 1:
+            self._unused(run, p.id)
+        else:
+            self._send(run, order, asked, known, place, port)
+
+    def _share(self, run: QueryRun, name: str, place: str, known: Identity) -> None:
+        """Another part has guessed the same."""
+        guess = next((one for one in run.guesses.values() if one.work.identity == known), None)
+        if guess is not None:
+            guess.places.add(place)
+            run.guesses[place] = guess
+        self._unused(run, name)
+
+    def _send(self, run: QueryRun, order: Dispatch, asked: _Asked, known: Identity, place: str, port: Port) -> None:
+        p, query = order.primitive.with_(kind=asked.kind), run.query
+        warm = asked.kind is _K.PARTIAL_PREFILLING
+        named = request_id(run.id)
+        request = Request(
+            named,
+            p.kind,
+            asked.payload,
+            run.id,
+            query.tenant,
+            stream=True,
+            background=warm,
+            app=query.app,
+            drafts=all_drafts(port.engine.profile, asked.payload),
+        )
+        rule, terms = rule_of(asked.payload), placed(query.terms, 0, "")
+        work = Work(request, port.name, known, place, rule, terms, by=Party.EARLY)
+        guess = run.guesses[place] = Guess(p.id, work, asked.expected, {place})
+        run.expected += asked.expected
+        self._works.guess(run.id, work)
+        self._driver.trace.guessed(run, p, asked.payload)
+        event = enqueue_event(self._driver.now(), run, p.with_(id=place), 0, None)
+        port.enqueue([work], replace(event, objective=Objective.PROVISIONAL, gang=""))
+        if guess.over:  # refused
+            run.guesses.pop(place, None)
+
+    # ------------------------------------------------------------ what its port reports
+
+    def started(self, run: QueryRun, work: Work, instance: str, batch: int) -> None:
+        guess = _of(run, work)
+        if guess is not None:
+            self._driver.trace.started(run, guess.primitive, instance, batch)
+
+    def piece(self, run: QueryRun, work: Work, piece: Piece) -> None:
+        """It is stopped where it has written as much as it may: its text remains, as a draft."""
+        guess = _of(run, work)
+        if guess is None or guess.over:
+            return
+        self._driver.trace.first(run, guess.primitive)
+        guess.tokens += piece.tokens
+        run.guessed += piece.tokens
+        if guess.expected and _left(run) <= 0:
+            self._stop(run, guess)
+
+    def ended(self, run: QueryRun, work: Work, value: Any, error: BaseException | None) -> None:
+        """Its port is done with it. One that ended well may still be claimed."""
+        guess = _of(run, work)
+        if guess is None or guess.over:
+            return
+        if error is None and isinstance(value, Generation):
+            run.guessed += value.completion_tokens - guess.tokens
+            guess.tokens, guess.text = value.completion_tokens, value.text
+        self._over(run, guess, "done" if error is None else "wasted", value)
+
+    def again(self, run: QueryRun, work: Work) -> bool:
+        """A claimed one has failed: an engine elsewhere may have stopped it before the claim came there. Whether it is
+        asked for once more, as the call that it is by now."""
+        if not work.guessed or work.provisional or work.cancelled:
+            return False
+        work.guessed = False
+        work.again()
+        depth, query = work.queued_depth, run.query
+        event = Enqueue(
+            self._driver.now(), run.id, work.primitive, work.request.kind, (), depth, query.app, query.weight
+        )
+        self._driver.ports[work.engine].enqueue([work], event)
+        return True
+
+    # ------------------------------------------------------------ ends
+
+    def claimed(self, run: QueryRun, work: Work, party: Party, name: str, depth: int) -> None:
+        """Somebody asks for the same: from now on it is that party's, by that name, and as urgent as any."""
+        work.provisional = False
+        guess = _of(run, work)
+        if guess is None:
+            return
+        if not work.ended:
+            wanted = {work.primitive: (Objective.LATENCY, "")}
+            news = DepthChanged(self._driver.now(), run.id, {work.primitive: depth}, wanted)
+            self._driver.ports[work.engine].depths(news)
+        work.primitive, work.by, work.queued_depth = name, party, depth
+        run.guessed -= guess.tokens
+        for place in guess.places:
+            run.guesses.pop(place, None)
+        run.expected -= guess.expected
+        self._driver.trace.guess_ended(run, guess, "claimed")
+        if party is Party.PLAIN:
+            self._driver.trace.called(run, name, [work], depth)
+            if work.began:
+                self._driver.trace.started(run, name)
+        self._unused(run, guess.primitive)
+
+    def drafts(self, run: QueryRun, p: Primitive, payload: Any, known: Identity | None) -> tuple[str, ...]:
+        """The prompt is there, and asks for this. Where it was guessed, that remains to be claimed; a wrong guess is
+        stopped, and its text may be repeated."""
+        guess = run.guesses.get(p.id)
+        if guess is None:
+            return ()
+        work, asked = guess.work, guess.work.request.payload
+        if work.identity == known and not (work.cancelled or work.failed):
+            return ()
+        self._leave(run, guess, p.id, read=isinstance(asked, Warmup) and asked.prompt == payload.prompt)
+        return (guess.text,) if guess.text else ()
+
+    def give_up(self, run: QueryRun, name: str) -> bool:
+        """The graph does not want it any more, by the id of its primitive. Whether it was a guess."""
+        place = InstancePath(name).settled
+        guess = run.guesses.get(place) if place != name else None
+        if guess is not None:
+            self._leave(run, guess, place)
+        return guess is not None
+
+    def settle(self, run: QueryRun, part: str = "") -> None:
+        """The query is over, or a part of it: what nobody has claimed is stopped, and forgotten."""
+        for place, guess in list(run.guesses.items()):
+            if not part or InstancePath(place).inside(part) is not None:
+                self._leave(run, guess, place)
+
+    def _leave(self, run: QueryRun, guess: Guess, place: str, *, read: bool = False) -> None:
+        """`read`: it was to read a prompt that is the right one, and has, as far as it came."""
+        guess.places.discard(place)
+        run.guesses.pop(place, None)
+        if not guess.places:
+            self._stop(run, guess)
+            self._driver.trace.guess_ended(run, guess, "claimed" if read else "wasted")
+            self._works.guessed_wrong(guess.work)
+            run.expected -= guess.expected
+
+    def _stop(self, run: QueryRun, guess: Guess) -> None:
+        if guess.over:
+            return
+        self._over(run, guess, "wasted")
+        port = self._driver.ports[guess.work.engine]
+        if port.holds(guess.work):
+            port.cancel([guess.work])
+
+    def _over(self, run: QueryRun, guess: Guess, outcome: str, value: Any = None) -> None:
+        guess.over, guess.text = True, guess.text or guess.work.text
+        self._driver.trace.guess_ended(run, guess, outcome, value)
+        self._unused(run, guess.primitive)
+
+    def _unused(self, run: QueryRun, name: str) -> None:
+        self._driver.post(Unused(self._driver.now(), run.id, name))
+
+
+def _asked(payload: Any, port: Port) -> _Asked | None:
+    """The answer itself, if it comes out the same whenever it is written. Of a sampled one the prompt alone: whether it
+    is kept would hang on how soon it ended, and short answers would become likelier than they are."""
+    profile = port.engine.profile
+    if not isinstance(payload, Generate) or not profile.own:
+        return None
+    if repeatable(payload.sampling):
+        return _Asked(payload, _K.PREFILLING, min(payload.sampling.max_tokens, ANSWER_TOKENS))
+    return _Asked(Warmup(payload.prompt), _K.PARTIAL_PREFILLING, 0) if profile.prefix_caching else None
+
+
+def repeatable(sampling: Sampling) -> bool:
+    """Whether the text is the same each time."""
+    return sampling.greedy or sampling.seed is not None
+
+
+def _left(run: QueryRun, more: int = 0) -> float:
+    """Tokens that may still be written on guesses, if `more` are expected besides."""
+    return SHARE * (run.wrote + run.expected + more) - run.guessed
+
+
+def _of(run: QueryRun, work: Work) -> Guess | None:
+    return next((guess for guess in run.guesses.values() if guess.work is work), None)

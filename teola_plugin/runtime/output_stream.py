@@ -1,0 +1,52 @@
+"""The text of a query's output, as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.scheduling.live_query import LiveQuery
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+_K = PrimitiveKind
+_SINGLE = frozenset({_K.FOLD, _K.BRANCH})
+"""Holders whose value is that of one instance, which is known when they are laid out."""
+
+
+def hands_on(call: _Call) -> _Call:
+    """Marks a function of one value, a generation, whose text it returns unchanged."""
+    call.teola_hands_on = True  # type: ignore[attr-defined]
+    return call
+
+
+def attach(run: QueryRun, query: LiveQuery | None) -> None:
+    """If the request that writes the streamed value of `run` is made by now, its pieces go there. Cheap otherwise."""
+    log = run.streamed_into
+    if log is None or query is None:
+        return
+    name = _writer(run, query, run.streamed)
+    live = next((one for one in run.primitives.values() if one.group is not None and _serves(one, name)), None)
+    if live is not None and live.works:
+        run.streamed_into = None
+        live.works[0].read_into(log)
+
+
+def _serves(live: Any, name: str) -> bool:
+    return any(member.id == name for member in live.group.members)
+
+
+def _writer(run: QueryRun, query: LiveQuery, name: str) -> str:
+    """The decoding whose text is the value of `name`, as far as is known."""
+    live = query.get(name)
+    while live is not None:
+        p = live.primitive
+        if p.kind in _SINGLE and live.outputs:
+            name = live.outputs[-1].producer
+        elif p.kind is _K.CALL and getattr(run.calls_of(p.id).get(p.call), "teola_hands_on", False):
+            name = p.inputs[0][1].producer
+        else:
+            return p.id if p.kind is _K.DECODING else ""
+        live = query.get(name)
+    return ""

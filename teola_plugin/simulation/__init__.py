@@ -1,0 +1,34 @@
+"""One simulator: apps under load on a cluster in virtual time, with the schedulers and drivers of real queries.
+
+Apps are real objects (LangChain, LangGraph, LlamaIndex, workflows, any async function) on a pool whose engines are the
+shipped fakes with the profile of some machine. A run is repeated exactly from its seed. See docs/simulation.md.
+"""
+
+from teola_plugin.simulation.arrivals import Arrival, arriving, bursty, poisson, zipf
+from teola_plugin.simulation.cluster import Cluster, SimulatedEngine, machine_named, mark
+from teola_plugin.simulation.figures import figures, quantile
+from teola_plugin.simulation.meter import Served
+from teola_plugin.simulation.run import Ask, Make, Run, alone, on_the_clock, simulate
+from teola_plugin.simulation.traces import read_trace
+
+__all__ = [
+    "Arrival",
+    "Ask",
+    "Cluster",
+    "Make",
+    "Run",
+    "Served",
+    "SimulatedEngine",
+    "alone",
+    "arriving",
+    "bursty",
+    "figures",
+    "machine_named",
+    "mark",
+    "on_the_clock",
+    "poisson",
+    "quantile",
+    "read_trace",
+    "simulate",
+    "zipf",
+]

@@ -1,0 +1,182 @@
+"""What is simulated: engines with the profile of some machine, instances of each, a batch policy for each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.engines import machines
+from teola_plugin.engines.base import Engine
+from teola_plugin.engines.calibration import from_json
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, answer_words
+from teola_plugin.engines.fake.llm import default_answer
+from teola_plugin.errors import ConfigError, unknown_name
+from teola_plugin.graph import EngineProfile
+from teola_plugin.requests.payloads import Prompt, Sampling
+
+if TYPE_CHECKING:
+    from teola_plugin.cluster.config import EngineConfig
+
+Machine = Mapping[str, EngineProfile]
+"""Profiles by engine name, or by what an engine is like: llm, embedder, reranker, store."""
+
+_LIKE = {"vllm": "llm", "openai": "llm", "embedding": "embedder", "reranking": "reranker", "pgvector": "store"}
+CACHE_TOKENS = 65_536
+"""Of an LLM's prefix cache, where its profile does not say."""
+_MARK = re.compile(r"\bq\d{7}\b")
+"""A word that tells queries apart; see `Arrival.mark`."""
+
+
+def mark(number: int) -> str:
+    """The word of the query of that number."""
+    return f"q{number:07d}"
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEngine:
+    """One engine. `like`: llm, embedder, reranker or store."""
+
+    like: str
+    profile: EngineProfile
+    instances: int = 1
+    policy: str = "topology-aware"
+    output_tokens: int = 0
+    """Of each answer of an LLM; 0 for 16 to 63, by the prompt. `max_tokens` of a call cuts longer ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Engines by name. Nothing of a run stays in it: every run makes its engines anew."""
+
+    engines: Mapping[str, SimulatedEngine]
+
+    @classmethod
+    def of(
+        cls,
+        machine: Machine,
+        *,
+        instances: Mapping[str, int] | None = None,
+        policy: str = "topology-aware",
+        output_tokens: int = 0,
+    ) -> Cluster:
+        """The four usual engines of a machine, e.g. `Cluster.of(rtx3090(), instances={"llm": 2})`."""
+        counts = instances or {}
+        for name in counts:
+            if name not in machine:
+                raise unknown_name("engine", name, list(machine))
+        return cls(
+            {
+                name: SimulatedEngine(name, profile, counts.get(name, 1), policy, output_tokens)
+                for name, profile in machine.items()
+            }
+        )
+
+    @classmethod
+    def read(cls, path: str | Path, machine: Machine | None = None, *, output_tokens: int = 0) -> Cluster:
+        """The cluster that a pool's YAML describes. `machine` says how fast its engines are; fakes of the YAML say so
+        themselves. Raises `ConfigError`."""
+        from teola_plugin.cluster.config import PoolConfig
+
+        found = PoolConfig.read(path)
+        return cls(
+            {name: _engine(name, config, machine, output_tokens, str(path)) for name, config in found.engines.items()}
+        )
+
+    def under(self, policy: str) -> Cluster:
+        """The same with one batch policy for all engines."""
+        return Cluster({name: replace(one, policy=policy) for name, one in self.engines.items()})
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """By engine."""
+        return {name: one.policy for name, one in self.engines.items()}
+
+    def made(self, lengths: Mapping[str, int] | None = None) -> dict[str, list[Engine]]:
+        """Fresh instances. `lengths`: tokens of an LLM's answers in queries with such a mark in their prompts."""
+        return {name: _instances(name, one, lengths or {}) for name, one in self.engines.items()}
+
+
+def machine_named(name: str) -> Machine:
+    """A machine of `engines.machines`, or the profiles that `teola calibrate --json` has written to a file.
+
+    Raises `ConfigError`.
+    """
+    if name in machines.MACHINES:
+        return machines.MACHINES[name]()
+    path = Path(name)
+    if path.suffix != ".json" and not path.exists():
+        raise ConfigError(
+            f"there is no machine {name!r}.",
+            hint=f"one of {', '.join(machines.MACHINES)}, or a file of `teola calibrate pool.yaml --json > FILE.json`",
+        )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return {engine: EngineProfile(**from_json(found)) for engine, found in data.items()}
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror}.", hint="check the path after --machine") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{name} holds no profiles: {error!r}.", hint="write it with `teola calibrate pool.yaml --json`"
+        ) from error
+
+
+def _engine(
+    name: str, config: EngineConfig, machine: Machine | None, output_tokens: int, source: str
+) -> SimulatedEngine:
+    like = str(config.options.get("like", name)) if config.kind == "fake" else _LIKE.get(config.kind or "", "")
+    if not like:
+        raise ConfigError(
+            f"{source}: engine {name!r} is made by {config.factory}, and nobody knows how long it takes.",
+            hint="say kind: fake and options: {like: llm | embedder | reranker | store} in a copy for the simulator",
+        )
+    if config.kind == "fake" and (said := str(config.options.get("machine", ""))):
+        machine = machine_named(said)
+    if machine is None:
+        raise ConfigError(
+            f"{source}: nothing says how fast engine {name!r} is.",
+            hint=f"give --machine: {', '.join(machines.MACHINES)}, or a file of `teola calibrate {source} --json`",
+        )
+    profile = machine.get(name) or machine.get(like)
+    if profile is None:
+        raise ConfigError(
+            f"{source}: the machine has no profile of engine {name!r}, nor of any {like}.",
+            hint=f"it has {', '.join(sorted(machine))}: name engines as in the file, or give another --machine",
+        )
+    return SimulatedEngine(like, profile, config.instances, config.policy, output_tokens)
+
+
+def _instances(name: str, engine: SimulatedEngine, lengths: Mapping[str, int]) -> list[Engine]:
+    profile = engine.profile
+    if engine.like == "llm":
+        answer, tokens = _answers(engine.output_tokens, lengths), profile.cache_tokens or CACHE_TOKENS
+        return [FakeLLM(name, profile, answer, cache_tokens=tokens) for _ in range(engine.instances)]
+    if engine.like == "store":
+        first = FakeStore(name, profile)
+        return [first, *(FakeStore(name, profile, shares=first) for _ in range(engine.instances - 1))]
+    if engine.like not in _MAKERS:
+        raise ConfigError(f"there is no fake engine like {engine.like!r}.", hint=f"llm, store, {', '.join(_MAKERS)}")
+    return [_MAKERS[engine.like](name, profile) for _ in range(engine.instances)]
+
+
+_MAKERS: dict[str, Callable[[str, EngineProfile], Any]] = {"embedder": FakeEmbedder, "reranker": FakeReranker}
+
+
+def _answers(tokens: int, lengths: Mapping[str, int]) -> Callable[[Prompt, Sampling], str] | None:
+    """Answers of a given length; what follows a schema stays as it is. None where nothing is said of lengths."""
+    if not (tokens or lengths):
+        return None
+
+    def answer(prompt: Prompt, sampling: Sampling) -> str:
+        wanted = tokens
+        text = prompt.flat()
+        if lengths and (found := _MARK.search(text)):
+            wanted = lengths.get(found.group(), tokens)
+        if sampling.json_schema or not wanted:
+            return default_answer(prompt, sampling)
+        return answer_words(text, wanted)
+
+    return answer

@@ -1,0 +1,145 @@
+"""What is observed of a run: of each query by its traces, of each instance by what it is given and what it gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from teola_plugin.observe.recorder import TraceSink
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.requests.payloads import Generation
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Result
+
+number: ContextVar[int] = ContextVar("teola_simulated_query", default=-1)
+"""Of the query whose code runs; -1 for none."""
+
+
+@dataclass(slots=True)
+class Served:
+    """What became of one query. Times in seconds after the start."""
+
+    app: str
+    at: float
+    ended: float = float("nan")
+    first_token: float | None = None
+    """When the first token of the last generation came; None where nothing was generated."""
+    error: str = ""
+    """Why it failed; empty where it did not."""
+    queued: float = 0.0
+    """Of all its engine work together, while it waited in the queues of engine schedulers."""
+    work: float = 0.0
+    """Of all its engine work together, while it ran."""
+    wasted: float = 0.0
+    """That part of `work` whose value nobody used."""
+    wasted_tokens: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.at
+
+    def note(self, trace: QueryTrace) -> None:
+        """Add what was observed of it, or of a part of it."""
+        for span in trace.spans:
+            if span.engine and span.started is not None:
+                self.queued += span.started - span.queued
+                self.work += span.seconds
+                self.wasted += span.seconds if span.unused else 0.0
+        self.wasted_tokens += trace.wasted()[1]
+
+
+class Meter(TraceSink):
+    """Of one run, whose queries are `served`."""
+
+    def __init__(self, served: Sequence[Served]) -> None:
+        self._served = served
+        self._numbers: dict[str, int] = {}
+        """By the runtime's name of the query, or of a part of it."""
+        self._busy: dict[tuple[str, int], Busy] = {}
+        self._loop = asyncio.get_running_loop()
+        self._began = 0.0
+
+    def start(self) -> None:
+        """The run's time begins."""
+        self._began = self._loop.time()
+        for busy in self._busy.values():
+            busy.forget()
+
+    def now(self) -> float:
+        """Seconds of the run."""
+        return self._loop.time() - self._began
+
+    # ------------------------------------------------------------ queries
+
+    def began(self, query_id: str) -> None:
+        self._numbers[query_id] = number.get()
+
+    def ended(self, trace: QueryTrace) -> None:
+        if (served := self._of(trace.query_id)) is not None:
+            served.note(trace)
+
+    def close(self) -> None:
+        pass
+
+    def _of(self, query: str) -> Served | None:
+        found = self._numbers.get(query, -1)
+        return self._served[found] if found >= 0 else None
+
+    # ------------------------------------------------------------ instances
+
+    def watch(self, engines: Mapping[str, Sequence[Any]]) -> None:
+        """From now on these instances are measured."""
+        for name, instances in engines.items():
+            for place, engine in enumerate(instances):
+                self._busy[name, place] = busy = Busy()
+                engine.execute = partial(self._executed, engine.execute, busy)
+
+    def busy(self, engine: str, instances: int) -> tuple[float, ...]:
+        """Of each instance, the seconds up to now in which it had something to do."""
+        return tuple(self._busy[engine, place].until(self.now()) for place in range(instances))
+
+    async def _executed(
+        self, execute: Callable[[Sequence[Request]], AsyncIterator[Result]], busy: Busy, batch: Sequence[Request]
+    ) -> AsyncIterator[Result]:
+        now = self.now
+        queries = {request.id: request.query for request in batch}
+        busy.begin(now())
+        try:
+            async for result in execute(batch):
+                if isinstance(result, Done) and isinstance(result.value, Generation):
+                    self._generated(queries[result.request_id], now() - result.stats.get("decode_s", 0.0), now())
+                yield result
+        finally:
+            busy.end(now())
+
+    def _generated(self, query: str, first: float, end: float) -> None:
+        served = self._of(query)
+        if served is not None and not end > served.ended:  # not a number while it goes on
+            served.first_token = first
+
+
+class Busy:
+    """How long at least one batch ran."""
+
+    def __init__(self) -> None:
+        self._running, self._since, self._total = 0, 0.0, 0.0
+
+    def begin(self, at: float) -> None:
+        if not self._running:
+            self._since = at
+        self._running += 1
+
+    def end(self, at: float) -> None:
+        self._running -= 1
+        if not self._running:
+            self._total += at - self._since
+
+    def forget(self) -> None:
+        self._since, self._total = 0.0, 0.0
+
+    def until(self, at: float) -> float:
+        return self._total + (at - self._since if self._running else 0.0)

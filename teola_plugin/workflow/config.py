@@ -1,0 +1,102 @@
+"""What a query changes of a workflow: settings of its components, checked, frozen, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.workflow.flow import Flow
+from teola_plugin.workflow.settings import Setting, plain_settings
+
+_Values = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Mapping[str, Mapping[str, Any]]):
+    """Settings by component, then by name; only those that differ from the workflow's own.
+
+    Frozen, hashable, equal to one that says the same in other words. Made by `workflow.config(...)`.
+    """
+
+    settings: _Values = ()
+
+    def __getitem__(self, component: str) -> Mapping[str, Any]:
+        return dict(dict(self.settings)[component])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(name for name, _ in self.settings)
+
+    def __len__(self) -> int:
+        return len(self.settings)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """As JSON has it; `workflow.config(that)` is equal to this."""
+        return {name: plain_settings(dict(own)) for name, own in self.settings}
+
+
+def config_of(flow: Flow, given: Mapping[str, Any], workflow: str) -> Config:
+    """`given`: settings by component (`{"found": {"k": 8}}`), by both (`{"found.k": 8}`), or by their own name where
+    only one component has it (`{"chunk_size": 128}`). Raises `RegistrationError`."""
+    if isinstance(given, Config):
+        given = dict(given)
+    if not isinstance(given, Mapping):
+        raise RegistrationError(
+            f"workflow {workflow!r} was configured with {given!r:.80}.", hint='give a mapping, e.g. {"found.k": 8}'
+        )
+    known = known_settings(flow)
+    found: dict[str, dict[str, Any]] = {}
+    for (component, name), value in _pairs(given, known):
+        setting = known[component][name]
+        made = setting.checked(value, f"{component}.{name}")
+        if made != setting.default:
+            found.setdefault(component, {})[name] = made
+    return Config(
+        tuple((name, tuple(sorted(own.items(), key=_name))) for name, own in sorted(found.items(), key=_name))
+    )
+
+
+def known_settings(flow: Flow) -> dict[str, dict[str, Setting]]:
+    """All settings, by component, then by name."""
+    return {one.name: one.settings() for one in flow.everything() if one.settings()}
+
+
+def config_schema(flow: Flow) -> dict[str, Any]:
+    """As JSON schema: an object of components, each an object of its settings."""
+    every = known_settings(flow)
+    components = {name: _object({key: one.schema() for key, one in own.items()}) for name, own in every.items()}
+    return _object(components)
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties), "additionalProperties": False}
+
+
+def _name(pair: tuple[str, Any]) -> str:
+    return pair[0]
+
+
+def _pairs(given: Mapping[str, Any], known: dict[str, dict[str, Setting]]) -> Iterator[tuple[tuple[str, str], Any]]:
+    for key, value in given.items():
+        if key in known and isinstance(value, Mapping):
+            for name, inner in value.items():
+                yield _place(f"{key}.{name}", known), inner
+        else:
+            yield _place(str(key), known), value
+
+
+def _place(key: str, known: dict[str, dict[str, Setting]]) -> tuple[str, str]:
+    """The component and the setting that `key` is for."""
+    component, dot, name = key.partition(".")
+    every = [f"{one}.{setting}" for one, own in known.items() for setting in own]
+    if dot:
+        if name not in known.get(component, {}):
+            raise unknown_name("setting", key, every)
+        return component, name
+    owners = [one for one, own in known.items() if key in own]
+    if not owners:
+        raise unknown_name("setting", key, every)
+    if len(owners) > 1:
+        raise RegistrationError(f"{key!r} is a setting of {', '.join(owners)}.", hint=f"say which: {owners[0]}.{key}")
+    return owners[0], key

@@ -1,0 +1,255 @@
+"""A workflow on a pool: its queries are run, streamed and explained."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from teola_plugin.adapters.early_work import shape
+from teola_plugin.adapters.expectations import ended_trace
+from teola_plugin.adapters.explain import Explanation, explain
+from teola_plugin.adapters.terms import Asked, named, outer_terms
+from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.graph import Query, Terms, has_own_thread, own_thread
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.passes import Optimised, Pass
+from teola_plugin.pool import EnginePool, need_pool
+from teola_plugin.runtime.context import current_run, current_terms
+from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.loop_thread import SameLoop
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.workflow.config import Config
+from teola_plugin.workflow.indexing import THIS_QUERY
+from teola_plugin.workflow.result import Result, Running, Stream
+from teola_plugin.workflow.workflow import Lowered, Workflow
+
+log = logging.getLogger("teola_plugin")
+Given = Mapping[str, Any]
+
+
+class Deployment:
+    """What `workflow.deploy(pool)` gives. May be used from any thread or loop; made anew costs little.
+
+    Every query binds its own inputs; one template serves them all, and holds nothing of any. Terms of a query:
+    `tenant`, whose prefixes it may share; `deadline_s`, seconds until it fails by `QueryTimeout`; `weight`, its share
+    among others; `app`, the name it is traced under, by default the workflow's. What is not said is as with the query
+    around, if there is one.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        pool: EnginePool,
+        passes: Iterable[Pass | str] | None,
+        speculate: str,
+        name: str,
+        config: Config,
+    ) -> None:
+        self.workflow, self.pool, self.name = workflow, pool, name
+        self.base = config
+        """Settings that all of its queries have, unless they say others."""
+        self._passes = None if passes is None else tuple(passes)
+        self._speculate = speculate
+        self._last: list[QueryRun] = []
+
+    # ------------------------------------------------------------ queries
+
+    def run(self, inputs: Given, config: Given | None = None, **terms: Any) -> Result:
+        """The result of a query. `config` changes settings for it alone.
+
+        Raises `RegistrationError` for inputs, settings or terms that cannot be, `QueryTimeout`, and what a component
+        failed by: an exception of your own function as it is, an engine's within a `QueryError`.
+        """
+        return self.submit(inputs, config, **terms).result()
+
+    async def arun(self, inputs: Given, config: Given | None = None, **terms: Any) -> Result:
+        """`run` in a loop; who is cancelled cancels the query."""
+        return await self._begin(inputs, config, terms)[0]
+
+    def submit(self, inputs: Given, config: Given | None = None, **terms: Any) -> Running:
+        """Begins a query: `.result()`, `await`, `.cancel()`."""
+        self._need_thread()
+        return self._begin(inputs, config, terms)[0]
+
+    def stream(self, inputs: Given, config: Given | None = None, **terms: Any) -> Stream:
+        """Begins a query: iterate for its answer's text as it is written, then `.result()`."""
+        self._need_thread()
+        return self.astream(inputs, config, **terms)
+
+    def astream(self, inputs: Given, config: Given | None = None, **terms: Any) -> Stream:
+        """`stream` in a loop: `async for`, then `await`."""
+        pieces = PieceLog()
+        running, live = self._begin(inputs, config, terms, pieces)
+        return Stream(running, live, pieces)
+
+    def _need_thread(self) -> None:
+        if isinstance(self.pool.runtime.loop, SameLoop):
+            raise RegistrationError(
+                "the pool runs on this very loop, which nobody may block.", hint="use arun, or astream"
+            )
+
+    def _begin(
+        self, inputs: Given, config: Given | None, terms: Mapping[str, Any], pieces: PieceLog | None = None
+    ) -> tuple[Running, QueryRun]:
+        chosen = self.configured(config)
+        lowered = self.workflow.lower(chosen)
+        given = self.workflow.bind(inputs)
+        query = self._query(lowered, given, self._terms(terms))
+        plan = self._plan(lowered, given)
+        live = self.pool.runtime.submit(
+            query,
+            plan.graph,
+            _InContext(lowered.traced.calls, query.terms),
+            pgraph=plan.source,
+            passes=tuple((r.pass_name, r.fired, r.seconds) for r in plan.reports),
+            streamed=lowered.text if pieces is not None else "",
+            into=pieces,
+        )
+        self._last[:] = [live]
+        running = Running(live, lowered, chosen, self.pool.runtime.loop.ident, partial(self._over, lowered, query))
+        return running, live
+
+    def _query(self, lowered: Lowered, given: dict[str, Any], terms: Terms) -> Query:
+        own = {THIS_QUERY: f"query_{uuid.uuid4().hex}"} if lowered.temporary else {}
+        return Query(
+            {"input": given | own}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight
+        )
+
+    def _terms(self, given: Mapping[str, Any]) -> Terms:
+        """Of a query. Raises `RegistrationError`."""
+        for key in given:
+            if key not in ("tenant", "deadline_s", "weight", "app"):
+                raise unknown_name("term", key, ["tenant", "deadline_s", "weight", "app"])
+        said = {key: value for key, value in given.items() if value is not None}
+        asked = Asked.of(said, tenant="tenant", deadline_s="deadline_s", weight="weight")
+        around = current_run.get()
+        terms = asked.terms(outer_terms([] if around is None else [around]), self.pool.runtime.time())
+        return named(terms, said.get("app", self.name))
+
+    def _over(self, lowered: Lowered, query: Query) -> None:
+        """What was indexed for this query alone is deleted, at nobody's cost."""
+        for store in lowered.temporary:
+            try:
+                done: Future[Any] = self.pool.clean_up(store, "delete_collection", query.inputs["input"][THIS_QUERY])
+                done.add_done_callback(partial(_deleted, store))
+            except Exception as error:  # the pool is closed
+                _left(store, error)
+
+    # ------------------------------------------------------------ seeing it
+
+    def configured(self, config: Given | None = None) -> Config:
+        """The settings of a query that says these. Raises `RegistrationError`."""
+        if not config:
+            return self.base
+        asked = self.workflow.config(config)
+        every = {name: {**dict(self.base.get(name, {})), **asked.get(name, {})} for name in {*self.base, *asked}}
+        return self.workflow.config(every) if self.base else asked
+
+    def plan(self, inputs: Given | None = None, config: Given | None = None) -> Optimised:
+        """The e-graph (`.graph`, printable, `.graph.mermaid()`), the p-graph (`.source`), the passes that made one of
+        the other. With `inputs`, for sizes like theirs."""
+        given = self.workflow.bind(inputs) if inputs else {}
+        return self._plan(self.workflow.lower(self.configured(config)), given)
+
+    def _plan(self, lowered: Lowered, given: Given) -> Optimised:
+        sizes = shape(lowered.traced, given) if given else {}
+        return self.pool.plan(lowered.traced.template, sizes, passes=self._passes, speculate=self._speculate)
+
+    def explain(self, inputs: Given | None = None, config: Given | None = None, *, details: bool = False) -> str:
+        """What begins before its place, what to expect: three lines. Nothing runs.
+
+        `details`: also each component, the p-graph, the e-graph, the passes that fired and advice, in sections.
+        """
+        return self.explanation(inputs, config).text(details=details)
+
+    def explanation(self, inputs: Given | None = None, config: Given | None = None) -> Explanation:
+        """The same, in parts."""
+        traced = self.workflow.lower(self.configured(config)).traced
+        return explain(traced, self.plan(inputs, config), self.pool, trace=ended_trace(self._last))
+
+    def mermaid(self, inputs: Given | None = None, config: Given | None = None) -> str:
+        """The e-graph as a Mermaid flow chart."""
+        return self.plan(inputs, config).graph.mermaid()
+
+    def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
+        """Of the last query that was begun; None before the first one."""
+        return self._last[0].trace.result(timeout) if self._last else None
+
+    def input_schema(self) -> dict[str, Any]:
+        """JSON schema of the inputs."""
+        return self.workflow.input_schema()
+
+    def config_schema(self) -> dict[str, Any]:
+        """JSON schema of what `config` may be."""
+        return self.workflow.config_schema()
+
+    def __repr__(self) -> str:
+        return f"<Deployment {self.name!r} on {self.pool!r}>"
+
+
+def deployed(
+    workflow: Workflow,
+    pool: EnginePool,
+    passes: Iterable[Pass | str] | None,
+    speculate: str,
+    name: str,
+    config: Config,
+) -> Deployment:
+    """On the pool, under that name. Raises as `Workflow.deploy` says."""
+    need_pool(pool)
+    for one in workflow.flow.everything():
+        for engine, kinds in one.engines().items():
+            if engine not in pool.engine_names:
+                error = unknown_name("engine", engine, list(pool.engine_names))
+                error.message = f"workflow {workflow.name!r}, component {one.name!r}: {error.message}"
+                error.args = (error.message,)
+                raise error
+            lacks = [kind.value for kind in kinds if kind not in pool.engine(engine).kinds]
+            if lacks:
+                raise RegistrationError(
+                    f"workflow {workflow.name!r}, component {one.name!r}: engine {engine!r} does no {lacks[0]}.",
+                    hint=f"give the component another one of {', '.join(pool.engine_names)}",
+                )
+    made = Deployment(workflow, pool, passes, speculate, name, config)
+    pool.deploy(name, made)
+    return made
+
+
+class _InContext(Mapping[str, Callable[..., Any]]):
+    """A workflow's functions for one query: those of the user's see the context variables of whoever asked, and
+    what they ask of pools is asked on the query's terms."""
+
+    def __init__(self, calls: Mapping[str, Callable[..., Any]], terms: Terms) -> None:
+        self._calls = calls
+        self._context = contextvars.copy_context()
+        self._context.run(current_run.set, None)
+        self._context.run(current_terms.set, terms)
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        call = self._calls[name]
+        return own_thread(partial(self._context.copy().run, call)) if has_own_thread(call) else call
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def object_of(self, name: str) -> str:
+        """As `ClientCalls` has it."""
+        found: str = getattr(self._calls, "object_of", str)(name)
+        return found
+
+
+def _deleted(store: str, done: Future[Any]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        _left(store, error)
+
+
+def _left(store: str, error: BaseException) -> None:
+    log.warning("a query's own collection could not be deleted from %s: %s", store, error)

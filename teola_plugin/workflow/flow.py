@@ -1,0 +1,96 @@
+"""Components joined by `>>`: which comes after which, and which stand side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from teola_plugin.errors import GraphError
+
+if TYPE_CHECKING:
+    from teola_plugin.workflow.component import Component
+
+Joinable = Union["Component", "Flow", Sequence["Component | Flow"]]
+"""What can be joined: a component, a flow, or a list of those, which stand side by side."""
+
+
+class Joins:
+    """`a >> b`: all of `a` before all of `b`; `a >> [b, c] >> d`: `b` and `c` side by side between the two."""
+
+    def __rshift__(self, other: Any) -> Flow:
+        return Flow.of(self).then(Flow.of(other))
+
+    def __rrshift__(self, other: Any) -> Flow:
+        return Flow.of(other).then(Flow.of(self))
+
+
+@dataclass(frozen=True)
+class Flow(Joins):
+    """Components, and pairs of their names: the first of a pair comes before the second.
+
+    One component may stand in several flows that are joined: it is one component still. Raises `GraphError` for two
+    different components of one name.
+    """
+
+    components: tuple[Component, ...]
+    order: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        kept: dict[str, Component] = {}
+        for one in self.components:
+            if kept.setdefault(one.name, one) != one:
+                raise GraphError(f"two components share the name {one.name!r}.", hint="rename one of them")
+        object.__setattr__(self, "components", tuple(kept.values()))
+        object.__setattr__(self, "order", tuple(dict.fromkeys(self.order)))
+
+    @staticmethod
+    def of(given: Any) -> Flow:
+        """As a flow. Raises `GraphError` for what cannot be joined."""
+        from teola_plugin.workflow.component import Component
+
+        if isinstance(given, Flow):
+            return given
+        if isinstance(given, Component):
+            return Flow((given,))
+        if isinstance(given, Sequence) and not isinstance(given, str):
+            return Flow.beside([Flow.of(one) for one in given])
+        raise GraphError(
+            f"{given!r:.80} cannot be joined by >>: it is a {type(given).__name__}.",
+            hint="join components, flows, and lists of them; wrap a function of yours: Function('name', function)",
+        )
+
+    @staticmethod
+    def beside(flows: Sequence[Flow]) -> Flow:
+        """All of them, side by side."""
+        components = tuple(one for flow in flows for one in flow.components)
+        return Flow(components, tuple(pair for flow in flows for pair in flow.order))
+
+    def then(self, other: Flow) -> Flow:
+        """All of this before all of the other one."""
+        between = tuple((tail, head) for tail in self.tails for head in other.heads)
+        return Flow(self.components + other.components, self.order + other.order + between)
+
+    @property
+    def tails(self) -> tuple[str, ...]:
+        """Names of the components that nothing comes after."""
+        earlier = {first for first, _ in self.order}
+        return tuple(one.name for one in self.components if one.name not in earlier)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        later = {second for _, second in self.order}
+        return tuple(one.name for one in self.components if one.name not in later)
+
+    def __iter__(self) -> Iterator[Component]:
+        return iter(self.components)
+
+    def everything(self) -> Iterator[Component]:
+        """All components, those of bodies, too."""
+        for one in self.components:
+            yield one
+            for body in one.bodies():
+                yield from body.everything()
+
+    def __getitem__(self, name: str) -> Component:
+        return next(one for one in self.components if one.name == name)

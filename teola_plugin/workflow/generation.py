@@ -1,0 +1,195 @@
+"""Components that ask a language model: an answer, a list, other questions for a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import Attributes, PrimitiveKind, Ref, Role, on_loop, simple
+from teola_plugin.graph import Component as Part
+from teola_plugin.requests.items import ItemStream
+from teola_plugin.requests.payloads import Generate, Sampling
+from teola_plugin.requests.payloads import Generation as Generated
+from teola_plugin.runtime.output_stream import hands_on
+from teola_plugin.workflow.component import Component
+from teola_plugin.workflow.decomposition import Decomposition
+from teola_plugin.workflow.prompts import Prompt
+from teola_plugin.workflow.settings import on_engine, reads, setting
+from teola_plugin.workflow.values import Kind, Value, text_of, text_size
+
+_K = PrimitiveKind
+SPELLINGS = ("", "json", "lines", "numbered", "markdown", "comma")
+PASSAGE_TOKENS = 200
+"""What a passage is expected to have in a prompt."""
+EXPANSION = Prompt(
+    "Write {n} search queries that help to answer the question below. Each asks for another aspect of it, in other "
+    "words. Write one query on each line, and nothing else.\n\nQuestion: {question}\nQueries:\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(Component):
+    """What all components that ask a model have: the engine, and how the model writes."""
+
+    engine: str = on_engine("llm", _K.PREFILLING, _K.DECODING)
+    max_tokens: int = setting(256, "tokens that an answer may have", least=1)
+    temperature: float = setting(0.0, "0 for the likeliest text, more for others", least=0.0)
+    top_p: float = setting(1.0, "share of the likeliest tokens to choose from", least=0.0, most=1.0)
+    stop: tuple[str, ...] = setting((), "texts that end the answer")
+
+    def ask(
+        self,
+        made: Decomposition,
+        prompt: Prompt,
+        values: Mapping[str, Value],
+        suffix: str = "",
+        *,
+        items: str = "",
+        expected: int | None = None,
+        splittable: bool = False,
+        json_schema: str = "",
+    ) -> Ref:
+        """One request; the ref of its `Generation`. `values` are those of the prompt's variables."""
+        how = Sampling(self.max_tokens, self.temperature, self.top_p, stop=self.stop, json_schema=json_schema)
+        variables = prompt.variables
+
+        @simple(text_size)
+        def payload(given: Mapping[str, Any]) -> Generate:
+            return Generate(prompt.rendered(given), how)
+
+        part = Part(
+            made.part(suffix),
+            Role.GENERATION,
+            tuple((name, values[name].ref) for name in variables),
+            self.engine,
+            splittable=splittable,
+            expected=expected,
+            prompt=prompt.parts({name: _tokens(values[name]) for name in variables}),
+            attributes=Attributes(items=items),
+        )
+        return made.add(part, payload)
+
+    def write(self, made: Decomposition, prompt: Prompt, values: Mapping[str, Value], suffix: str = "") -> Ref:
+        """One request; the ref of its text."""
+        name = f"{suffix}.text" if suffix else "text"
+        return made.call(name, text_of_generation, generation=self.ask(made, prompt, values, suffix))
+
+
+@hands_on
+@on_loop
+def text_of_generation(generation: Generated) -> str:
+    return generation.text
+
+
+def _tokens(value: Value) -> int:
+    """What a value is expected to have in a prompt; 0 where nobody knows."""
+    return PASSAGE_TOKENS * value.width if value.kind is Kind.PASSAGES and isinstance(value.width, int) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(Asking):
+    """A prompt -> the text that the model writes.
+
+    The prompt's variables are what the component reads, each the input or component of its name, unless `reads` says
+    another one (`{"context": "best"}`). With `items`, the value is a list, spelled as said (`json`, `lines`,
+    `numbered`, `markdown`, `comma`), of `expected` items; what works on each item begins as it closes (`splittable`).
+    """
+
+    prompt: Prompt = setting("{question}", "what the model is told", type="prompt", positional=True)
+    reads: Mapping[str, str] = field(default_factory=dict, hash=False)
+    items: str = ""
+    expected: int | None = None
+    splittable: bool = True
+    json_schema: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_reads(self.name, self.reads, self.prompt.variables, "variable of the prompt")
+        if self.items not in SPELLINGS:
+            raise RegistrationError(
+                f"{self.name}.items is {self.items!r}; expected one of {', '.join(SPELLINGS[1:])}.",
+                hint="say how the model spells a list, or leave items out for a text",
+            )
+
+    def sources(self) -> dict[str, str]:
+        return {name: self.reads.get(name, name) for name in self.prompt.variables}
+
+    def decompose(self, made: Decomposition) -> Value:
+        values = {name: made.read(name) for name in self.prompt.variables}
+        if not self.items:
+            text = self.ask(made, self.prompt, values, json_schema=self.json_schema)
+            return Value(made.call("text", text_of_generation, generation=text), Kind.TEXT)
+        listed = self.ask(
+            made,
+            self.prompt,
+            values,
+            items=self.items,
+            expected=self.expected,
+            splittable=self.splittable,
+            json_schema=self.json_schema,
+        )
+        return Value(parsed(made, listed, self.items, self.expected), Kind.TEXTS, self.expected, self.splittable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryExpansion(Asking):
+    """A question -> `n` others that help to answer it; at most `n`, as many as the model wrote.
+
+    The prompt has `{question}`, and may have `{n}`; the model writes one query a line.
+    """
+
+    question: str = reads("question", Kind.TEXT)
+    n: int = setting(3, "queries that are asked for", least=1)
+    prompt: Prompt = setting(EXPANSION, "what the model is told; has {question}, may have {n}")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_variables(f"{self.name}.prompt", self.prompt, {"question"}, {"n"})
+
+    def decompose(self, made: Decomposition) -> Value:
+        prompt, values = self.prompt.with_(n=self.n), {"question": made.read("question")}
+        text = self.ask(made, prompt, values, items="lines", expected=self.n, splittable=True)
+        return Value(parsed(made, text, "lines", self.n), Kind.TEXTS, self.n, written=True)
+
+
+def parsed(made: Decomposition, generation: Ref, spelling: str, most: int | None) -> Ref:
+    """The list that a generation spells."""
+
+    @simple(lambda given, limit: text_size(given["generation"].text, limit))
+    def items(generation: Generated) -> list[Any]:
+        stream = ItemStream(spelling)
+        found = [*stream.feed(generation.text), *stream.finish()]
+        return [_item(one) for one in found[:most]]
+
+    return made.list_of("items", items, spelling, generation=generation)
+
+
+@on_loop
+def _item(one: Any) -> str:
+    return one if isinstance(one, str) else text_of(one)
+
+
+def check_reads(name: str, given: Mapping[str, str], known: Sequence[str], what: str) -> None:
+    """Raises `RegistrationError` for a word that nothing is read by."""
+    for key in given:
+        if key not in known:
+            raise RegistrationError(
+                f"{name}.reads has {key!r}, which is no {what}; there are {', '.join(known) or 'none'}.",
+                hint="leave it out, or correct its name",
+            )
+
+
+def check_variables(what: str, prompt: Prompt, needed: set[str], known: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Raises `RegistrationError` for a prompt that lacks a variable, or has one that nothing is known of."""
+    found = set(prompt.variables)
+    wrong = sorted(found - needed - known) or sorted(needed - found)
+    if wrong:
+        lacks = not found - needed - known
+        raise RegistrationError(
+            f"{what} {'lacks' if lacks else 'has'} {{{wrong[0]}}}; it has to have "
+            f"{', '.join(f'{{{one}}}' for one in sorted(needed))}"
+            + (f", and may have {', '.join(f'{{{one}}}' for one in sorted(known))}." if known else "."),
+            hint="write {{ and }} for braces that stand for themselves",
+        )

@@ -1,0 +1,224 @@
+"""Components that index documents: chunking, embedding, ingestion."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import Attributes, Effect, PrimitiveKind, Role, named
+from teola_plugin.graph import Component as Part
+from teola_plugin.graph.refs import Inputs
+from teola_plugin.requests.payloads import Chunk
+from teola_plugin.workflow.component import Component
+from teola_plugin.workflow.decomposition import Decomposition
+from teola_plugin.workflow.settings import on_engine, reads, setting
+from teola_plugin.workflow.values import Estimate, Kind, Value, documents_of
+
+_K = PrimitiveKind
+PER_QUERY = "per query"
+"""A collection of each query's own: what is uploaded with one is seen by no other, and deleted after it."""
+THIS_QUERY = "this.collection"
+"""Where a query brings the name of that collection."""
+_SAMPLE = 4096
+"""Characters of a document from which it is told how many chunks it gives."""
+
+
+class Splitter(Protocol):
+    """What splits a text, e.g. a text splitter of LangChain, a node parser of LlamaIndex."""
+
+    def split_text(self, text: str) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class WordWindows:
+    """Splits a text into windows of `chunk_size` words, of which `chunk_overlap` are those at the end of the last."""
+
+    chunk_size: int
+    chunk_overlap: int
+
+    def split_text(self, text: str) -> list[str]:
+        words = text.split()
+        step = self.chunk_size - self.chunk_overlap
+        starts = range(0, max(1, len(words) - self.chunk_overlap), step)
+        return [" ".join(words[at : at + self.chunk_size]) for at in starts] if words else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunking(Component):
+    """Documents -> chunks. Equal chunks are kept once; a chunk's id comes from its content.
+
+    `splitter`: called with `chunk_size=` and `chunk_overlap=`, it gives what splits texts: `WordWindows` (sizes in
+    words), LangChain's `RecursiveCharacterTextSplitter` (characters), LlamaIndex's `SentenceSplitter` (tokens).
+    """
+
+    documents: str = reads("documents", Kind.DOCUMENTS, Kind.TEXT, Kind.TEXTS)
+    chunk_size: int = setting(256, "length of a chunk, as the splitter counts", least=1)
+    chunk_overlap: int = setting(30, "what a chunk repeats of the one before", least=0)
+    splitter: Callable[..., Splitter] = WordWindows
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self.name, self.chunk_size, self.chunk_overlap)
+
+    def decompose(self, made: Decomposition) -> Value:
+        split, estimate = chunker(self.splitter, self.chunk_size, self.chunk_overlap)
+        documents = made.ref("documents")
+        part = Part(made.part(), Role.CHUNKING, named(documents=documents))
+        return Value(made.add(part, split), Kind.CHUNKS, Estimate(documents, estimate))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Component):
+    """A text -> its vector; texts or chunks -> theirs. Texts are embedded as queries, chunks as documents, unless
+    `role` says otherwise."""
+
+    texts: str = reads("question", Kind.TEXT, Kind.TEXTS, Kind.CHUNKS)
+    engine: str = on_engine("embedder", _K.EMBEDDING)
+    role: Literal["", "query", "document"] = ""
+
+    def decompose(self, made: Decomposition) -> Value:
+        texts = made.read("texts")
+        role = self.role or ("document" if texts.kind is Kind.CHUNKS else "query")
+        part = Part(
+            made.part(),
+            Role.EMBEDDING,
+            named(texts=texts.ref),
+            self.engine,
+            batchable=several(texts),
+            expected=number(texts.width),
+            attributes=Attributes(role=role),
+        )
+        return Value(made.add(part, width=texts.width), Kind.VECTORS if several(texts) else Kind.VECTOR, texts.width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingestion(Component):
+    """Chunks and their vectors -> rows of a collection; the rows' ids.
+
+    `collection=PER_QUERY`: a collection of the query's own, deleted after it.
+    """
+
+    chunks: str = reads("chunks", Kind.CHUNKS)
+    vectors: str = reads("vectors", Kind.VECTORS)
+    collection: str = "documents"
+    engine: str = on_engine("store", _K.INGESTION)
+
+    def decompose(self, made: Decomposition) -> Value:
+        chunks = made.read("chunks")
+        part = Part(
+            made.part(),
+            Role.INGESTION,
+            named(chunks=chunks.ref, vectors=made.ref("vectors")) + own_collection(made, self.collection),
+            self.engine,
+            batchable=True,
+            expected=number(chunks.width),
+            effects=(resource(self.engine, self.collection, writes=True),),
+            attributes=Attributes(collection=said(self.collection)),
+        )
+        return Value(made.add(part, width=chunks.width), Kind.ROWS, chunks.width)
+
+    def collections(self) -> tuple[tuple[str, str], ...]:
+        return ((self.engine, self.collection),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexing(Component):
+    """Documents -> rows of a collection: chunking, embedding and ingestion in one; the rows' ids."""
+
+    documents: str = reads("documents", Kind.DOCUMENTS, Kind.TEXT, Kind.TEXTS)
+    chunk_size: int = setting(256, "length of a chunk, as the splitter counts", least=1)
+    chunk_overlap: int = setting(30, "what a chunk repeats of the one before", least=0)
+    collection: str = "documents"
+    engine: str = on_engine("store", _K.INGESTION)
+    embedder: str = on_engine("embedder", _K.EMBEDDING)
+    splitter: Callable[..., Splitter] = WordWindows
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self.name, self.chunk_size, self.chunk_overlap)
+
+    def decompose(self, made: Decomposition) -> Value:
+        split, estimate = chunker(self.splitter, self.chunk_size, self.chunk_overlap)
+        documents = made.ref("documents")
+        width = Estimate(documents, estimate)
+        part = Part(
+            made.part(),
+            Role.INDEXING,
+            named(documents=documents) + own_collection(made, self.collection),
+            self.engine,
+            self.embedder,
+            effects=(resource(self.engine, self.collection, writes=True),),
+            attributes=Attributes(collection=said(self.collection)),
+        )
+        return Value(made.add(part, split, width=width), Kind.ROWS, width)
+
+    def collections(self) -> tuple[tuple[str, str], ...]:
+        return ((self.engine, self.collection),)
+
+
+# ------------------------------------------------------------ what they have in common
+
+
+def several(value: Value) -> bool:
+    """Whether it is a list, of which each item is a request."""
+    return value.kind in (Kind.TEXTS, Kind.CHUNKS, Kind.VECTORS, Kind.LIST)
+
+
+def number(width: int | Estimate | None) -> int | None:
+    """How many items, where that is known whatever the query."""
+    return width if isinstance(width, int) else None
+
+
+def check_sizes(name: str, size: int, overlap: int) -> None:
+    """Raises `RegistrationError` for chunks that would repeat all of the one before."""
+    if overlap >= size:
+        raise RegistrationError(
+            f"{name}.chunk_overlap is {overlap}; expected less than chunk_size, which is {size}.",
+            hint=f"e.g. {name}.chunk_overlap={size // 8}",
+        )
+
+
+def said(collection: str) -> str:
+    """As a graph says it."""
+    return "" if collection == PER_QUERY else collection
+
+
+def resource(store: str, collection: str, *, writes: bool = False) -> Effect:
+    return Effect(f"collection:{store}/{collection}", writes)
+
+
+def own_collection(made: Decomposition, collection: str) -> Inputs:
+    """The input that says the collection, where each query has its own."""
+    return (("collection", made.of_query(THIS_QUERY)),) if collection == PER_QUERY else ()
+
+
+def chunker(
+    splitter: Callable[..., Splitter], size: int, overlap: int
+) -> tuple[Callable[[Any], tuple[Chunk, ...]], Callable[[Any], int]]:
+    """What makes chunks of documents, and what expects how many, from the documents' lengths alone."""
+    ready = splitter(chunk_size=size, chunk_overlap=overlap)
+
+    def split(documents: Any) -> tuple[Chunk, ...]:
+        found: dict[str, Chunk] = {}
+        for document in documents_of(documents):
+            for text in ready.split_text(document.text):
+                chunk = _chunk(text, dict(document.metadata))
+                found.setdefault(chunk.id, chunk)
+        return tuple(found.values())
+
+    def estimate(documents: Any) -> int:
+        texts = [document.text for document in documents_of(documents) if document.text]
+        sample = max(texts, key=len, default="")[:_SAMPLE]
+        length = len(sample) / max(1, len(ready.split_text(sample)))  # in characters, whatever the splitter counts
+        return sum(max(1, round(len(text) / length)) for text in texts)
+
+    return split, estimate
+
+
+def _chunk(text: str, metadata: dict[str, Any]) -> Chunk:
+    content = json.dumps([text, metadata], sort_keys=True, default=str)
+    return Chunk(hashlib.sha256(content.encode()).hexdigest()[:32], text, metadata)

@@ -1,0 +1,225 @@
+"""A workflow: components joined by `>>`, what it is asked with, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from teola_plugin.errors import GraphError
+from teola_plugin.graph import INPUT, Ref
+from teola_plugin.tracer.draft import Traced
+from teola_plugin.workflow.checks import check_names, check_order
+from teola_plugin.workflow.component import check_name
+from teola_plugin.workflow.config import Config, config_of, config_schema
+from teola_plugin.workflow.control import configured, free_names
+from teola_plugin.workflow.decomposition import Scope, in_order, last_of
+from teola_plugin.workflow.flow import Flow, Joinable
+from teola_plugin.workflow.indexing import PER_QUERY, THIS_QUERY
+from teola_plugin.workflow.inputs import Input, bound, kind_of
+from teola_plugin.workflow.values import Kind, Value
+
+if TYPE_CHECKING:
+    from teola_plugin.passes import Pass
+    from teola_plugin.pool import EnginePool
+    from teola_plugin.workflow.deployment import Deployment
+
+OUTPUTS = "outputs"
+_HIDDEN = frozenset({Kind.VECTOR, Kind.VECTORS})
+"""Kinds of values that a result does not have, unless nobody else reads them: they are large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A workflow under one configuration: its template, and what of it a result tells."""
+
+    traced: Traced
+    output: str
+    sources: str
+    """The component whose value are the answer's sources; empty for none."""
+    text: str
+    """The component of the graph whose text, as it is written, is that of the output; empty where it has none."""
+    temporary: tuple[str, ...]
+    """Stores with a collection of the query's own."""
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """Components and their order, under a name: a template for queries, without a value of any.
+
+    `flow`: components joined by `>>`. Values have names: a component reads inputs of the workflow, and other
+    components' values, by name; `>>` says what comes before what. `inputs` may declare what the workflow is asked
+    with; the rest is found. `output` names the component that gives the answer, by default the last; `sources` the
+    one whose passages it rests on, by default the nearest before it.
+    Raises `GraphError` for names that nothing has, circles, values of a kind that a component cannot read.
+    """
+
+    name: str
+    flow: Flow
+    inputs: tuple[Input, ...] = ()
+    output: str = ""
+    sources: str = ""
+    doc: str = ""
+    _lowered: dict[Config, Lowered] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __init__(
+        self,
+        name: str,
+        flow: Joinable,
+        *,
+        inputs: Iterable[Input] = (),
+        output: str = "",
+        sources: str = "",
+        doc: str = "",
+    ) -> None:
+        found = Flow.of(flow)
+        if not isinstance(name, str) or not name:
+            raise GraphError(f"{name!r:.80} is no name of a workflow.", hint="Workflow('name', a >> b)")
+        check_names(found)
+        in_order(found)
+        values = dict(name=name, flow=found, output=output or last_of(found, f"workflow {name!r}"), sources=sources)
+        values |= dict(inputs=_inputs(found, tuple(inputs)), doc=doc, _lowered={})
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+        self._check_outputs()
+        check_order(self.lower(Config()).traced.template)
+
+    def _check_outputs(self) -> None:
+        names = [one.name for one in self.flow]
+        for what, name in (("output", self.output), ("sources", self.sources)):
+            if name and name not in names:
+                raise GraphError(
+                    f"workflow {self.name!r}: {what} names {name!r}, which is no component of its flow.",
+                    hint=f"use one of {', '.join(names)}",
+                )
+
+    # ------------------------------------------------------------ what it is asked with
+
+    def config(self, given: Mapping[str, Any] | None = None, /, **settings: Any) -> Config:
+        """Settings of a query: by component and name, see `config_of`. Raises `RegistrationError`."""
+        said: Any = {**(given or {}), **settings} if given is None or isinstance(given, Mapping) else given
+        made = config_of(self.flow, said, self.name)
+        self.lower(made)
+        return made
+
+    def bind(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs of a query, checked. Raises `RegistrationError`."""
+        return bound(self.inputs, inputs, self.name)
+
+    def input_schema(self) -> dict[str, Any]:
+        """JSON schema of the inputs: an object with a property each."""
+        from teola_plugin.workflow.inputs import REQUIRED
+
+        return {
+            "type": "object",
+            "title": self.name,
+            "properties": {one.name: one.schema() for one in self.inputs},
+            "required": [one.name for one in self.inputs if one.default is REQUIRED],
+            "additionalProperties": False,
+        }
+
+    def config_schema(self) -> dict[str, Any]:
+        """JSON schema of what `config` takes: an object of components, each an object of its settings."""
+        return config_schema(self.flow)
+
+    # ------------------------------------------------------------ running it
+
+    def deploy(
+        self,
+        pool: EnginePool,
+        *,
+        passes: Iterable[Pass | str] | None = None,
+        speculate: str = "auto",
+        name: str = "",
+        config: Mapping[str, Any] | None = None,
+    ) -> Deployment:
+        """On a pool, local or shared: `.run(inputs)`. `config` changes settings for all of its queries.
+
+        `pool.deployments` has it under the workflow's name, or under `name`. Raises `RegistrationError` for an engine
+        that the pool lacks, or that does not do what is asked of it.
+        """
+        from teola_plugin.workflow.deployment import deployed
+
+        return deployed(self, pool, passes, speculate, name or self.name, self.config(config or {}))
+
+    def lower(self, config: Config) -> Lowered:
+        """The template under this configuration; made once, and never with anything of a query in it."""
+        found = self._lowered.get(config)
+        if found is None:
+            found = _lower(self, configured(self.flow, config))
+            for other in list(self._lowered)[: 1 - CONFIGURATIONS]:
+                self._lowered.pop(other, None)
+            self._lowered[config] = found
+        return found
+
+    def __reduce__(self) -> Any:
+        """What was lowered is made anew."""
+        said: dict[str, Any] = dict(inputs=self.inputs, output=self.output, sources=self.sources, doc=self.doc)
+        return partial(Workflow, self.name, self.flow, **said), ()
+
+    def __str__(self) -> str:
+        from teola_plugin.graph import build_pgraph
+
+        return str(build_pgraph(self.lower(Config()).traced.template))
+
+
+CONFIGURATIONS = 64
+"""Configurations of a workflow whose templates are kept."""
+
+
+def _inputs(flow: Flow, declared: tuple[Input, ...]) -> tuple[Input, ...]:
+    """Those that are declared, and whatever else is read and no component gives."""
+    names = {one.name for one in flow.everything()}
+    for one in declared:
+        check_name(one.name, "input")
+        if one.name in names:
+            raise GraphError(f"an input and a component share the name {one.name!r}.", hint="rename one of them")
+    known = {one.name for one in declared}
+    read = [name for name in dict.fromkeys(free_names(flow)) if name not in known]
+    return declared + tuple(Input(name, kind_of(_kinds(flow, name))) for name in read)
+
+
+def _kinds(flow: Flow, name: str) -> list[tuple[Kind, ...]]:
+    """What is expected of a value, wherever it is read."""
+    every = flow.everything()
+    return [one.kinds(port) for one in every for port, source in one.sources().items() if source == name]
+
+
+def _lower(workflow: Workflow, flow: Flow) -> Lowered:
+    scope = Scope()
+    scope.draft.names.add(OUTPUTS)
+    scope.values = {one.name: Value(Ref(INPUT, (one.name,)), one.kind) for one in workflow.inputs}
+    scope.values[THIS_QUERY] = Value(Ref(INPUT, (THIS_QUERY,)), Kind.TEXT)
+    scope.draft.calls[OUTPUTS] = _outputs
+    made = scope.lower(flow)
+    read = {name for one in flow for name in one.needs()}
+    told = {n: v for n, v in made.items() if n == workflow.output or not (v.kind in _HIDDEN and n in read)}
+    inputs = tuple((name, value.ref) for name, value in told.items())
+    output = scope.draft.call(OUTPUTS, _outputs, (), **dict(inputs))
+    text = made[workflow.output]
+    stores = tuple(store for one in flow.everything() for store, kept in one.collections() if kept == PER_QUERY)
+    return Lowered(
+        scope.draft.finished(output, workflow.name),
+        workflow.output,
+        workflow.sources or _nearest(flow, workflow.output, made),
+        text.ref.producer if text.kind is Kind.TEXT and not text.ref.path else "",
+        tuple(dict.fromkeys(stores)),
+    )
+
+
+def _outputs(**values: Any) -> dict[str, Any]:
+    return values
+
+
+def _nearest(flow: Flow, output: str, values: Mapping[str, Value]) -> str:
+    """The passages that the output rests on: the nearest on the way back."""
+    ways: Sequence[str] = [output]
+    seen: set[str] = set()
+    while ways:
+        for name in ways:
+            if values[name].kind is Kind.PASSAGES:
+                return name
+        seen.update(ways)
+        ways = [n for name in ways for n in flow[name].needs() if n in values and n not in seen]
+    return ""

@@ -1,0 +1,61 @@
+"""`explain()` names what `concurrent=` would make faster, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_classic.retrievers import MultiQueryRetriever
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnablePassthrough
+from langchain_core.vectorstores import InMemoryVectorStore
+from support.own_composites import OWN, Chain, Lines, ensemble, extractor, map_reduce, merger, queries
+from support.own_leaves import Ledger, Notes, SyncChat
+
+from teola_plugin import accelerate
+
+
+def expectation(chain: Chain, **options: Any) -> str:
+    return str(accelerate(chain, **options).explain()).split("\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "composite"),
+    [
+        (queries, "Notes", "MultiQueryRetriever"),
+        (ensemble, "Notes", "EnsembleRetriever"),
+        (merger, "Notes", "MergerRetriever"),
+        (extractor, "Chat", "LLMChainExtractor"),
+        (map_reduce, "Counted", "LLMChain"),
+    ],
+)
+def test_what_is_to_be_named(make: Callable[[Ledger], Chain], name: str, composite: str) -> None:
+    said = expectation(make(Ledger()))
+    assert said.endswith(
+        f"if several threads may call {name} at once, say so: accelerate(..., concurrent=[{name}]); "
+        f"then the sync calls of {composite} run side by side"
+    )
+    for other in ({"concurrent": OWN}, {"speculate": "off"}):
+        assert "concurrent=" not in expectation(make(Ledger()), **other), other
+
+
+def test_of_a_store_it_is_what_embeds() -> None:
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
+    said = expectation(MultiQueryRetriever.from_llm(store.as_retriever(), Lines()))
+    assert "concurrent=[DeterministicFakeEmbedding]" in said
+
+
+def test_what_naming_does_not_help_is_not_named() -> None:
+    heard = Notes(ledger=Ledger(), callbacks=[])
+    vars(heard)["callbacks"] = [object()]  # hears of its calls by itself: never called early
+    assert "concurrent=" not in expectation(MultiQueryRetriever.from_llm(heard, Lines()))
+
+
+def test_steps_on_a_model_that_answers_one_at_a_time() -> None:
+    model = SyncChat(ledger=Ledger())
+    chain: Chain = RunnablePassthrough.assign(a=ChatPromptTemplate.from_template("A of {x}") | model)
+    chain = chain | RunnablePassthrough.assign(b=ChatPromptTemplate.from_template("B of {x}") | model)
+    assert "accelerate(..., concurrent=[SyncChat])" in expectation(chain)
+    assert "concurrent=" not in expectation(chain, concurrent=[SyncChat])

@@ -1,0 +1,107 @@
+"""Tools of agents on an engine: the same conversation; read-only ones early and once, others in their place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from langchain_core.tools import BaseTool, ToolException, tool
+from langgraph.prebuilt import InjectedState
+from support.agents import World, agent, run, said, world
+from support.writing_llm import call
+
+from teola_plugin.engines.tools import Tool, ToolEngine
+from teola_plugin.errors import RegistrationError
+from teola_plugin.langchain import on_engine, read_only, tool_engine
+
+WAYS = ["invoke", "ainvoke"]
+
+
+@pytest.fixture
+def at() -> Iterator[World]:
+    with world() as made:
+        yield made
+
+
+def tools_of(at: World, raises: BaseException | None = None) -> list[BaseTool]:
+    @read_only
+    @tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        at.ran.append((city, threading.current_thread().name.partition("_")[0]))
+        if raises is not None:
+            raise raises
+        return f"sunny in {city}"
+
+    @tool
+    async def send(to: str, text: str = "hello") -> str:
+        """Send a mail."""
+        at.ran.append((to, text))
+        return f"sent to {to}"
+
+    return [weather, send]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_read_only_tool_is_early_and_runs_once_on_its_engine(at: World, way: str) -> None:
+    tools = tools_of(at)
+    at.pool.add(tool_engine(tools))
+    plain, there = agent(at.model, tools), agent(at.model, on_engine(tools, at.pool))
+    at.writes("I look. ", call("weather", city="Rome"), at.has_run(), " So.")
+    fast = at.fast(there)
+    made = run(fast, way)
+    assert at.llm.came == [True] and at.ran == [("Rome", "teola-tools")]
+    at.writes("I look. ", call("weather", city="Rome"), " So.")
+    assert said(made) == said(run(there, way)) == said(run(plain, way))
+    assert [one[0] for one in at.ran] == ["Rome"] * 3
+
+
+def test_another_tool_is_called_in_its_place_and_once(at: World) -> None:
+    tools = tools_of(at)
+    at.pool.add(tool_engine(tools))
+    there = agent(at.model, on_engine(tools, at.pool))
+    while_writing: list[int] = []
+
+    def a_while() -> bool:
+        while_writing.append(len(at.ran))
+        return len(while_writing) > 40
+
+    at.writes("I write. ", call("send", to="Ann"), a_while, " So.")
+    made = run(at.fast(there), "ainvoke")
+    assert not any(while_writing) and at.ran == [("Ann", "hello")] and made[2].content == "sent to Ann"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_function_raises_is_its_own(at: World, way: str) -> None:
+    tools = tools_of(at, ZeroDivisionError("no weather"))
+    at.pool.add(tool_engine(tools))
+    at.writes(call("weather", city="Rome"))
+    for graph in (agent(at.model, on_engine(tools, at.pool)), at.fast(agent(at.model, on_engine(tools, at.pool)))):
+        with pytest.raises(ZeroDivisionError, match="no weather"):
+            run(graph, way)
+    at.pool.add(tool_engine(told := [tools_of(at, ToolException("later"))[0]], "others"))
+    moved = on_engine(told, at.pool, "others")[0].model_copy(update={"handle_tool_error": True})
+    assert said(run(agent(at.model, [moved]), way))[2][1] == "later"
+
+
+def test_models_are_told_the_same(at: World) -> None:
+    tools = tools_of(at)
+    at.pool.add(tool_engine(tools))
+    for before, after in zip(tools, on_engine(tools, at.pool), strict=True):
+        assert after.args == before.args and after.description == before.description and after.name == before.name
+        assert after is not before and after.metadata == before.metadata
+
+
+def test_what_stays_in_its_place_is_refused(at: World) -> None:
+    @tool
+    def looks(city: str, state: Annotated[dict[str, Any], InjectedState]) -> str:
+        """It looks."""
+        return city
+
+    with pytest.raises(RegistrationError, match="state"):
+        tool_engine([looks])
+    at.pool.add(ToolEngine("tools", [Tool("add", max)]))
+    with pytest.raises(RegistrationError, match="unknown engine"):
+        on_engine([], at.pool, "tolls")

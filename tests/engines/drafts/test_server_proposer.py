@@ -1,0 +1,109 @@
+"""The proposer of a server that somebody else starts; without vLLM."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from teola_plugin.engines.vllm.drafts.options import Told
+from teola_plugin.engines.vllm.drafts.server import ServerProposer
+from teola_plugin.graph import GAP
+from teola_plugin.shims.vllm import drafts as shim
+
+CONFIG = SimpleNamespace(
+    speculative_config=SimpleNamespace(num_speculative_tokens=8), model_config=SimpleNamespace(max_model_len=200)
+)
+LOGGER = "vllm.teola_plugin"
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shim, "lacking", lambda: ())
+    monkeypatch.setattr(shim, "mend", lambda: None)
+    monkeypatch.setattr(shim, "encoder", lambda config: lambda text: [ord(char) for char in text])
+
+
+class Server:
+    def __init__(self) -> None:
+        self.requests: dict[str, Any] = {}
+        self.proposer = ServerProposer(CONFIG)
+        runner = SimpleNamespace(requests=self.requests, input_batch=SimpleNamespace(req_ids=[]))
+        self.runner = runner
+        self.proposer.attach(shim.Runner(runner))
+
+    def first_step(self, name: str, written: str, **extra: Any) -> str:
+        """What is drafted for a request that has written this."""
+        params = SimpleNamespace(temperature=0.0, extra_args=extra or None)
+        self.requests.clear()
+        self.requests[name] = SimpleNamespace(sampling_params=params, prompt_token_ids=[1, 2])
+        self.runner.input_batch.req_ids = [name]
+        tokens = np.array([[1, 2, *map(ord, written)]])
+        [draft] = self.proposer.propose([[ord(char) for char in written]], np.array([tokens.shape[1]]), tokens)
+        return "".join(map(chr, draft))
+
+
+@pytest.mark.usefixtures("fits")
+def test_texts_become_tokens() -> None:
+    server = Server()
+    assert server.first_step("a", "abc", teola_drafts=["abcdef"]) == "def"
+    assert server.first_step("b", "N", teola_drafts=["YES" + GAP, "NO" + GAP]) == "O"
+    assert server.first_step("c", "abc") == ""
+
+
+@pytest.mark.usefixtures("fits")
+def test_outputs_are_kept_for_those_that_name_an_app_or_a_tenant_until_they_are_forgotten() -> None:
+    server = Server()
+    for about in ({}, {"teola_tenant": "t"}, {"teola_app": "x"}):
+        assert server.first_step("1", "abcdefgh", **about) == ""
+        assert server.first_step("2", "abc", **about) == ("defgh" if about else "")
+    assert server.first_step("3", "x", teola_forget_tenant="t") == ""
+    assert server.first_step("4", "abc", teola_tenant="t") == ""
+    assert server.first_step("5", "abc", teola_app="x") == "defgh"
+    assert server.first_step("6", "x", teola_forget_all=1) == ""
+    assert server.first_step("7", "abc", teola_app="x") == ""
+
+
+def test_where_it_does_not_fit_one_line_says_so_and_nothing_is_drafted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shim, "lacking", lambda: ("vllm.this:that",))
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert Server().first_step("a", "abc", teola_drafts=["abcdef"]) == ""
+    assert caplog.messages == ["teola: this vLLM has no vllm.this:that: nothing is drafted"]
+
+
+@pytest.mark.usefixtures("fits")
+@pytest.mark.parametrize("where", ["encoder", "mend", "drafted_tokens"])
+def test_nor_does_a_fault_while_it_is_made_end_the_server(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise AttributeError("gone")
+
+    monkeypatch.setattr(shim, where, broken)
+    with caplog.at_level(logging.WARNING, LOGGER):
+        server = Server()
+        server.proposer.forget(None)
+        assert server.first_step("a", "abc", teola_drafts=["abcdef"]) == ""
+    assert caplog.messages == ["teola: AttributeError: gone: nothing is drafted"]
+
+
+@pytest.mark.usefixtures("fits")
+def test_nor_one_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert server.proposer.propose([[1], [2]], None, None) == [[], []]
+        assert server.first_step("a", "abc", teola_drafts=["abcdef"]) == ""
+    assert len(caplog.messages) == 1
+
+
+def test_what_others_write_there_is_left_out() -> None:
+    assert Told.of({"teola_drafts": ["a", 3, "b"], "x": 1}) == Told(("", ""), (), ["a", "b"], False)
+    assert Told.of({"teola_drafts": "text"}) == Told.of({}) == Told(("", ""), (), [], False)
+    assert Told.of({"teola_app": 1}).source == ("1", "")
+    ours = Told.of({"teola_drafts": {"tokens": [[1]], "app": "x", "tenant": ""}})
+    assert ours == Told(("x", ""), [[1]], (), True)

@@ -1,0 +1,102 @@
+"""What goes along to a server that was declared to draft, and to no other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.openai_stub import MODEL, Stub, openai_stub
+
+from teola_plugin import EnginePool
+from teola_plugin.engines.openai import OpenAIServer
+from teola_plugin.engines.openai.wire import WirePrompt
+from teola_plugin.graph import GAP, PrimitiveKind
+from teola_plugin.requests.payloads import Generate, Message, Prompt, Sampling
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"properties": {"city": {"type": "string"}}}}}
+HI = Prompt((Message("user", "Hi"),))
+
+
+@pytest.fixture
+def vllm() -> Iterator[Stub]:
+    with openai_stub() as made:
+        made.kind = "vllm"
+        yield made
+
+
+async def sent(stub: Stub, payload: Generate, *, drafts: bool = True, **about: Any) -> dict[str, Any]:
+    """The body of the request."""
+    engine = OpenAIServer(base_url=stub.base_url, model=MODEL, drafts=drafts)
+    await engine.start()
+    try:
+        async for result in engine.execute([Request("r", PrimitiveKind.PREFILLING, payload, **about)]):
+            if isinstance(result, Failed):
+                raise result.error
+            assert isinstance(result, Done)
+    finally:
+        await engine.stop()
+    return stub.asked[-1][1]
+
+
+async def test_texts_app_and_tenant_go_along(vllm: Stub) -> None:
+    body = await sent(vllm, Generate(HI), drafts=True, app="mine", tenant="t")
+    assert body["vllm_xargs"] == {"teola_app": "mine", "teola_tenant": "t"}
+    engine = OpenAIServer(base_url=vllm.base_url, model=MODEL, drafts=True)
+    request = Request("r", PrimitiveKind.PREFILLING, Generate(HI), drafts=("an earlier answer", "YES" + GAP))
+    await engine.start()
+    assert [result async for result in engine.execute([request])]
+    await engine.stop()
+    assert vllm.asked[-1][1]["vllm_xargs"] == {"teola_drafts": ["an earlier answer", "YES" + GAP]}
+    assert engine.profile.drafts == 16
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_nothing_goes_to_a_server_that_is_another_or_was_not_declared(
+    vllm: Stub, declared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    vllm.kind = "stub" if declared else "vllm"
+    with caplog.at_level(logging.WARNING, "teola_plugin"):
+        assert "vllm_xargs" not in await sent(vllm, Generate(HI), drafts=declared, app="mine")
+    assert ("says that it is stub, not vLLM" in caplog.text) == declared
+
+
+async def test_sampled_requests_go_as_ever(vllm: Stub) -> None:
+    assert "vllm_xargs" not in await sent(vllm, Generate(HI, Sampling(temperature=0.7)), app="mine")
+
+
+@pytest.mark.parametrize(
+    ("more", "first"),
+    [
+        ({"tools": [TOOL]}, '{"name": "look_up", "arguments": {"city": "Rome"}}'),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x", "y"]}}}},
+            '"x"' + GAP,
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": 3}}, None),
+        ({"vllm_xargs": {"own": 1}}, None),
+    ],
+)
+async def test_requests_of_a_client_tell_of_themselves(vllm: Stub, more: dict[str, Any], first: str | None) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "Rome"}'}}
+    said: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    asked = {"model": MODEL, "messages": [*said, {"role": "tool", "content": "Sunny.", "tool_call_id": "1"}], **more}
+    body = await sent(vllm, Generate(WirePrompt.of({**asked, "temperature": 0}, exact=False)), app="mine")
+    told = body.pop("vllm_xargs")
+    assert told.get("teola_drafts", [None])[0] == first
+    assert told["teola_app"] == "mine" and told.get("own") == more.get("vllm_xargs", {}).get("own")
+    assert body == {key: value for key, value in {**asked, "temperature": 0}.items() if key != "vllm_xargs"}
+
+
+def test_a_pool_that_forgets_says_so_to_the_server(vllm: Stub) -> None:
+    with EnginePool.local(llm=OpenAIServer(base_url=vllm.base_url, model=MODEL, drafts=True)) as pool:
+        pool.reset()
+        pool.forget("t")
+    told = [body["vllm_xargs"] for path, body in vllm.asked if path.endswith("/completions")]
+    assert told == [{"teola_forget_all": 1}, {"teola_forget_tenant": "t"}]

@@ -1,0 +1,294 @@
+"""Web search: each service's own form, retries as it asks, its key nowhere to be seen; full text in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.search_stub import KEY, PAGES, Stub, search_stub
+
+from teola_plugin.engines.base import Engine
+from teola_plugin.engines.conformance import EngineConformance, collect, ends
+from teola_plugin.engines.fake import FakeTools, FakeWebSearch
+from teola_plugin.engines.fulltext import FullTextSearch, read_documents
+from teola_plugin.engines.profiles import tools, web_search
+from teola_plugin.engines.websearch import SERVICES, SearchService, WebSearch
+from teola_plugin.errors import EngineError, RegistrationError
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.requests.payloads import CallTool, Chunk, SearchText
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done
+from teola_plugin.runtime.virtual_time import run_virtual
+from teola_plugin.runtime.works.identities import Fingerprint, Rule, identity, rule_of
+
+K = PrimitiveKind
+DOCUMENTS = [{"url": url, "title": title, "text": text} for url, title, text in PAGES]
+
+
+@pytest.fixture(scope="module")
+def shared_stub() -> Iterator[Stub]:
+    with search_stub() as stub:
+        yield stub
+
+
+@pytest.fixture
+def stub(shared_stub: Stub) -> Stub:
+    shared_stub.asked.clear()
+    shared_stub.statuses.clear()
+    shared_stub.go.clear()
+    shared_stub.most_at_once = 0
+    return shared_stub
+
+
+def engine_of(service: str, stub: Stub, **options: Any) -> WebSearch:
+    key = {} if service == "searxng" else {"api_key": KEY}
+    return WebSearch("web", service=service, base_url=stub.url, **key, **options)
+
+
+async def outcomes(engine: Engine, *asked: Any) -> list[Any]:
+    """The value or the error of each payload, in order."""
+    batch = [Request(f"w{n}-{id(one)}", K.SEARCHING, one) for n, one in enumerate(asked)]
+    await engine.start()
+    try:
+        found = ends(await collect(engine, batch), batch)
+    finally:
+        await engine.stop()
+    return [end.value if isinstance(end := found[one.id], Done) else end.error for one in batch]
+
+
+class _Searches(EngineConformance):
+    def payloads(self, kind: PrimitiveKind) -> Sequence[Any]:
+        return [SearchText("what do lambs eat", 2), SearchText("ivy", 1)]
+
+
+class _Web(_Searches):
+    service = ""
+
+    @pytest.fixture(autouse=True)
+    def _stub(self, stub: Stub) -> None:
+        self.stub = stub
+
+    async def make(self) -> Engine:
+        return engine_of(self.service, self.stub)
+
+
+class TestSearxng(_Web):
+    service = "searxng"
+
+
+class TestBrave(_Web):
+    service = "brave"
+
+
+class TestTavily(_Web):
+    service = "tavily"
+
+
+class TestFakeWebSearch(_Searches):
+    async def make(self) -> Engine:
+        return FakeWebSearch("web", web_search(0.5), [text for *_, text in PAGES])
+
+    def run(self, work: Any) -> Any:
+        return run_virtual(work)
+
+
+class TestFakeTools(EngineConformance):
+    async def make(self) -> Engine:
+        return FakeTools("tools", {"shout": str.upper, "add": lambda a, b: a + b}, tools(0.5))
+
+    def payloads(self, kind: PrimitiveKind) -> Sequence[Any]:
+        return [CallTool("add", {"a": 1, "b": 2}), CallTool("add", {"a": 2, "b": 2}, read_only=True)]
+
+    def run(self, work: Any) -> Any:
+        return run_virtual(work)
+
+
+@pytest.mark.postgres
+class TestFullText(_Searches):
+    @pytest.fixture(autouse=True)
+    def _dsn(self, postgres_dsn: str) -> None:
+        self.dsn = postgres_dsn
+
+    async def make(self) -> Engine:
+        return FullTextSearch("web", DOCUMENTS, dsn=self.dsn)
+
+
+# ------------------------------------------------------------ the services' forms
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_finds_the_same_whatever_the_service(service: str, stub: Stub) -> None:
+    [hits, nothing] = await outcomes(engine_of(service, stub), SearchText("oats", 2), SearchText("nothing", 2))
+    assert [hit.id for hit in hits] == [url for url, *_ in PAGES[:2]] and nothing == ()
+    assert [hit.metadata["title"] for hit in hits] == ["Oats", "Ivy"]
+    assert hits[0].metadata["source"] == hits[0].id and hits[0].score > hits[1].score
+    assert ("farmers' lambs" in hits[0].text) == (service == "brave"), "Brave's texts are HTML"
+
+
+async def test_each_service_is_asked_in_its_way(stub: Stub) -> None:
+    for service in SERVICES:
+        await outcomes(engine_of(service, stub, options={"language": "de"}), SearchText("oats & ivy", 3))
+    of_searxng, of_brave, of_tavily = stub.asked
+    assert of_searxng[:3] == ("GET", "/search", {"language": "de", "q": "oats & ivy", "format": "json"})
+    assert of_brave[:2] == ("GET", "/res/v1/web/search") and of_brave[2]["count"] == "3"
+    assert of_brave[3]["x-subscription-token"] == KEY
+    assert of_tavily[:3] == ("POST", "/search", {"language": "de", "query": "oats & ivy", "max_results": 3})
+    assert of_tavily[3]["authorization"] == f"Bearer {KEY}"
+
+
+async def test_searches_of_a_batch_run_side_by_side_and_no_more_at_a_time(stub: Stub) -> None:
+    asked = [SearchText(f"slowly {n}") for n in range(6)]
+    engine = engine_of("searxng", stub, max_requests=3)
+
+    async def let_go() -> None:
+        while stub.most_at_once < 3:
+            await asyncio.sleep(0.01)
+        stub.go.set()
+
+    found, _ = await asyncio.gather(outcomes(engine, *asked), let_go())
+    assert all(len(hits) == 3 for hits in found) and stub.most_at_once == 3
+
+
+# ------------------------------------------------------------ refusals
+
+
+async def test_asks_again_when_the_service_says_so(stub: Stub) -> None:
+    stub.statuses = [(429, {"Retry-After": "0.3"}), (503, {"Retry-After": "0"})]
+    begun = time.monotonic()
+    [hits] = await outcomes(engine_of("tavily", stub), SearchText("oats"))
+    assert len(hits) == 3 and len(stub.asked) == 3 and time.monotonic() - begun >= 0.3
+
+
+async def test_waits_as_brave_says(stub: Stub) -> None:
+    stub.statuses = [(429, {"X-RateLimit-Reset": "0, 1419704"})]
+    [hits] = await outcomes(engine_of("brave", stub), SearchText("oats"))
+    assert len(hits) == 3
+
+
+async def test_does_not_wait_longer_than_its_patience(stub: Stub) -> None:
+    stub.statuses = [(429, {"Retry-After": "3600"})]
+    [error] = await outcomes(engine_of("tavily", stub), SearchText("oats"))
+    assert isinstance(error, EngineError) and not error.retryable and len(stub.asked) == 1
+    assert "3600 s" in error.hint
+
+
+async def test_a_line_that_is_cut_is_tried_again_and_then_told_of(stub: Stub) -> None:
+    stub.statuses = [(0, {})]
+    [hits] = await outcomes(engine_of("searxng", stub), SearchText("oats"))
+    assert len(hits) == 3
+    stub.statuses = [(0, {})] * 2
+    [error] = await outcomes(engine_of("searxng", stub, attempts=2), SearchText("oats"))
+    assert "could not be reached" in str(error) and not error.retryable
+
+
+async def test_a_refusal_is_final_and_does_not_show_the_key(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for service, status in (("brave", 422), ("tavily", 401), ("tavily", 432)):
+        stub.asked.clear()
+        stub.statuses = [(status, {})]
+        engine = engine_of(service, stub)
+        [error] = await outcomes(engine, SearchText("oats"))
+        assert str(status) in error.message and error.hint and len(stub.asked) == 1
+        shown = [str(error), repr(error), repr(engine), repr(vars(engine)), str(error.__dict__), caplog.text]
+        assert KEY not in "".join(shown) and KEY.encode() not in pickle.dumps(engine)
+        assert KEY.encode() not in pickle.dumps(error)
+
+
+async def test_an_answer_of_another_form_is_told_of(stub: Stub) -> None:
+    [error, hits] = await outcomes(engine_of("searxng", stub), SearchText("nonsense"), SearchText("oats"))
+    assert isinstance(error, EngineError) and len(hits) == 3
+
+
+async def test_late_answers_are_told_of(stub: Stub) -> None:
+    [error] = await outcomes(engine_of("searxng", stub, timeout=0.2, attempts=1), SearchText("slowly"))
+    assert "0.2 s" in error.message and "timeout" in error.hint
+
+
+@pytest.mark.parametrize("asked", [SearchText(""), SearchText("oats", 0), SearchText("oats", 21), "oats"])
+async def test_bad_searches_fail_before_anything_is_sent(asked: Any, stub: Stub) -> None:
+    [error] = await outcomes(engine_of("tavily", stub), asked)
+    assert isinstance(error, EngineError) and not stub.asked
+
+
+def test_the_key_comes_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("TAVILY_API_KEY", "SEARXNG_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(RegistrationError, match="TAVILY_API_KEY"):
+        WebSearch(service="tavily")
+    with pytest.raises(RegistrationError, match="SEARXNG_URL"):
+        WebSearch(service="searxng")
+    with pytest.raises(RegistrationError, match="did you mean 'tavily'"):
+        WebSearch(service="tavly")
+    monkeypatch.setenv("TAVILY_API_KEY", KEY)
+    engine = WebSearch(service="tavily", base_url=stub.url)
+    [hits] = asyncio.run(outcomes(pickle.loads(pickle.dumps(engine)), SearchText("oats")))
+    assert len(hits) == 3 and stub.asked[0][3]["authorization"] == f"Bearer {KEY}"
+
+
+async def test_a_login_in_the_address_is_used_and_not_shown(stub: Stub) -> None:
+    address = stub.url.replace("http://", "http://user:hidden@")
+    engine = WebSearch(base_url=address)
+    await outcomes(engine, SearchText("oats"))
+    assert stub.asked[0][3]["authorization"].startswith("Basic ")
+    assert "hidden" not in repr(engine) + str(dict(engine.versions())) and b"hidden" not in pickle.dumps(engine)
+
+
+def test_a_service_of_ones_own_is_a_record() -> None:
+    assert {"name", "ask", "results"} <= {one.name for one in fields(SearchService)}
+
+
+# ------------------------------------------------------------ full text
+
+
+@pytest.mark.postgres
+async def test_full_text_finds_by_any_word_titles_first(postgres_dsn: str) -> None:
+    documents = [Chunk("a", "Lambs like hay."), {"url": "b", "title": "Lambs", "text": "Small sheep."}, "Walls."]
+    engine = FullTextSearch("web", documents, dsn=postgres_dsn)
+    lambs, none = await outcomes(engine, SearchText("What would a lamb really say?"), SearchText("the of"))
+    assert [hit.id for hit in lambs] == ["b", "a"] and none == ()
+    assert lambs[0].metadata == {"source": "b", "title": "Lambs"}
+
+
+@pytest.mark.postgres
+async def test_full_text_knows_its_own_documents_alone(postgres_dsn: str) -> None:
+    one = FullTextSearch("web", ["only oats here"], dsn=postgres_dsn)
+    other = FullTextSearch("web", ["oats, and more oats"], dsn=postgres_dsn)
+    again = FullTextSearch("web", ["only oats here"], dsn=postgres_dsn)
+    found = [(await outcomes(engine, SearchText("oats")))[0] for engine in (one, other, again)]
+    assert [len(hits) for hits in found] == [1, 1, 1] and found[0] == found[2] != found[1]
+
+
+def test_documents_are_read_from_files(tmp_path: Path) -> None:
+    (tmp_path / "oats.md").write_text("Oats.")
+    (tmp_path / "notes.bin").write_text("no text")
+    lines = tmp_path / "pages.jsonl"
+    lines.write_text('{"url": "x", "title": "X", "text": "ten"}\n\n{"text": "no address"}\n')
+    assert [chunk.id for chunk in read_documents(tmp_path)] == ["oats.md"]
+    first, second = read_documents(lines)
+    assert first == Chunk("x", "ten", {"source": "x", "title": "X"}) and second.id.startswith("text:")
+    lines.write_text('{"url": "x"}\n')
+    with pytest.raises(RegistrationError, match="line 1"):
+        read_documents(lines)
+    with pytest.raises(RegistrationError, match="cannot be read"):
+        read_documents(tmp_path / "none")
+    with pytest.raises(RegistrationError, match="two documents"):
+        FullTextSearch("web", [Chunk("a", "1"), Chunk("a", "2")], dsn="unused")
+
+
+# ------------------------------------------------------------ how often
+
+
+def test_what_may_be_shared() -> None:
+    engine = Fingerprint("web")
+    assert rule_of(SearchText("oats")) is rule_of(CallTool("look", {}, read_only=True)) is Rule.ONCE_PER_PARTY
+    assert rule_of(CallTool("send", {})) is Rule.ALONE and identity(engine, "", CallTool("send", {})) is None
+    assert identity(engine, "", SearchText("oats", 4)) != identity(engine, "", SearchText("oats", 5))
+    one, other = ({"n": 1}, {"n": True})
+    assert identity(engine, "", CallTool("look", one, True)) != identity(engine, "", CallTool("look", other, True))

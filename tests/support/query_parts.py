@@ -1,0 +1,98 @@
+"""Queries with several parts, on fakes in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from support.recording import record
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind, PromptPart, Query, Ref, named
+from teola_plugin.observe import QueryTrace
+from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt, Sampling
+from teola_plugin.requests.request import Request
+from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.virtual_time import run_virtual
+
+K = PrimitiveKind
+QUESTION = "why is the sky blue? " * 8
+ASKED = Generate(Prompt(text=QUESTION), Sampling(max_tokens=24))
+PROMPT = (PromptPart.var("text"),)
+Calls = dict[str, Callable[..., Any]]
+
+
+def generation(name: str = "g", text: str = "$input") -> list[Primitive]:
+    lead = Primitive(f"{name}.p", K.PREFILLING, "llm", named(text=Ref(text)), call="ask", prompt=PROMPT)
+    return [lead, Primitive(name, K.DECODING, "llm", named(prefilling=Ref(lead.id)))]
+
+
+def ask(given: dict[str, Any]) -> Generate:
+    return Generate(Prompt(text=given["text"]), Sampling(max_tokens=24))
+
+
+def graph(*primitives: Primitive) -> Graph:
+    return Graph(primitives, Ref(primitives[-1].id))
+
+
+GIVEN = {"known": QUESTION * 20, "slow": "text " * 3000}
+CALLS: Calls = {"ask": ask}
+ONE = graph(*generation())
+TWO = graph(*generation("one"), *generation("two"), Primitive("both", K.CALL, inputs=named(a=Ref("one"), b=Ref("two"))))
+
+
+class Scene:
+    """A query that parts may join, in virtual time, and what its engines are asked for."""
+
+    def __init__(self, pool: EnginePool, **query: Any) -> None:
+        self.pool = pool
+        self.asked: dict[str, list[Request]] = {name: record(pool.engine(name)) for name in pool.engine_names}
+        self.run: QueryRun = pool.runtime.watch(Query({"input": None}, **query), joins=True)
+
+    def ahead(self, graph: Graph = ONE, calls: Calls = CALLS, value: Any = QUESTION, **more: Any) -> PartRun:
+        return self.run.part(graph, calls, value, **{"lookahead": True, **more})
+
+    async def plain(self, asked: Generate = ASKED, *, stream: bool = False) -> str:
+        handle = self.run.call(K.PREFILLING, "llm", [asked], stream=stream)
+        pieces = "".join([piece.text async for piece in handle.pieces]) if stream else ""
+        [made] = await handle
+        assert not stream or pieces == made.text
+        return str(made.text)
+
+    def count(self, kind: PrimitiveKind = K.PREFILLING) -> int:
+        return sum(request.kind is kind for asked in self.asked.values() for request in asked)
+
+    def trace(self) -> QueryTrace:
+        self.run.close()
+        found = self.run.trace.result(0)
+        assert found is not None
+        return found
+
+
+def in_scene(body: Callable[[Scene], Awaitable[Any]], *, engines: Sequence[Any] = (), most: int = 8) -> Any:
+    async def run() -> Any:
+        profiles = rtx3090() | {"llm": replace(rtx3090()["llm"], max_requests=most)}
+        made = {engine.name: engine for engine in fake_engines(profiles)} | {engine.name: engine for engine in engines}
+        async with EnginePool.on_this_loop(list(made.values())) as pool:
+            scene = Scene(pool)
+            return await body(scene)
+
+    return run_virtual(run())
+
+
+def warmed(**more: Any) -> Graph:
+    """A prompt whose beginning is known, and whose rest is slow."""
+    slow = Primitive("slow", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("slow",))))
+    lead = Primitive(
+        "w", K.PARTIAL_PREFILLING, "llm", named(text=Ref("$input", ("known",))), call="begin", prompt=PROMPT
+    )
+    rest = named(text=Ref("$input", ("known",)), slow=Ref("slow"))
+    full = Primitive("g.p", K.FULL_PREFILLING, "llm", rest, after=("w",), call="begin", prompt=PROMPT)
+    return graph(slow, lead, full, Primitive("g", K.DECODING, "llm", named(prefilling=Ref("g.p"))))
+
+
+def begin(given: dict[str, Any]) -> Generate:
+    rest = str(len(given["slow"])) if "slow" in given else UNKNOWN
+    return Generate(Prompt(text=given["known" if "known" in given else "text"] + rest), Sampling(max_tokens=8))

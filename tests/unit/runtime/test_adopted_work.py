@@ -1,0 +1,333 @@
+"""Work that several parts of one query ask for is done once, and is as it would be for one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from support.query_parts import (
+    QUESTION,
+    TWO,
+    K,
+    Scene,
+    ask,
+    begin,
+    generation,
+    graph,
+    in_scene,
+    warmed,
+)
+
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.graph import Attributes, Fragment, Graph, Primitive, Ref, named
+from teola_plugin.observe import QueryTrace
+from teola_plugin.requests.payloads import EmbedText
+
+# ---------------------------------------------------------------- adoption
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("pause", [0.0, 0.01, 0.15, 5.0])
+def test_a_later_part_adopts_what_an_earlier_one_has_asked_for(pause: float, stream: bool) -> None:
+    """Queued, running or done: one request, which goes on when the earlier part is over."""
+
+    async def body(scene: Scene) -> None:
+        first = scene.ahead()
+        await asyncio.sleep(pause)
+        second = scene.ahead()
+        first.close()
+        await asyncio.sleep(0.01)
+        text = await scene.plain(stream=stream)
+        assert scene.count() == 1 and text
+        assert await scene.plain() == text and scene.count() == 2, "two calls stay two"
+        second.close()
+        assert scene.trace().wasted() == (0, 0)
+
+    in_scene(body)
+
+
+def test_what_no_part_wants_any_more_is_stopped_with_the_last_of_them() -> None:
+    async def body(scene: Scene) -> list[int]:
+        parts, left = [scene.ahead() for _ in range(3)], []
+        for part in parts:
+            await asyncio.sleep(0.02)
+            part.close()
+            await asyncio.sleep(0.001)
+            left.append(scene.pool.engine("llm").load().requests)
+        assert scene.count() == 1 and not scene.run.primitives and not scene.pool.runtime.asked(scene.run.id)
+        assert scene.trace().wasted()[0] > 0
+        return left
+
+    assert in_scene(body) == [1, 1, 0]
+
+
+def test_a_part_that_ends_first_does_not_take_the_elder_ones_work_away() -> None:
+    async def body(scene: Scene) -> None:
+        scene.ahead()
+        await asyncio.sleep(0.02)
+        scene.ahead().close()
+        assert await scene.plain() and scene.count() == 1
+        assert scene.trace().wasted() == (0, 0)
+
+    in_scene(body)
+
+
+def test_what_an_earlier_part_has_made_is_still_there_when_it_is_over() -> None:
+    async def body(scene: Scene) -> None:
+        first = scene.ahead()
+        await asyncio.sleep(5)
+        first.close()
+        scene.ahead()
+        await scene.plain()
+        assert scene.count() == 1
+        trace = scene.trace()
+        assert trace.wasted() == (0, 0) and trace.summary()["requests"] >= 1
+
+    in_scene(body)
+
+
+def test_the_part_of_the_chain_that_is_called_adopts_it_and_has_it_alone() -> None:
+    """What runs in a node brings a graph of its own, which is no lookahead."""
+
+    async def body(scene: Scene) -> None:
+        ahead = scene.ahead()
+        await asyncio.sleep(0.01)
+        chain = scene.ahead(lookahead=False)
+        ahead.close()
+        await scene.plain()
+        assert scene.count() == 1
+        again = scene.ahead(lookahead=False)
+        await asyncio.sleep(0.01)
+        assert scene.count() == 2, "another call of the chain is another generation"
+        for part in (chain, again):
+            part.close()
+        assert scene.trace().wasted()[0] == 1
+
+    in_scene(body)
+
+
+@pytest.mark.parametrize("first", ["the chain", "the plain object"])
+def test_a_part_that_comes_late_to_what_is_asked_for_adopts_it(first: str) -> None:
+    """It was begun before, and its own code took its time."""
+
+    async def body(scene: Scene) -> None:
+        slow = graph(Primitive("slow", K.EMBEDDING, "embedder", named(texts=Ref("$input"))), *late())
+        scene.ahead(slow)
+        chain = scene.ahead(lookahead=False) if first == "the chain" else None
+        answer = asyncio.ensure_future(scene.plain())
+        await asyncio.sleep(5)
+        assert await answer and scene.count() == 1
+        if chain is not None:
+            chain.close()
+        assert scene.trace().wasted()[0] == 1, "the embedding"
+
+    in_scene(body)
+
+
+def late() -> list[Primitive]:
+    lead, decode = generation()
+    return [lead.with_(after=("slow",)), decode]
+
+
+def test_equal_generations_of_one_part_are_two() -> None:
+    async def body(scene: Scene) -> None:
+        scene.ahead(TWO)
+        await asyncio.sleep(0.01)
+        scene.ahead(TWO)
+        await asyncio.gather(scene.plain(), scene.plain())
+        assert scene.count() == 2, "neither one for both, nor asked again by the second part"
+
+    in_scene(body)
+
+
+def test_parts_of_one_gang_are_beside_each_other() -> None:
+    """Branches that ask for the same, sampled, are to get answers of their own."""
+
+    async def body(scene: Scene) -> None:
+        for step in ("step1", "step2"):
+            for _ in range(3):
+                scene.ahead(gang=step)
+            await asyncio.sleep(0.01)
+            assert scene.count() == 3
+        await asyncio.gather(*(scene.plain() for _ in range(3)))
+        assert scene.count() == 3
+
+    in_scene(body)
+
+
+def test_a_loop_that_asks_for_the_same_again_is_ahead_each_time() -> None:
+    async def body(scene: Scene) -> None:
+        for turn in (1, 2, 3):
+            part = scene.ahead()
+            await asyncio.sleep(0.01)
+            assert scene.count() == turn, "what the plain object has had is no longer to come"
+            await scene.plain()
+            assert scene.count() == turn
+            part.close()
+
+    in_scene(body)
+
+
+def test_a_retrieval_is_adopted_like_everything_that_is_pure() -> None:
+    async def body(scene: Scene) -> None:
+        embed = graph(Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input"))))
+        first = scene.ahead(embed)
+        scene.ahead(embed)
+        first.close()
+        await asyncio.sleep(0.001)
+        await scene.run.call(K.EMBEDDING, "embedder", [EmbedText(QUESTION)])
+        assert scene.count(K.EMBEDDING) == 1
+
+    in_scene(body)
+
+
+# ---------------------------------------------------------------- streams, lists, prefixes
+
+
+ITEMS = json.dumps([f"question {n} of this list" for n in range(4)])
+
+
+def listed() -> list[Primitive]:
+    """A list of two planned items and more, each item embedded as it closes."""
+    lead = generation()[0]
+    said = Attributes(items="json")
+    items = [
+        Primitive("d#0", K.PARTIAL_DECODING, "llm", named(prefilling=Ref(lead.id)), item=0, attributes=said),
+        Primitive("d#1", K.PARTIAL_DECODING, "llm", named(previous=Ref("d#0")), item=1, attributes=said),
+    ]
+    whole = Primitive("d", K.DECODING, "llm", named(previous=Ref("d#1")), attributes=said)
+    each = [Primitive(f"e{n}", K.EMBEDDING, "embedder", named(texts=Ref(f"d#{n}")), tentative=True) for n in range(2)]
+    return [lead, *items, *each, whole]
+
+
+def writer() -> FakeLLM:
+    return FakeLLM("llm", rtx3090()["llm"], lambda prompt, sampling: ITEMS)
+
+
+def stored(scene: Scene) -> dict[str, float]:
+    """When each value came to the query's store, from now on."""
+    came: dict[str, float] = {}
+    put, begun = scene.run.store.put, asyncio.get_running_loop().time()
+
+    def told(producer: str, value: Any) -> None:
+        came.setdefault(producer, asyncio.get_running_loop().time() - begun)
+        put(producer, value)
+
+    scene.run.store.put = told  # type: ignore[method-assign]
+    return came
+
+
+ITEM_VALUES = ("d#0", "e0", "d#1", "e1")
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.2, 0.25, 5.0])
+def test_items_of_a_stream_that_is_adopted_are_there_as_they_close(pause: float) -> None:
+    async def body(scene: Scene) -> list[float]:
+        came = stored(scene)
+        first = scene.ahead(graph(*listed()))
+        await asyncio.sleep(pause)
+        second = scene.ahead(graph(*listed()))
+        first.close()
+        await asyncio.sleep(5)
+        assert scene.count() == 1 and scene.count(K.EMBEDDING) == 2
+        done = scene.trace().finished()
+        items = [done[f"{second.name}/{name}"] for name in ITEM_VALUES]
+        assert all(span.done is not None and span.outcome != "cancelled" for span in items)
+        return [came[f"{second.name}/{name}"] for name in ITEM_VALUES]
+
+    alone = in_scene(lambda scene: _alone(scene), engines=[writer()])
+    found = in_scene(body, engines=[writer()])
+    assert found == pytest.approx([max(pause, end) for end in alone], abs=0.03)
+
+
+async def _alone(scene: Scene) -> list[float]:
+    came = stored(scene)
+    part = scene.ahead(graph(*listed()))
+    await asyncio.sleep(5)
+    return [came[f"{part.name}/{name}"] for name in ITEM_VALUES]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.2, 0.25, 5.0])
+def test_work_that_is_adopted_is_one_span(pause: float) -> None:
+    """With the times at which it ran, whoever was there then; its tokens count once."""
+
+    async def alone(scene: Scene) -> list[tuple[str, str, float, float, int]]:
+        scene.ahead(graph(*listed()))
+        await asyncio.sleep(10)
+        return _times(scene.trace())
+
+    async def adopted(scene: Scene) -> list[tuple[str, str, float, float, int]]:
+        first = scene.ahead(graph(*listed()))
+        await asyncio.sleep(pause)
+        scene.ahead(graph(*listed()))
+        first.close()
+        await asyncio.sleep(10)
+        return _times(scene.trace())
+
+    assert in_scene(adopted, engines=[writer()]) == in_scene(alone, engines=[writer()])
+
+
+def _times(trace: QueryTrace) -> list[tuple[str, str, float, float, int]]:
+    """(primitive, kind, began, ended, tokens), without the parts' names."""
+    return sorted(
+        (s.primitive.partition("/")[2], s.kind, s.begin - trace.started, (s.done or 0.0) - trace.started, s.tokens)
+        for s in trace.spans
+    )
+
+
+def test_items_of_a_list_are_adopted_one_by_one() -> None:
+    each = Graph(generation("answer", "$item"), Ref("answer"))
+    answers = graph(Primitive("m", K.MAP, inputs=named(items=Ref("$input")), fragment=Fragment(each, each.output)))
+
+    async def body(scene: Scene) -> None:
+        first = scene.ahead(answers, value=["a", "b"])
+        await asyncio.sleep(0.01)
+        second = scene.ahead(answers, value=["b", "c"])
+        first.close()
+        await asyncio.sleep(0.01)
+        assert scene.count() == 3
+        for text in ("b", "c"):
+            await scene.plain(ask({"text": text}))
+        assert scene.count() == 3
+        second.close()
+        assert scene.trace().wasted()[0] == 1, "nobody asked for the first"
+
+    in_scene(body)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize("over", [False, True])
+def test_a_prefix_is_warmed_up_once_in_a_query(pause: float, over: bool) -> None:
+    async def body(scene: Scene) -> None:
+        given = {"known": QUESTION * 20, "slow": "text " * 3000}
+        first = scene.ahead(warmed(), {"begin": begin}, given)
+        await asyncio.sleep(pause)
+        if over and pause == 1.0:
+            first.close()
+        scene.ahead(warmed(), {"begin": begin}, {**given, "slow": "another " * 3000})
+        await asyncio.sleep(5)
+        assert scene.count(K.PARTIAL_PREFILLING) == 1 and scene.count(K.FULL_PREFILLING) == 1
+        scene.ahead(warmed(), {"begin": begin}, {"known": "another", "slow": "third " * 3000})
+        await asyncio.sleep(5)
+        assert scene.count(K.PARTIAL_PREFILLING) == 2
+
+    in_scene(body)
+
+
+def test_a_prompt_waits_for_a_shared_warm_up_only_if_that_has_begun() -> None:
+    async def body(scene: Scene) -> float:
+        for number in range(4):  # they fill the engine
+            scene.ahead(value=f"{number} " * 400)
+        given = {"known": QUESTION, "slow": "text"}
+        for _ in range(2):
+            scene.ahead(warmed(), {"begin": begin}, given)
+        await asyncio.sleep(10)
+        spans = scene.trace().finished()
+        full, warm = spans["part6/g.p"], spans["part6/w"]
+        assert full.queued < min(span.done or 9e9 for name, span in spans.items() if name.endswith("/g"))
+        return warm.seconds
+
+    in_scene(body, most=4)

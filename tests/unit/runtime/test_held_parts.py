@@ -1,0 +1,120 @@
+"""Parts that begin when they are called for, and parts that fail or end early."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from support.query_parts import (
+    GIVEN,
+    TWO,
+    K,
+    Scene,
+    ask,
+    begin,
+    generation,
+    graph,
+    in_scene,
+    warmed,
+)
+
+from teola_plugin.graph import Primitive, Ref, named
+from teola_plugin.requests.payloads import Generate, Prompt, Sampling
+from teola_plugin.runtime.context import CallPlace, placed
+
+# ---------------------------------------------------------------- held parts
+
+
+def test_a_held_part_begins_behind_the_first_call_at_its_place() -> None:
+    async def body(scene: Scene) -> None:
+        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, held=True)
+        with placed(CallPlace(held=part.held)):
+            await scene.plain()
+        await asyncio.sleep(5)
+        assert part.begun
+        [call, warm] = [one for one in scene.asked["llm"] if one.kind is not K.FULL_PREFILLING]
+        assert call.kind is K.PREFILLING and warm.kind is K.PARTIAL_PREFILLING, "the call goes first"
+
+    in_scene(body)
+
+
+def test_a_held_part_begins_soon_where_nothing_is_called() -> None:
+    async def body(scene: Scene) -> None:
+        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, held=True)
+        await asyncio.sleep(1)
+        assert not part.begun and scene.count(K.PARTIAL_PREFILLING) == 0, "nobody has come to it"
+        scene.run.turn(part.held)
+        await asyncio.sleep(1)
+        assert part.begun and scene.count(K.PARTIAL_PREFILLING) == 1
+
+    in_scene(body)
+
+
+def test_a_part_that_is_covered_begins_only_with_a_call_that_nobody_foresaw() -> None:
+    async def body(scene: Scene) -> None:
+        first = scene.ahead()
+        part = scene.ahead(TWO, held=True, covered=True)
+        scene.run.turn(part.held)
+        await asyncio.sleep(1)
+        with placed(CallPlace(held=part.held)):
+            await scene.plain()
+            await asyncio.sleep(0.01)
+            assert not part.begun and scene.count() == 1, "the first part had asked for it"
+            await scene.plain(Generate(Prompt(text="something else"), Sampling(max_tokens=4)))
+        await asyncio.sleep(0.01)
+        assert part.begun
+        first.close(), part.close()
+
+    in_scene(body)
+
+
+def test_a_held_part_that_is_over_never_begins() -> None:
+    async def body(scene: Scene) -> None:
+        part = scene.ahead(held=True)
+        scene.run.turn(part.held)
+        scene.run.turn(over=[part])
+        await asyncio.sleep(1)
+        assert not part.begun and scene.count() == 0
+
+    in_scene(body)
+
+
+# ---------------------------------------------------------------- failures
+
+
+def fails(given: dict[str, Any]) -> Generate:
+    raise ZeroDivisionError("the user's")
+
+
+def test_a_part_whose_code_raises_hurts_nobody() -> None:
+    async def body(scene: Scene) -> None:
+        early, other = scene.ahead(), scene.ahead(value="another")
+        broken = scene.ahead(calls={"ask": fails})
+        before = Primitive("c", K.CALL, inputs=named(x=Ref("$input")), call="c")
+        worse = scene.ahead(graph(before, *generation("g", "c")), {"ask": ask, "c": fails})
+        await asyncio.sleep(0.01)
+        assert {name.partition("/")[0] for name in scene.run.errors} == {broken.name, worse.name}
+        for part in (broken, worse):
+            part.close()
+        assert not scene.run.errors, "what they raised is let go with them"
+        assert await scene.plain() and await scene.plain(ask({"text": "another"})) and scene.count() == 2
+        for part in (early, other):
+            part.close()
+        assert scene.trace().outcome == "closed"
+
+    in_scene(body)
+
+
+def test_a_part_may_be_closed_at_any_time_and_again() -> None:
+    async def body(scene: Scene) -> None:
+        for pause in (0.0, 0.001, 0.1, 5.0):
+            part = scene.ahead(value=f"{pause}")
+            await asyncio.sleep(pause)
+            part.close()
+            part.close()
+        await asyncio.sleep(0.01)
+        assert scene.pool.engine("llm").load().requests == 0
+        assert not scene.run.parts and not scene.run.primitives and not scene.pool.runtime.asked(scene.run.id)
+        assert scene.trace().outcome == "closed"
+
+    in_scene(body)

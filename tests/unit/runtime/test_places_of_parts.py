@@ -1,0 +1,284 @@
+"""How deep parts stand in the whole query, and which of them are a gang."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.query_parts import (
+    ASKED,
+    CALLS,
+    QUESTION,
+    Calls,
+    K,
+    Scene,
+    ask,
+    generation,
+    graph,
+    in_scene,
+)
+
+from teola_plugin.graph import Fragment, Graph, Primitive, Query, Ref, named
+from teola_plugin.requests.payloads import Generate
+from teola_plugin.runtime.context import CallPlace, current_place
+from teola_plugin.runtime.query_run import PartRun
+from teola_plugin.scheduling import EngineScheduler
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+from teola_plugin.scheduling.objectives import in_gang
+
+# ---------------------------------------------------------------- depth
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Depth of each primitive, as its engine knows it."""
+    seen: dict[str, int] = {}
+    handle = EngineScheduler.handle
+
+    def spy(self: EngineScheduler, event: Any) -> Any:
+        if isinstance(event, Enqueue):
+            seen[event.primitive] = event.depth
+        elif isinstance(event, DepthChanged):
+            seen.update({name: depth for name, depth in event.depths.items() if name in seen})
+        return handle(self, event)
+
+    monkeypatch.setattr(EngineScheduler, "handle", spy)
+    return seen
+
+
+def test_a_part_is_as_deep_as_it_stands_in_the_whole_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watched(monkeypatch)
+
+    async def body(scene: Scene) -> None:
+        scene.ahead(depth=0, value="a")
+        scene.ahead(depth=5, value="b")
+        token = current_place.set(CallPlace(depth=3))
+        scene.ahead(value="c")
+        current_place.reset(token)
+
+    in_scene(body)
+    assert seen == {"part1/g.p": 1, "part2/g.p": 6, "part3/g.p": 4}
+
+
+def test_a_call_of_the_plain_object_is_as_deep_as_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watched(monkeypatch)
+
+    async def body(scene: Scene) -> None:
+        for depth, text in ((2, "a"), (0, "b"), (7, "c")):
+            token = current_place.set(CallPlace(depth))
+            await scene.plain(ask({"text": text}))
+            current_place.reset(token)
+
+    in_scene(body)
+    assert list(seen.values()) == [2, 0, 7]
+
+
+def test_a_call_is_never_less_urgent_than_what_runs_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watched(monkeypatch)
+
+    async def body(scene: Scene) -> None:
+        scene.ahead(depth=4)
+        token = current_place.set(CallPlace(2))
+        await scene.plain(ask({"text": "unplanned"}))
+        current_place.reset(token)
+
+    in_scene(body)
+    assert seen == {"part1/g.p": 5, "llm.call#1": 6}
+
+
+def test_a_call_does_not_queue_behind_what_is_for_later() -> None:
+    async def body(scene: Scene) -> list[str]:
+        for number in range(2):  # they fill the engine
+            scene.ahead(value=f"{number} " * 400)
+        for text in ("later", "much later"):
+            scene.ahead(value=text)
+        await asyncio.sleep(0.001)
+        await scene.plain(ask({"text": "now"}))
+        return [request.payload.prompt.text for request in scene.asked["llm"]][2:3]
+
+    assert in_scene(body, most=2) == ["now"]
+
+
+@pytest.mark.parametrize("who", ["a part", "the plain object"])
+def test_what_is_adopted_from_further_away_goes_by_the_greater_depth(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watched(monkeypatch)
+
+    async def body(scene: Scene) -> list[str]:
+        for number in range(2):  # they fill the engine
+            scene.ahead(value=f"{number} " * 400, depth=9)
+        for text, depth in ((QUESTION, 1), ("first", 4), ("last", 0)):
+            scene.ahead(value=text, depth=depth)
+        await asyncio.sleep(0.001)
+        token = current_place.set(CallPlace(8))
+        answer = asyncio.ensure_future(scene.plain()) if who == "the plain object" else scene.ahead()
+        await asyncio.sleep(0.001)
+        current_place.reset(token)
+        assert seen["part3/g.p"] == (8 if who == "the plain object" else 9)
+        await asyncio.sleep(10)
+        assert isinstance(answer, PartRun) or await answer
+        order = [request.payload.prompt.text for request in scene.asked["llm"] if isinstance(request.payload, Generate)]
+        return order[2:]
+
+    assert in_scene(body, most=2) == [QUESTION, "first", "last"]
+
+
+def test_depths_that_grow_with_a_part_reach_the_one_that_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later part splices what makes its generation deeper; the engine knows it by the earlier part's name."""
+    seen = watched(monkeypatch)
+    then = Graph(generation("then", "$carry"), Ref("then"))
+    fold = named(items=Ref("slow"), init=Ref("g", ("text",)))
+    body_of = Fragment(then, then.output)
+    slow = Primitive("slow", K.CALL, inputs=named(v=Ref("e")), call="three")
+    embed = Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input")))
+    deep = graph(*generation(), embed, slow, Primitive("f", K.FOLD, inputs=fold, fragment=body_of))
+
+    async def body(scene: Scene) -> None:
+        for number in range(2):
+            scene.ahead(value=f"{number} " * 400)
+        scene.ahead()
+        scene.ahead(deep, {**CALLS, "three": lambda v: [1, 2, 3]})
+        await asyncio.sleep(0.2)
+        assert "part4/g.p" not in seen and seen["part3/g.p"] == 8
+
+    in_scene(body, most=2)
+
+
+# ---------------------------------------------------------------- gangs
+
+
+Standing = tuple[str, str]
+"""Objective and gang."""
+
+
+def standings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Standing]:
+    """What is wanted of each primitive, as its engine knows it; gangs without the name of their query."""
+    seen: dict[str, Standing] = {}
+    handle = EngineScheduler.handle
+
+    def spy(self: EngineScheduler, event: Any) -> Any:
+        if isinstance(event, Enqueue):
+            seen[event.primitive] = event.objective.value, event.gang.partition("/")[2]
+        elif isinstance(event, DepthChanged):
+            seen.update({name: (how.value, gang.partition("/")[2]) for name, (how, gang) in event.wanted.items()})
+        return handle(self, event)
+
+    monkeypatch.setattr(EngineScheduler, "handle", spy)
+    return seen
+
+
+def test_parts_that_run_side_by_side_are_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = standings(monkeypatch)
+    rated = graph(*generation("g"), *generation("h", "g"))
+
+    async def body(scene: Scene) -> None:
+        for text in ("a", "b"):
+            scene.ahead(rated, {"ask": lambda given: ask({"text": str(given["text"])})}, text, gang="step1.rate")
+        scene.ahead(value="alone")
+        await asyncio.sleep(5)
+
+    in_scene(body)
+    gang = ("throughput", "step1.rate")
+    both = {f"part{n}/{name}.p": gang for n in (1, 2) for name in ("g", "h")}
+    assert seen == {**both, "part3/g.p": ("latency", "")}
+
+
+def test_calls_of_branches_are_a_gang_with_what_is_planned_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = standings(monkeypatch)
+
+    async def branch(scene: Scene, text: str) -> None:
+        token = current_place.set(CallPlace(depth=2, gang="step1.rate"))
+        if text == "planned":
+            scene.ahead(value=text, lookahead=False)
+        await scene.plain(ask({"text": text}), stream=text == "streamed")
+        current_place.reset(token)
+
+    async def body(scene: Scene) -> None:
+        await asyncio.gather(*(branch(scene, text) for text in ("planned", "one", "two", "streamed")))
+        await scene.plain(ask({"text": "after"}))
+        first, second = (scene.plain(ask({"text": text})) for text in ("x", "y"))
+        await asyncio.gather(first, second)
+
+    in_scene(body)
+    gang = ("throughput", "step1.rate")
+    assert seen == {
+        "part1/g.p": gang,
+        "llm.call#2": gang,
+        "llm.call#3": gang,
+        "llm.call#4": ("latency", ""),  # somebody reads along
+        "llm.call#5": ("latency", ""),
+        "llm.call#6": ("throughput", "llm.calls"),
+        "llm.call#7": ("throughput", "llm.calls"),
+    }
+
+
+def test_what_a_gang_asked_for_is_waited_for_by_whoever_adopts_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = standings(monkeypatch)
+
+    async def body(scene: Scene) -> list[Standing]:
+        found = []
+        for gang in ("one", "two", ""):
+            scene.ahead(gang=gang)
+            await asyncio.sleep(0)
+            found.append(seen["part1/g.p"])
+        return found
+
+    assert in_scene(body) == [("throughput", "one"), ("throughput", "one"), ("latency", "")]
+
+
+def test_other_queries_are_not_held_up_by_branches() -> None:
+    """24 branches on 4 slots, and then a question: it gets the next slot, not the 25th."""
+
+    async def body(scene: Scene) -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        current_place.set(CallPlace(gang="step1.rate"))
+        rest = [asyncio.ensure_future(scene.plain(ask({"text": f"{n} " * 50}))) for n in range(24)]
+        await asyncio.sleep(0.05)
+        current_place.set(CallPlace())
+        begun, other = loop.time(), scene.pool.runtime.watch(Query({"input": None}))
+        await other.call(K.PREFILLING, "llm", [ASKED])
+        alone = loop.time() - begun
+        await asyncio.gather(*rest)
+        return alone, loop.time() - begun
+
+    alone, all_of_them = in_scene(body, most=4)
+    assert alone < all_of_them / 2
+
+
+def test_what_comes_behind_branches_is_adopted_and_their_own_calls_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each branch has a part, which knows what comes behind all of them, too."""
+    seen = standings(monkeypatch)
+    behind = generation("unite", "$input")
+    nodes = graph(*generation("rate.model"), *(p.with_(call="unite") if p.prefills else p for p in behind))
+    calls: Calls = {"ask": ask, "unite": lambda given: ask({"text": "unite"})}
+
+    async def body(scene: Scene) -> None:
+        for _ in range(3):
+            scene.ahead(nodes, calls, gang="step1.rate", members="rate")
+        await asyncio.sleep(0.01)
+        assert scene.count() == 4
+        token = current_place.set(CallPlace(gang="step1.rate"))
+        chains = [scene.ahead(lookahead=False) for _ in range(3)]
+        await asyncio.gather(*(scene.plain() for _ in range(3)))
+        current_place.reset(token)
+        await scene.plain(ask({"text": "unite"}))
+        assert scene.count() == 4 and len(chains) == 3
+
+    in_scene(body)
+    gang = ("throughput", "step1.rate")
+    assert seen == {f"part{n}/rate.model.p": gang for n in (1, 2, 3)} | {"part1/unite.p": ("latency", "")}
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "is_one"),
+    [
+        ("rate", "rate", True),
+        ("rate.model", "rate", True),
+        ("rate#1", "rate", True),
+        ("rate[0]/x", "rate", True),
+        ("rates.model", "rate", False),
+        ("unite", "rate", False),
+        ("unite", "", True),
+    ],
+)
+def test_members_of_a_gang_go_by_the_names_of_their_components(name: str, members: str, is_one: bool) -> None:
+    assert in_gang(name, members) is is_one

@@ -1,0 +1,118 @@
+"""`>>`: order, lists side by side, joins of several flows, and what cannot be joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from teola_plugin.errors import GraphError
+from teola_plugin.workflow import Flow, Function, Generation, Indexing, Map, Searching, Workflow
+
+
+def step(name: str, *reads: str) -> Function:
+    """It reads the values of these names."""
+    words = ", ".join(reads)
+    return Function(name, eval(f"lambda {words}: ({words}{',' if reads else ''})"), pure=True)
+
+
+def order(flow: Flow) -> set[str]:
+    return {f"{first}{second}" for first, second in flow.order}
+
+
+A, B, C, D = (step(name) for name in "abcd")
+
+
+def test_one_after_the_other() -> None:
+    flow = A >> B >> C
+    assert [one.name for one in flow] == ["a", "b", "c"]
+    assert order(flow) == {"ab", "bc"} and flow.heads == ("a",) and flow.tails == ("c",)
+
+
+def test_joining_is_associative() -> None:
+    one, other = A >> (B >> C), (A >> B) >> C
+    assert one.components == other.components and order(one) == order(other)
+
+
+def test_lists_stand_side_by_side() -> None:
+    assert order(A >> [B, C] >> D) == {"ab", "ac", "bd", "cd"}
+    assert order([A, B] >> C) == {"ac", "bc"}
+    assert order([A >> B, C] >> D) == {"ab", "bd", "cd"}
+
+
+def test_a_component_in_two_flows_is_one() -> None:
+    flow = Flow.of([A >> B, A >> C]) >> D
+    assert [one.name for one in flow] == ["a", "b", "c", "d"]
+    assert order(flow) == {"ab", "ac", "bd", "cd"}
+
+
+def test_two_components_of_one_name_cannot_be_joined() -> None:
+    with pytest.raises(GraphError, match="two components share the name 'a'"):
+        A >> Searching("a")
+
+
+@pytest.mark.parametrize("what", [None, "b", len, 7])
+def test_what_is_no_component_cannot_be_joined(what: Any) -> None:
+    with pytest.raises(GraphError, match="cannot be joined by >>") as error:
+        A >> what
+    assert "Function('name', function)" in error.value.hint
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a.b", "a/b", "outputs", "items", 7, None])
+def test_a_name_that_cannot_be(name: Any) -> None:
+    with pytest.raises(GraphError, match="component name"):
+        Function(name, len)
+
+
+def test_a_circle_of_joins_says_its_way() -> None:
+    with pytest.raises(GraphError, match="wait for each other in a circle: ") as error:
+        Workflow("w", [A >> B, B >> A], output="a")
+    assert "Loop" in error.value.hint
+
+
+def test_a_circle_of_reads_and_joins() -> None:
+    with pytest.raises(GraphError, match=r"a >> b >> a|b >> a >> b"):
+        Workflow("w", step("a", "b") >> step("b"), output="b")
+
+
+def test_a_flow_of_two_ends_needs_an_output() -> None:
+    with pytest.raises(GraphError, match=r"ends in 2 components \(b, c\)"):
+        Workflow("w", A >> [B, C])
+    assert Workflow("w", A >> [B, C], output="c").output == "c"
+
+
+def test_an_output_that_is_not_there() -> None:
+    with pytest.raises(GraphError, match="output names 'x', which is no component"):
+        Workflow("w", A >> B, output="x")
+
+
+def test_names_are_unique_in_bodies_too() -> None:
+    with pytest.raises(GraphError, match="2 components share the name 'b'"):
+        Workflow("w", A >> B >> Map("m", over="a", flow=step("b")))
+
+
+def test_a_read_and_a_write_side_by_side() -> None:
+    index, found = Indexing("index"), Searching("found")
+    with pytest.raises(GraphError, match="index writes collection:store/documents and found reads it") as error:
+        Workflow("w", [index, found], output="found")
+    assert error.value.hint == "join them: index >> found"
+    for flow in (index >> found, found >> index, [index, Searching("found", collection="others")]):
+        assert Workflow("w", flow, output="found")
+
+
+def test_a_value_of_another_kind() -> None:
+    with pytest.raises(
+        GraphError, match="found: query reads 'a', which is passages that were found; expected"
+    ) as error:
+        Workflow("w", Searching("a") >> Searching("found", query="a"))
+    assert "Function" in error.value.hint
+
+
+def test_what_nothing_gives_is_an_input() -> None:
+    workflow = Workflow("w", step("a", "x", "y") >> Generation("b", "{a} {z}"))
+    assert [one.name for one in workflow.inputs] == ["x", "y", "z"]
+
+
+def test_a_body_reads_what_its_holder_could() -> None:
+    workflow = Workflow("w", step("a", "x") >> Map("m", over="a", flow=step("b", "item", "y")))
+    assert [one.name for one in workflow.inputs] == ["x", "y"]
