@@ -175,9 +175,7 @@ class TeolaClient:
                 if broken >= _TRIES:
                     raise _unreachable(str(self._http.base_url), error) from error
             if broken >= _TRIES:
-                raise QueryError(
-                    f"the events of query {id} broke off.", query_id=id, hint="submit it again, or ask how it is"
-                )
+                raise QueryError(f"the events of query {id} broke off.", query_id=id, hint="ask for it by its id")
 
     def cancel(self, id: str) -> SubmittedQuery:
         return _query(self._ask("POST", f"/v1/queries/{id}/cancel"))
@@ -253,9 +251,7 @@ class AsyncTeolaClient:
                 if broken >= _TRIES:
                     raise _unreachable(str(self._http.base_url), error) from error
             if broken >= _TRIES:
-                raise QueryError(
-                    f"the events of query {id} broke off.", query_id=id, hint="submit it again, or ask how it is"
-                )
+                raise QueryError(f"the events of query {id} broke off.", query_id=id, hint="ask for it by its id")
 
     async def cancel(self, id: str) -> SubmittedQuery:
         return _query(await self._ask("POST", f"/v1/queries/{id}/cancel"))

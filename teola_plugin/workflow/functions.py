@@ -89,9 +89,9 @@ class Function(Calling):
 class Tool(Calling):
     """What reaches out: a look-up, an order, a page that is fetched. It is called once, in its place.
 
-    A `function` of yours; or the tool of an `engine` (`ToolEngine`), which calls as many at a time as it takes. Its name
-    is `tool`, else that of the `function`, which then only says what is read, else the component's, whose `reads` has
-    all of its arguments.
+    A `function` of yours; or the tool of an `engine` (`ToolEngine`), which calls as many at a time as it takes. The
+    name of its tool is `tool`, else the `function`'s, which then only says what is read, else the component's, whose
+    `reads` has all of its arguments.
     A `read_only` function may be called early, and for an item or an arm that is not wanted in the end.
     """
 
