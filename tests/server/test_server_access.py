@@ -354,3 +354,17 @@ def test_a_query_that_would_be_late_is_refused_at_once() -> None:
     assert all(one.json()["error"]["code"] == "goal" and int(one.headers["retry-after"]) >= 1 for one in refused)
     counts = server.service.admission.counts["llm"]
     assert counts.accepted + counts.refused == 25
+
+
+def test_a_burst_is_judged_by_what_is_known_of_less() -> None:
+    """Hundreds come before the first of them is answered: what is taken of them is still in time."""
+    clock = Clock()
+    admission = Admission(10_000, 10**9, clock)
+    for running in range(16):  # eight are answered at a time, each in 0.8 s
+        tickets = [admission.ask("a", 1, None) for _ in range(running + 1)]
+        clock.now += 0.8 * (1 + running // 8)
+        for ticket in tickets:
+            assert isinstance(ticket, Ticket)
+            ticket.end(whole=True)
+    taken = sum(isinstance(admission.ask("a", 1, 4.0), Ticket) for _ in range(300))
+    assert 15 < taken <= 40  # forty take four seconds
