@@ -23,7 +23,7 @@ class PrimitiveKind(Enum):
     CALL = "call"
     """The framework's own pure code for one leaf (a parser, a key access); cheap, may run more than once."""
     VERIFY = "verify"
-    """Compares predicted items with the real ones (DESIGN: tentative values)."""
+    """Compares predicted items with the real ones."""
     TOOL = "tool"
     MAP = "map"
     FOLD = "fold"

@@ -1,4 +1,4 @@
-"""Provisional answers: while a reranker thinks, the answer begins on what it is likely to say (DESIGN, section 10)."""
+"""Provisional answers: while a reranker thinks, the answer begins on what it is likely to say."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pre-scheduling at the engine's side: what follows a primitive is queued the moment its value is there.
 
 The value goes from engine to engine; the client, whose graph scheduler would have dispatched the follower next, hears
-of it afterwards (DESIGN, section 5: adjacent primitives are issued together).
+of it afterwards: adjacent primitives are issued together (Teola, pre-scheduling).
 """
 
 from __future__ import annotations

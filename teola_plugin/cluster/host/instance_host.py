@@ -24,7 +24,7 @@ from teola_plugin.runtime.failures import too_large
 from teola_plugin.runtime.ports.engine_failures import unfit
 
 CHUNK_SECONDS = 0.02
-"""Pieces of this long go out together: one message for each token would cost more than the token (DESIGN, 5)."""
+"""Pieces of this long go out together: one message for each token would cost more than the token."""
 
 
 class InstanceHost:

@@ -1,4 +1,4 @@
-"""Pre-scheduling: what follows a primitive and needs no code of the client is sent along with it (DESIGN, section 5).
+"""Pre-scheduling: what follows a primitive and needs no code of the client is sent along with it.
 
 Its engine begins when the value before it is there; the graph scheduler dispatches it later, as ever, and the requests
 that run by then are adopted. Values that only engines read may stay where they are made. Only `ForwardingPort`s take

@@ -47,6 +47,7 @@ from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.passes import DEFAULT_PASSES, ProvisionalAnswers
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generation
 from teola_plugin.requests.request import Request
@@ -259,6 +260,10 @@ MAPPED = {
 }
 
 
+SURE = [one for one in DEFAULT_PASSES if not isinstance(one, ProvisionalAnswers)]
+"""Passes that begin nothing on a guess: each prompt is then sent once."""
+
+
 def called(chain: Chain, given: Any, way: str) -> Any:
     if way == "batch":
         return chain.batch([given, given])
@@ -275,7 +280,7 @@ def test_the_same_and_nothing_twice(kit: Kit, always_ahead: None, name: str, way
     kit.clear()
     plain, asked = called(chain, given, way), kit.asked
     kit.clear()
-    fast = accelerate(chain, pool=kit.pool)
+    fast = accelerate(chain, pool=kit.pool, passes=SURE)
     assert {row.level for row in fast.report} == {"lowered"}, str(fast.report)
     assert called(fast, given, way) == plain
     for before, after in zip(asked, kit.asked, strict=True):
@@ -286,6 +291,17 @@ def test_the_same_and_nothing_twice(kit: Kit, always_ahead: None, name: str, way
     engines = {p.engine for p in planned.values()}  # where the plain object is first, its call has a name of its own
     names = [(name, span.engine) for span in trace.spans for name in (span.also or (span.primitive,))]
     assert all(name in planned or "[" in name or (".call#" in name and engine in engines) for name, engine in names)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_same_where_answers_begin_on_a_guess(kit: Kit, always_ahead: None, name: str) -> None:
+    make, given = CHAINS[name]
+    chain = make(kit)
+    expected = chain.invoke(given)
+    fast = accelerate(chain, pool=kit.pool)
+    assert (
+        fast.invoke(given) == expected and accelerate(chain, pool=kit.pool, speculate="off").invoke(given) == expected
+    )
 
 
 @pytest.fixture
