@@ -19,6 +19,8 @@ from teola_plugin.engines.drafts.row import Row
 WAYS = ("lookup", "graph", "recent")
 """From a request's own tokens; from what the graph knows, too; and from recent outputs of the same tenant, too."""
 
+_Values = Mapping[str, list[float]]
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -91,7 +93,7 @@ class OneByOne:
         ratios = {way: self.ratios([kind], way, whole=True) for way in ways}
         numbers = range(len(self._found[kind, "plain"]))
         seconds = {way: [self._seconds([kind], way, n, True) for n in numbers] for way in ("plain", *ways)}
-        return load_row(kind, 1, seconds, ratios, 0)
+        return load_row(kind, 1, seconds, ratios, {})
 
 
 class Load:
@@ -101,7 +103,7 @@ class Load:
         """`texts`: by kind, what is answered one by one."""
         self._engines, self._plan, self._texts = engines, plan, texts
         self._seconds: dict[tuple[str, int], dict[str, list[float]]] = {}
-        self._differ: dict[tuple[str, int], int] = {}
+        self._differ: dict[tuple[str, int], dict[str, int]] = {}
 
     async def repeat(self, number: int, at_once: Sequence[int]) -> None:
         for most in at_once:
@@ -123,7 +125,8 @@ class Load:
         took = time.perf_counter() - began
         self._seconds.setdefault((kind, most), {}).setdefault(way, []).append(took)
         differ = sum(one != other for one, other in zip(found, self._texts[kind], strict=True))
-        self._differ[kind, most] = self._differ.get((kind, most), 0) + differ
+        by_way = self._differ.setdefault((kind, most), {})
+        by_way[way] = by_way.get(way, 0) + differ
 
     def rows(self) -> list[dict[str, Any]]:
         found = []
@@ -135,14 +138,19 @@ class Load:
 
 
 def load_row(
-    kind: str, most: int, seconds: Mapping[str, list[float]], ratios: Mapping[str, list[float]], differ: int
+    kind: str,
+    most: int,
+    seconds: Mapping[str, list[float]],
+    ratios: Mapping[str, list[float]],
+    differ: Mapping[str, int],
 ) -> dict[str, Any]:
     return {
         "kind": kind,
         "at once": most,
         **{f"{way} s": round(median(found), 3) for way, found in seconds.items()},
         **{f"{way} faster": round(median(found), 3) for way, found in ratios.items()},
-        "differ": differ,
+        "differ": sum(differ.values()),
+        "plain differ": differ.get("plain", 0),
         "ratios": {way: summary(found) for way, found in ratios.items()},
     }
 

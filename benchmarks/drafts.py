@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -84,11 +84,14 @@ async def _texts(engines: Engines, cases: Sequence[Case]) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def started(folder: str, cores: str) -> AsyncIterator[Engines]:
-    found = Engines(
-        VllmEngine("plain", folder, cores=cores, drafts="off"),
-        VllmEngine("drafting", folder, cores=cores, drafts="auto"),
-    )
+async def started(
+    folder: str,
+    cores: str | None,
+    engine_args: Mapping[str, Any] | None = None,
+    drafts: str | Mapping[str, Any] = "auto",
+) -> AsyncIterator[Engines]:
+    plain = VllmEngine("plain", folder, cores=cores, engine_args=engine_args, drafts="off")
+    found = Engines(plain, VllmEngine("drafting", folder, cores=cores, engine_args=engine_args, drafts=drafts))
     try:
         await asyncio.gather(found.plain.start(), found.drafting.start())
         yield found

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
 from teola_plugin import EnginePool
-from teola_plugin.cli.demo.measure import Case, Run
+from teola_plugin.cli.demo.measure import Case, Run, Shipped, compared_facts, run_case
 from teola_plugin.cli.demo.report import Report, compared
 from teola_plugin.cli.demo.runs import _summary
 from teola_plugin.cli.demo.saved import ANSWER, ASK, INDEX, REST, TOLD, saved, waited_for
@@ -130,3 +131,28 @@ def test_the_page_tells_the_medians_of_the_runs(tmp_path: Path) -> None:
     page = (tmp_path / "trace.html").read_text(encoding="utf-8")
     assert "1.31× faster" in page and page.count("median of 3 runs") == 2
     assert "9.00 s, the run" not in page and "2.10 s, the run nearest to the median of 3" in page
+
+
+def test_beside_an_engine_as_it_ships_that_is_the_plain_way() -> None:
+    found = compared_facts(2.0, 1.0, [3.0, 5.0, 4.0])
+    assert found == {
+        "plain_s": 4.0,
+        "plain_same_engine_s": 2.0,
+        "accelerated_s": 1.0,
+        "speedup": 4.0,
+        "speedup_same_engine": 2.0,
+    }
+    assert compared_facts(2.0, 1.0, ()) == {"plain_s": 2.0, "accelerated_s": 1.0, "speedup": 2.0}
+
+
+def test_a_chain_is_run_on_the_engine_as_it_ships_as_often_and_from_the_same_state() -> None:
+    prepared: list[str] = []
+    with EnginePool.local(fake_engines()) as pool:
+        shipped = Shipped(RunnableLambda(lambda given: f"{given}!"), lambda: prepared.append("shipped"))
+        case = run_case(
+            "one", RunnableLambda(lambda given: f"{given}!"), "a", pool, lambda: None, repeats=2, shipped=shipped
+        )
+    assert len(case.shipped) == len(case.plain) == len(case.accelerated) == 2
+    assert len(prepared) == 3 and case.answers_equal and case.facts()["plain_same_engine_s"] == case.plain_s
+    other = replace(case, shipped=(replace(case.shipped[0], answer="b"),))
+    assert not other.answers_equal

@@ -41,6 +41,8 @@ SENTENCES = {
         "{drafts[load][1][lookup faster]:.2f} times with 4 at once, {drafts[load][2][lookup faster]:.2f} "
         "times with 16",
         "(load {drafts[environment][load_1m]:.1f})",
+        "(load {apps[environment][load_1m]:.1f} of other work beside it)",
+        "the worst of all is {apps[worst_ratio]:.2f}:",
     ],
     "docs/cluster.md": ["One process needs {overhead[per_primitive_ms][chain][median]:.2f} ms for each"],
 }

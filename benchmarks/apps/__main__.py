@@ -87,6 +87,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     apps = {name: measure(name, options.queries, options.scale) for name in chosen}
     ratios = [one["median"] for app in apps.values() for one in app["speedup_low"].values()]
     return {
+        "benchmark": "apps",
         "environment": environment(),
         "ground": options.ground,
         "scale": options.scale,
@@ -99,8 +100,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ground", choices=("profile",), default="profile", help="engines that sleep by a profile")
-    parser.add_argument("--queries", type=int, default=5, help="of each scheme")
-    parser.add_argument("--scale", type=float, default=0.5, help="latencies, times this; 1 is an RTX 3090")
+    parser.add_argument("--queries", type=int, default=3, help="of each scheme")
+    parser.add_argument("--scale", type=float, default=1.0, help="latencies, times this; 1 is an RTX 3090")
     parser.add_argument("--only", default="", help="only applications whose name contains this")
 
 

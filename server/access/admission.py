@@ -17,8 +17,6 @@ OLD = 60.0
 """Seconds after which what was learnt is not believed any more: engines may have been added."""
 FIRST = 8
 """Queries of an app that are taken at a time before anything is known of it."""
-FURTHER = 1.25
-"""How much more than what was seen is tried."""
 MARGIN = 2.0
 """Deviations that are added to the mean."""
 NEW = 0.2
@@ -29,11 +27,14 @@ NEW = 0.2
 class Seen:
     """Times of queries that began beside about as many others."""
 
+    running: float
+    """How many others, on average."""
     mean: float
     deviation: float
     at: float
 
-    def add(self, seconds: float, at: float) -> None:
+    def add(self, running: int, seconds: float, at: float) -> None:
+        self.running += NEW * (running - self.running)
         off = seconds - self.mean
         self.mean += NEW * off
         self.deviation += NEW * (abs(off) - self.deviation)
@@ -53,13 +54,12 @@ class LatencyCurve:
     def learn(self, running: int, seconds: float, now: float) -> None:
         step = _step(running)
         if step in self._seen and now - self._seen[step].at < OLD:
-            self._seen[step].add(seconds, now)
+            self._seen[step].add(running, seconds, now)
         else:
-            self._seen[step] = Seen(seconds, seconds / 4, now)
+            self._seen[step] = Seen(running, seconds, seconds / 4, now)
 
     def predicted(self, running: int, now: float) -> float | None:
-        """None where nothing is known. A little beyond what was seen it is the same, so that more is tried; further on
-        time grows with the number: a queue is served in turn."""
+        """None where nothing is known. Beyond what was seen, time grows with the number: a queue is served in turn."""
         known = {step: seen for step, seen in self._seen.items() if now - seen.at < OLD}
         step = _step(running)
         if not known or (running < FIRST and max(known) < step):
@@ -67,16 +67,11 @@ class LatencyCurve:
         below = max((one for one in known if one <= step), default=None)
         if below is None:
             return known[min(known)].cautious
-        return known[below].cautious * max(1.0, (running + 1) / (FURTHER * _most_of(below)))
+        return known[below].cautious * max(1.0, (running + 1) / (known[below].running + 1))
 
 
 def _step(running: int) -> int:
     return round(STEPS * math.log2(running + 1))
-
-
-def _most_of(step: int) -> float:
-    """The largest number under way (and the query itself) that counts for a step."""
-    return float(2 ** ((step + 0.5) / STEPS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ def roles_and_texts(body: ChatRequest) -> list[tuple[str, str]]:
 
 def answer_of(value: Any, key: str = "") -> Answer:
     """The answer in what an app returns: a text, a message, the last of `messages`, or a value of a dict by `key`."""
+    if hasattr(value, "outputs") and hasattr(value, "answer"):  # the result of a workflow of our own
+        found = value.outputs.get(key) if key else value.answer
+        return Answer(text_in(found), more={"sources": plain(value.sources)} if value.sources else {})
     return Answer(text_in(value, key), more=_sources(value))
 
 

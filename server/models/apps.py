@@ -77,7 +77,7 @@ class App:
         found = given_inputs(body)
         value = self.way.given(self.fast, body, self.settings) if found is None else found
         thread = str((body.metadata or {}).get(THREAD) or visit.query.id)
-        return Asked(value, f"{visit.caller.tenant}/{thread}")
+        return Asked(value, f"{visit.caller.tenant}/{thread}", (body.metadata or {}).get("config"))
 
 
 async def _timely(pieces: AsyncGenerator[T, None], deadline: Deadline | None) -> AsyncGenerator[T, None]:
@@ -95,6 +95,8 @@ def app(name: str, settings: AppSettings, pool: EnginePool) -> App:
     """Imports the object and accelerates it. Raises `RegistrationError`, `TraceError`."""
     target = load(settings.object, pool)
     fast = target.fast
+    if fast is None and hasattr(target.plain, "deploy") and hasattr(target.plain, "lower"):
+        fast = target.plain.deploy(pool, name=name, **target.arguments)
     if fast is None:
         bind = [(named(path), engine) for path, engine in settings.bind.items()]
         arguments = {"pool": pool, "app": name, **({"bind": bind} if bind else {}), **target.arguments}

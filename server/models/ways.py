@@ -24,6 +24,8 @@ class Asked:
     value: Any
     thread: str
     """The conversation that a graph with checkpoints goes on with: each tenant has its own."""
+    config: Any = None
+    """Settings of a deployed workflow, for this query alone."""
 
 
 Pieces = AsyncIterator["str | Answer"]
@@ -45,6 +47,8 @@ class Way:
 
 def way_of(fast: Any) -> Way | None:
     """By what it can be asked, without its framework being imported."""
+    if hasattr(fast, "arun") and hasattr(fast, "workflow"):
+        return DEPLOYMENT
     if hasattr(fast, "ainvoke"):
         return GRAPH if hasattr(fast, "get_graph") and hasattr(fast, "channels") else RUNNABLE
     if hasattr(fast, "astream_chat"):
@@ -213,3 +217,33 @@ async def _workflow_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pi
 
 
 WORKFLOW = Way(_workflow_given, _workflow_whole, _workflow_stream)
+
+
+# ------------------------------------------------------------ workflows of our own
+
+
+def _deployment_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    """The text of the last message for the only input that has to be given."""
+    required = [settings.input] if settings.input else list(fast.workflow.input_schema()["required"])
+    if len(required) != 1:
+        raise bad_request(
+            f"the app {body.model!r} takes {', '.join(required) or 'no text'}, which messages do not say.",
+            "give them as JSON in metadata.inputs",
+            param="metadata",
+        )
+    return {required[0]: last_text(body)}
+
+
+async def _deployment_whole(fast: Any, asked: Asked) -> Any:
+    return await fast.arun(asked.value, asked.config)
+
+
+async def _deployment_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
+    stream = fast.astream(asked.value, asked.config)
+    async for text in stream:
+        yield text
+    yield answer_of(await stream, settings.output)
+
+
+DEPLOYMENT = Way(_deployment_given, _deployment_whole, _deployment_stream)
+"""What `workflow.deploy(pool)` gives."""

@@ -36,9 +36,9 @@ def drafts(p: Primitive, inputs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def all_drafts(profile: EngineProfile, payload: Any, named: Sequence[str] = ()) -> tuple[str, ...]:
-    """Texts that go along with a request: those that the graph names, then those that it tells of itself. None for an
-    engine that takes no drafts."""
-    return tuple(dict.fromkeys((*named, *texts_of(payload)))) if profile.drafts else ()
+    """Texts that go along with a request: those that are named, then, to an engine that takes drafts, those that it
+    tells of itself."""
+    return tuple(dict.fromkeys((*named, *texts_of(payload)))) if profile.drafts else tuple(named)
 
 
 def value(p: Primitive, results: Sequence[Any]) -> Any:

@@ -7,7 +7,10 @@ shipped fakes with the profile of some machine. A run is repeated exactly from i
 from teola_plugin.simulation.arrivals import Arrival, arriving, bursty, poisson, zipf
 from teola_plugin.simulation.cluster import Cluster, SimulatedEngine, machine_named, mark
 from teola_plugin.simulation.figures import figures, quantile
+from teola_plugin.simulation.flows import Flow, FlowRequest, FlowWork, shared_blocks
 from teola_plugin.simulation.meter import Served
+from teola_plugin.simulation.recording import record
+from teola_plugin.simulation.replay import FlowArrival, replay, replayed
 from teola_plugin.simulation.run import Ask, Make, Run, alone, on_the_clock, simulate
 from teola_plugin.simulation.traces import read_trace
 
@@ -15,6 +18,10 @@ __all__ = [
     "Arrival",
     "Ask",
     "Cluster",
+    "Flow",
+    "FlowArrival",
+    "FlowRequest",
+    "FlowWork",
     "Make",
     "Run",
     "Served",
@@ -29,6 +36,10 @@ __all__ = [
     "poisson",
     "quantile",
     "read_trace",
+    "record",
+    "replay",
+    "replayed",
+    "shared_blocks",
     "simulate",
     "zipf",
 ]

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.engines import machines
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.calibration import from_json
-from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, answer_words
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, FakeWebSearch, answer_words
 from teola_plugin.engines.fake.llm import default_answer
+from teola_plugin.engines.profiles import web_search
 from teola_plugin.errors import ConfigError, unknown_name
 from teola_plugin.graph import EngineProfile
 from teola_plugin.requests.payloads import Prompt, Sampling
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 Machine = Mapping[str, EngineProfile]
 """Profiles by engine name, or by what an engine is like: llm, embedder, reranker, store."""
 
-_LIKE = {"vllm": "llm", "openai": "llm", "embedding": "embedder", "reranking": "reranker", "pgvector": "store"}
+_LIKE = {"vllm": "llm", "openai": "llm", "embedding": "embedder", "reranking": "reranker", "pgvector": "store"} | {
+    "websearch": "web",
+    "fulltext": "web",
+}
 CACHE_TOKENS = 65_536
 """Of an LLM's prefix cache, where its profile does not say."""
 _MARK = re.compile(r"\bq\d{7}\b")
@@ -38,7 +42,7 @@ def mark(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """One engine. `like`: llm, embedder, reranker or store."""
+    """One engine. `like`: llm, embedder, reranker, store or web."""
 
     like: str
     profile: EngineProfile
@@ -130,7 +134,7 @@ def _engine(
     like = str(config.options.get("like", name)) if config.kind == "fake" else _LIKE.get(config.kind or "", "")
     if not like:
         raise ConfigError(
-            f"{source}: engine {name!r} is made by {config.factory}, and nobody knows how long it takes.",
+            f"{source}: engine {name!r} is made by {config.factory or config.kind}, and nobody knows its speed.",
             hint="say kind: fake and options: {like: llm | embedder | reranker | store} in a copy for the simulator",
         )
     if config.kind == "fake" and (said := str(config.options.get("machine", ""))):
@@ -140,7 +144,7 @@ def _engine(
             f"{source}: nothing says how fast engine {name!r} is.",
             hint=f"give --machine: {', '.join(machines.MACHINES)}, or a file of `teola calibrate {source} --json`",
         )
-    profile = machine.get(name) or machine.get(like)
+    profile = machine.get(name) or machine.get(like) or (web_search() if like == "web" else None)
     if profile is None:
         raise ConfigError(
             f"{source}: the machine has no profile of engine {name!r}, nor of any {like}.",
@@ -162,7 +166,11 @@ def _instances(name: str, engine: SimulatedEngine, lengths: Mapping[str, int]) -
     return [_MAKERS[engine.like](name, profile) for _ in range(engine.instances)]
 
 
-_MAKERS: dict[str, Callable[[str, EngineProfile], Any]] = {"embedder": FakeEmbedder, "reranker": FakeReranker}
+_MAKERS: dict[str, Callable[[str, EngineProfile], Any]] = {
+    "embedder": FakeEmbedder,
+    "reranker": FakeReranker,
+    "web": FakeWebSearch,
+}
 
 
 def _answers(tokens: int, lengths: Mapping[str, int]) -> Callable[[Prompt, Sampling], str] | None:

@@ -89,7 +89,9 @@ class Function(Calling):
 class Tool(Calling):
     """What reaches out: a look-up, an order, a page that is fetched. It is called once, in its place.
 
-    A `function` of yours, or the tool of that name of an `engine` (`ToolEngine`): then `reads` has all its arguments.
+    A `function` of yours; or the tool of an `engine` (`ToolEngine`), which calls as many at a time as it takes. The
+    name of its tool is `tool`, else the `function`'s, which then only says what is read, else the component's, whose
+    `reads` has all of its arguments.
     A `read_only` function may be called early, and for an item or an arm that is not wanted in the end.
     """
 
@@ -103,14 +105,14 @@ class Tool(Calling):
     def decompose(self, made: Decomposition) -> Value:
         if not self.engine:
             return self.part(made, Role.CALL if self.read_only else Role.TOOL)
-        tool, read_only = self.tool or self.name, self.read_only
+        tool, read_only = self.tool or getattr(self.function, "__name__", self.name), self.read_only
 
         @on_loop
         def asked(given: Mapping[str, Any]) -> CallTool:
             return CallTool(tool, dict(given), read_only)
 
         inputs = tuple((name, made.ref(name)) for name in self.sources())
-        return Value(made.add(Part(made.part(), Role.TOOL, inputs, self.engine), asked), self.gives or Kind.ANY)
+        return Value(made.add(Part(made.part(), Role.TOOL, inputs, self.engine), asked), self.returned())
 
 
 def called(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ class Lowered:
     """Stores with a collection of the query's own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Workflow:
     """Components and their order, under a name: a template for queries, without a value of any.
 
@@ -177,6 +177,12 @@ def _inputs(flow: Flow, declared: tuple[Input, ...]) -> tuple[Input, ...]:
             raise GraphError(f"an input and a component share the name {one.name!r}.", hint="rename one of them")
     known = {one.name for one in declared}
     read = [name for name in dict.fromkeys(free_names(flow)) if name not in known]
+    for name in read:
+        if name in names:
+            raise GraphError(
+                f"{name!r} is read outside of the component that holds it.",
+                hint="read the value of the component that holds it: a Map, a Branch or a Loop",
+            )
     return declared + tuple(Input(name, kind_of(_kinds(flow, name))) for name in read)
 
 

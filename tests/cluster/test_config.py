@@ -60,6 +60,7 @@ def test_a_whole_file() -> None:
         ("engines:\n  a:\n    kind: vllm\n    model: m\n    drafts: {tokens: many}\n", 5, "tokens is 'many'"),
         ("engines:\n  a:\n    kind: vllm\n    model: m\n    drafts: {token: 3}\n", 5, "did you mean 'tokens'?"),
         ("engines:\n  a: {kind: fake, drafts: auto}\n", 2, "drafts are vLLM's"),
+        ("engines:\n  a: {kind: openai, base_url: x, drafts: auto}\n", 2, "options: {drafts: true}"),
         ("engines:\n  a: {kind: vllm, model: m, drafts: auto, options: {drafts: auto}}\n", 2, "leave one of them out"),
         ("engines:\n  a: {kind: vllm, model: m, options: {drafts: {tokens: 65}}}\n", 2, "tokens is 65"),
         ("engines:\n  a: {kind: websearch,\n    options: {service: brave, api_key: x}}\n", 2, "environment variable"),

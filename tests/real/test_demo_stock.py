@@ -73,6 +73,8 @@ def test_a_whole_demo() -> None:
     said = json.loads(ran.stdout)
     assert said["answers_equal"] is True and "it matches any exception" in said["answer"]
     assert said["cached_prefix_tokens"] > 0 and said["bound_s"] > 0
+    for found in (said, said["one_line"], *said["cases"].values()):
+        assert min(found[key] for key in ("plain_s", "plain_same_engine_s", "accelerated_s")) > 0
     assert set(said["passes_fired"]) == FIRED and set(said["cases"]) == {"uploaded", "indexed", "nothing_to_gain"}
     assert Path(said["trace_html"]).is_file()
 

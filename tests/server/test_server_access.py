@@ -147,6 +147,18 @@ def test_tokens_per_minute(server: Served) -> None:
     assert chat(server, COSTLY).json()["error"]["code"] == "tokens_limit"
 
 
+def test_what_an_app_costs_is_charged() -> None:
+    few = key("few-tokens", tokens_per_minute=10)
+    apps = {"chain": {"object": "support.served_apps:chain"}}
+    with served(apps=apps, keys=[few.settings]) as server:
+        assert chat(server, few, model="chain").status_code == 200
+        end = time.monotonic() + 10
+        while (again := chat(server, few, model="chain")).status_code != 429:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    assert again.json()["error"]["code"] == "tokens_limit"
+
+
 def test_limits_fill_again() -> None:
     settings = KeySettings.model_validate({**FEW.settings, "requests_per_minute": 60})
     limits = KeyLimits(settings, 0.0)
@@ -342,3 +354,17 @@ def test_a_query_that_would_be_late_is_refused_at_once() -> None:
     assert all(one.json()["error"]["code"] == "goal" and int(one.headers["retry-after"]) >= 1 for one in refused)
     counts = server.service.admission.counts["llm"]
     assert counts.accepted + counts.refused == 25
+
+
+def test_a_burst_is_judged_by_what_is_known_of_less() -> None:
+    """Hundreds come before the first of them is answered: what is taken of them is still in time."""
+    clock = Clock()
+    admission = Admission(10_000, 10**9, clock)
+    for running in range(16):  # eight are answered at a time, each in 0.8 s
+        tickets = [admission.ask("a", 1, None) for _ in range(running + 1)]
+        clock.now += 0.8 * (1 + running // 8)
+        for ticket in tickets:
+            assert isinstance(ticket, Ticket)
+            ticket.end(whole=True)
+    taken = sum(isinstance(admission.ask("a", 1, 4.0), Ticket) for _ in range(300))
+    assert 15 < taken <= 40  # forty take four seconds

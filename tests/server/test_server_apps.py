@@ -17,7 +17,7 @@ from teola_plugin.pool import EnginePool
 
 NAMES = (
     "chain", "two_keys", "model", "graph", "query_engine", "streaming_engine", "chat_engine", "workflow",
-    "failing", "waiting",
+    "template", "failing", "waiting",
 )  # fmt: skip
 
 
@@ -103,6 +103,18 @@ def test_what_streams_comes_in_pieces(client: Any) -> None:
     for name in ("chain", "streaming_engine", "chat_engine", "talking_graph"):
         assert len(streamed(client, name, "cows")[0]) > 2, name
     assert "".join(streamed(client, "talking_graph", "cows")[0]) == text_of(client, "graph", "cows")
+
+
+def test_a_workflow_template_is_an_app(client: Any, plain: EnginePool) -> None:
+    deployed = served_apps.template().deploy(plain)
+    wanted = deployed.run({"topic": "cows"}).answer
+    assert text_of(client, "template", "cows") == wanted
+    pieces, _ = streamed(client, "template", "cows")
+    assert "".join(pieces) == wanted
+    assert len(pieces) > 2
+    short = {"inputs": {"topic": "cows"}, "config": {"poem.max_tokens": 2}}
+    cut = deployed.run({"topic": "cows"}, {"poem.max_tokens": 2}).answer
+    assert text_of(client, "template", "-", extra_body={"metadata": short}) == cut != wanted
 
 
 def test_inputs_come_in_metadata(client: Any, plain: EnginePool) -> None:

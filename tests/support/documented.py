@@ -461,6 +461,39 @@ def memory() -> str:
     return "\n".join(rows)
 
 
+def provisional() -> str:
+    """The table of the committed run of benchmarks.provisional: without drafts, and with them."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "provisional.json").read_text())["cases"]
+    rows = [
+        "| the guess is | passages reranked | answer tokens | times faster | first token | with drafts | first token |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    drafted = {_case(one): one for one in found if one["drafts"]}
+    for one in found:
+        if not one["drafts"]:
+            both = (one, drafted[_case(one)])
+            figures = [f"{case[key]:.2f}" for case in both for key in ("speedup", "first_piece_sooner")]
+            rows.append("| " + " | ".join([*map(str, _case(one)), *figures]) + " |")
+    return "\n".join(rows)
+
+
+def _case(one: dict[str, Any]) -> tuple[str, int, int]:
+    return one["guess"], one["passages"], one["answer_tokens"]
+
+
+def five_apps() -> str:
+    """The table of the committed run of benchmarks.apps: how many times as long each baseline takes."""
+    apps = json.loads((ROOT / "benchmarks" / "results" / "apps.json").read_text())["apps"]
+    schemes = list(dict.fromkeys(name for app in apps.values() for name in app["speedup_low"]))
+    rows = [f"| application | accelerated, s | {' | '.join(schemes)} |", "|---|--:|" + "--:|" * len(schemes)]
+    for name, app in apps.items():
+        found = [app["speedup_low"].get(scheme) for scheme in schemes]
+        ratios = ["" if one is None else f"{one['median']:.2f}" for one in found]
+        seconds = f"{app['seconds']['accelerated']['median']:.2f}"
+        rows.append(f"| {name.replace('_', ' ')} | {seconds} | {' | '.join(ratios)} |")
+    return "\n".join(rows)
+
+
 def neighbours() -> str:
     """The table of the committed run of benchmarks.neighbours."""
     found = json.loads((ROOT / "benchmarks" / "results" / "neighbours.json").read_text())
@@ -492,7 +525,8 @@ def demo_diff() -> str:
     plain = own[own.index("    llm = ") : own.index("    bind = ")]
     call = next(line for line in case.splitlines(keepends=True) if "= accelerate(" in line)
     bind = own[own.index("    bind = ") : own.index("    return")]
-    added = pool[pool.index("    pool = ") : pool.index("    return")] + bind + call
+    made = pool[pool.index("    pool = ") : pool.index("    return")].replace(", drafts=drafts", "")
+    added = made + bind + call
     lines = [(" ", line) for line in plain.splitlines()] + [("+", line) for line in added.splitlines()]
     return fenced("\n".join(sign + line.removeprefix("    ") for sign, line in lines), "diff")
 
@@ -568,6 +602,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "ray overhead": ray_overhead,
     "memory": memory,
     "neighbours": neighbours,
+    "provisional": provisional,
+    "five apps": five_apps,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))

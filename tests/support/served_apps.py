@@ -103,6 +103,16 @@ def workflow(pool: EnginePool) -> Any:
     return Writing(timeout=20)
 
 
+def template() -> Any:
+    """A workflow of our own: two questions, passages for each, an answer."""
+    from teola_plugin.workflow import Generation, Workflow
+
+    return Workflow(
+        "poems",
+        Generation("title", "A title about {topic}", max_tokens=8) >> Generation("poem", "On {title}", max_tokens=12),
+    )
+
+
 def failing() -> Any:
     from langchain_core.runnables import RunnableLambda
 

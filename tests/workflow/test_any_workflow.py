@@ -89,6 +89,11 @@ class Maker:
     def expand(self) -> None:
         self.add(QueryExpansion(self.name(), question=self.pick(TEXT), n=self.number(1, 4)), TEXTS)
 
+    def listed(self) -> None:
+        said, expected = "Write 3 search queries about {a}.", self.draw(st.none() | st.integers(1, 5))
+        one = Generation(self.name(), said, reads={"a": self.pick(TEXT)}, items="lines", expected=expected)
+        self.add(one, TEXTS)
+
     def embed(self) -> None:
         self.add(Embedding(self.name(), texts=self.pick(TEXT)), VECTOR)
 
@@ -172,8 +177,9 @@ class Maker:
 
     def workflow(self) -> Workflow:
         steps = (
-            self.index, self.index_step_by_step, self.expand, self.embed, self.search, self.search, self.rerank,
-            self.synthesis, self.synthesis, self.generation, self.function, self.branch, self.mapping, self.loop,
+            self.index, self.index_step_by_step, self.expand, self.listed, self.embed, self.search, self.search,
+            self.rerank, self.synthesis, self.synthesis, self.generation, self.function, self.branch, self.mapping,
+            self.loop,
         )  # fmt: skip
         for _ in range(self.number(1, 7)):
             self.draw(st.sampled_from(steps))()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -108,9 +110,22 @@ def test_a_value_of_another_kind() -> None:
     assert "Function" in error.value.hint
 
 
+def test_no_framework_is_imported() -> None:
+    code = "import sys, teola_plugin.workflow; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"langchain_core", "llama_index", "langgraph", "pydantic", "numpy", "torch", "ray", "vllm", "psycopg"}
+    assert "teola_plugin.workflow" in names and heavy.isdisjoint(names)
+
+
 def test_what_nothing_gives_is_an_input() -> None:
     workflow = Workflow("w", step("a", "x", "y") >> Generation("b", "{a} {z}"))
     assert [one.name for one in workflow.inputs] == ["x", "y", "z"]
+
+
+def test_what_is_in_a_body_is_not_read_outside() -> None:
+    flow = step("a") >> Map("m", over="a", flow=step("b", "item")) >> step("c", "b")
+    with pytest.raises(GraphError, match="'b' is read outside of the component that holds it"):
+        Workflow("w", flow)
 
 
 def test_a_body_reads_what_its_holder_could() -> None:

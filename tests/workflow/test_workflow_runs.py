@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 import pytest
 from support.sample_workflows import GIVEN, advanced_rag, engines
 
-from teola_plugin.engines.fake import FakeLLM, FakeWebSearch, Faults
+from teola_plugin.engines.fake import FakeLLM, FakeStore, FakeWebSearch, Faults
 from teola_plugin.engines.fake.engines import embed_words
 from teola_plugin.engines.profiles import rtx3090, scaled
 from teola_plugin.engines.tools import ToolEngine
@@ -106,6 +107,18 @@ def test_what_a_query_uploads_is_seen_by_no_other(pool: EnginePool) -> None:
             return
         time.sleep(0.01)
     pytest.fail("a query's own collection is left")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_closing_a_pool_waits_for_what_is_deleted(fails: bool) -> None:
+    made = engines(scaled(rtx3090(), 0.01))
+    after = Function("after", lambda index: 1 / (not fails))
+    with EnginePool.local(made) as pool:
+        app = Workflow("closed", Indexing("index", collection=PER_QUERY) >> after).deploy(pool)
+        with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+            app.run({"documents": "All of the hay."})
+    [store] = [one for one in made if isinstance(one, FakeStore)]
+    assert asyncio.run(store.collections()) == []
 
 
 def test_a_template_never_runs_on_another_querys_values(pool: EnginePool) -> None:
@@ -275,6 +288,35 @@ def test_a_slow_function_holds_up_no_prompt(pool: EnginePool) -> None:
     long = Generation("said", "{x}", max_tokens=4) >> Function("seen", seen, pure=True)
     flow = [Function("slow", slow, pure=True), long] >> Function("both", lambda slow, seen: slow, pure=True)
     assert Workflow("held", flow).deploy(pool).run({"x": "words " * 5000}).answer is True
+
+
+def test_a_tool_of_an_engine_is_called_there_once_and_in_its_place() -> None:
+    seen: list[str] = []
+
+    def order(drink: str) -> str:
+        seen.append(threading.current_thread().name.partition("_")[0])
+        return f"{drink} is ordered"
+
+    flow = (
+        Function("drink", lambda question: seen.append("chosen") or question)
+        >> Tool("told", order, engine="tools")
+        >> Generation("answer", "{told}")
+    )
+    with EnginePool.local([FakeLLM("llm"), ToolEngine("tools", [order])]) as pool:
+        result = Workflow("orders", flow).deploy(pool).run({"question": "tea"})
+        assert result.outputs["told"] == "tea is ordered" and seen == ["chosen", "teola-tools"]
+        assert [span.engine for span in result.trace.spans if span.primitive == "told"] == ["tools"]
+    with EnginePool.local([FakeLLM("llm")]) as pool, pytest.raises(RegistrationError, match="tools"):
+        Workflow("orders", flow).deploy(pool)
+
+
+def test_instances_for_several_items_go_to_all_instances_of_an_engine() -> None:
+    """Their prompts share a beginning, but none is the others' home."""
+    machine = scaled(rtx3090(), 0.1)["llm"]
+    lines = Map("lines", over="documents", flow=Generation("line", "Be brief. " * 100 + "{item}", max_tokens=8))
+    with EnginePool.local({"llm": [FakeLLM("llm", machine), FakeLLM("llm", machine)]}) as pool:
+        result = Workflow("lines", lines).deploy(pool).run({"documents": [f"text {n} " * 120 for n in range(12)]})
+    assert {span.instance for span in result.trace.spans if span.engine == "llm" and span.instance} == {"0", "1"}
 
 
 def test_nothing_overtakes_a_function_that_may_write(pool: EnginePool) -> None:

@@ -73,10 +73,13 @@ def make_app(server: str, embedder: str, reranker: str) -> App:
     return App(chain, answer, nothing_to_gain(llm, store), index, store, llm, bind)
 
 
-def make_pool(server: str, embedder: str, reranker: str, cores: str | None = None) -> EnginePool:
-    """Engines of the same models, started, for what the app holds. `cores`: those of the models in this process."""
+def make_pool(
+    server: str, embedder: str, reranker: str, cores: str | None = None, *, drafts: bool = False
+) -> EnginePool:
+    """Engines of the same models, started, for what the app holds. `cores`: those of the models in this process.
+    `drafts`: whether the server was started to draft."""
     pool = EnginePool.local(
-        llm=OpenAIServer(base_url=server, model=SERVED, prefix_caching=True, priorities=True),
+        llm=OpenAIServer(base_url=server, model=SERVED, prefix_caching=True, priorities=True, drafts=drafts),
         embedder=EmbeddingEngine(model=embedder, cores=cores),
         reranker=RerankingEngine(model=reranker, cores=cores),
     ).start()

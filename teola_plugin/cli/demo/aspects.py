@@ -16,7 +16,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
 from teola_plugin import accelerate
-from teola_plugin.cli.demo.measure import loop
+from teola_plugin.cli.demo.measure import compared_facts, loop
 from teola_plugin.cli.demo.prompts import INSTRUCTION
 from teola_plugin.cli.demo.steps import CHUNK
 
@@ -35,6 +35,8 @@ class OneLine:
     plain: tuple[float, ...]
     accelerated: tuple[float, ...]
     answers_equal: bool
+    shipped: tuple[float, ...] = ()
+    """Plain, on a server without drafts; where there is one beside."""
 
     @property
     def plain_s(self) -> float:
@@ -47,9 +49,7 @@ class OneLine:
     def facts(self) -> dict[str, Any]:
         """Its figures as JSON-ready data."""
         return {
-            "plain_s": self.plain_s,
-            "accelerated_s": self.accelerated_s,
-            "speedup": self.plain_s / self.accelerated_s,
+            **compared_facts(self.plain_s, self.accelerated_s, self.shipped),
             "answers_equal": self.answers_equal,
             "runs": len(self.plain),
         }
@@ -65,18 +65,24 @@ def chain(llm: Runnable[Any, Any]) -> Runnable[Any, Any]:
     return made
 
 
-def measured(llm: Runnable[Any, Any], documents: list[Document], repeats: int) -> OneLine:
-    """After one round that is not counted; the two take turns at being first."""
+def measured(
+    llm: Runnable[Any, Any], documents: list[Document], repeats: int, shipped: Runnable[Any, Any] | None = None
+) -> OneLine:
+    """After one round that is not counted; all take turns at being first. `shipped`: the model on a server without
+    drafts."""
     plain = chain(llm)
-    both = {"plain": plain, "accelerated": accelerate(plain, app="demo")}
+    every = {"plain": plain, "accelerated": accelerate(plain, app="demo")}
+    if shipped is not None:
+        every["shipped"] = chain(shipped)
     given = {"text": documents[0].page_content[: CHUNK * 4]}
-    seconds: dict[str, list[float]] = {name: [] for name in both}
+    seconds: dict[str, list[float]] = {name: [] for name in every}
     answers: list[Any] = []
     for repeat in range(repeats + 1):
-        for name in both if repeat % 2 else reversed(both):
+        for name in every if repeat % 2 else reversed(every):
             begun = time.perf_counter()
-            answers.append(loop.run(both[name].ainvoke(given)))
+            answers.append(loop.run(every[name].ainvoke(given)))
             if repeat:
                 seconds[name].append(time.perf_counter() - begun)
     equal = all(answer == answers[0] for answer in answers)
-    return OneLine(answers[0], tuple(seconds["plain"]), tuple(seconds["accelerated"]), equal)
+    found = {name: tuple(seconds.get(name, ())) for name in ("plain", "accelerated", "shipped")}
+    return OneLine(answers[0], found["plain"], found["accelerated"], equal, found["shipped"])

@@ -30,8 +30,13 @@ class Models:
     reranker: str | None = None
 
 
-def make_pool(models: Models) -> EnginePool:
-    """vLLM, two sentence-transformers engines and an embedded PostgreSQL; not started yet.
+SHIPPED = "shipped"
+"""The engine with an LLM as vLLM ships it."""
+
+
+def make_pool(models: Models, *, shipped: bool = False) -> EnginePool:
+    """vLLM, two sentence-transformers engines and an embedded PostgreSQL; not started yet. With `shipped` one more
+    vLLM, without drafts.
 
     On a machine without CUDA the LLM is pinned to one core and the others to another: two devices.
     """
@@ -47,6 +52,8 @@ def make_pool(models: Models) -> EnginePool:
         RerankingEngine("reranker", models.reranker or bundled.reranker_folder(), cores=other_cores),
         PgVectorEngine("store", cores=other_cores),
     ]
+    if shipped:
+        engines.append(VllmEngine(SHIPPED, models.llm or bundled.llm_folder(), cores=llm_cores, drafts="off"))
     return EnginePool.local(engines)
 
 
@@ -70,8 +77,8 @@ class Chains:
     indexer: TeolaIndexer
 
 
-def make_chains(pool: EnginePool) -> Chains:
-    llm = ChatTeola(pool=pool, engine="llm", max_tokens=ANSWER_TOKENS)
+def make_chains(pool: EnginePool, engine: str = "llm") -> Chains:
+    llm = ChatTeola(pool=pool, engine=engine, max_tokens=ANSWER_TOKENS)
     embeddings = TeolaEmbeddings(pool=pool, engine="embedder")
     store = TeolaVectorStore(pool=pool, engine="store", embedding=embeddings, collection=COLLECTION)
     reranker = TeolaRerank(pool=pool, engine="reranker", top_n=KEPT)

@@ -29,6 +29,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Shipped:
+    """The plain chain with an LLM engine as vLLM ships; `prepare` also empties that engine's prefix cache."""
+
+    chain: Runnable[Any, Any]
+    prepare: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """One chain, run both ways `len(plain)` times. Times in seconds."""
 
@@ -37,12 +45,14 @@ class Case:
     accelerated: tuple[Run, ...]
     explanation: str
     passes_fired: tuple[str, ...]
+    shipped: tuple[Run, ...] = ()
+    """Plain, with an LLM engine as vLLM ships, without drafts; where that was run, too."""
 
     @property
     def answers_equal(self) -> bool:
         """Whether every run, plain and accelerated, gave one and the same answer."""
         first = self.plain[0].answer
-        return all(run.answer == first for run in (*self.plain, *self.accelerated))
+        return all(run.answer == first for run in (*self.plain, *self.accelerated, *self.shipped))
 
     @property
     def plain_s(self) -> float:
@@ -59,9 +69,7 @@ class Case:
     def facts(self) -> dict[str, Any]:
         """Its figures as JSON-ready data."""
         return {
-            "plain_s": self.plain_s,
-            "accelerated_s": self.accelerated_s,
-            "speedup": self.speedup,
+            **compared_facts(self.plain_s, self.accelerated_s, [run.seconds for run in self.shipped]),
             "answers_equal": self.answers_equal,
             "passes_fired": list(self.passes_fired),
             "runs": len(self.plain),
@@ -71,6 +79,14 @@ class Case:
     def cached_prefix_tokens(self) -> int:
         """Prompt tokens that full prefillings found cached because a partial prefilling of the same query ran."""
         return min((cached_by_warmups(run.trace) for run in self.accelerated), default=0)
+
+
+def compared_facts(plain_s: float, accelerated_s: float, shipped: Sequence[float]) -> dict[str, float]:
+    """Medians and ratio. Where it was run on the engine as it ships, too, that is the plain way, and the other one the
+    plain way on the same engine as the accelerated."""
+    same = {"plain_same_engine_s": plain_s, "speedup_same_engine": plain_s / accelerated_s} if shipped else {}
+    plain_s = statistics.median(shipped) if shipped else plain_s
+    return {"plain_s": plain_s, "accelerated_s": accelerated_s, "speedup": plain_s / accelerated_s, **same}
 
 
 def cached_by_warmups(trace: QueryTrace) -> int:
@@ -92,6 +108,7 @@ def run_case(
     *,
     repeats: int,
     bind: Sequence[tuple[Any, str]] = (),
+    shipped: Shipped | None = None,
 ) -> Case:
     """`prepare` puts collections into their first state; prefix caches are emptied before every run.
 
@@ -100,20 +117,23 @@ def run_case(
     """
     fast = accelerate(chain, pool=pool, bind=bind, app="demo")
     plans = fast.plan(given)
-    runs: dict[str, list[Run]] = {"plain": [], "accelerated": []}
-    with progress((repeats + 1) * 2, f"{name}: plain and accelerated") as bar:
+    ways = ("accelerated", "plain", *(("shipped",) if shipped is not None else ()))
+    runs: dict[str, list[Run]] = {which: [] for which in ways}
+    with progress((repeats + 1) * len(ways), f"{name}: plain and accelerated") as bar:
         for repeat in range(repeats + 1):
-            for which in ("plain", "accelerated") if repeat % 2 else ("accelerated", "plain"):
-                prepare()
+            for which in reversed(ways) if repeat % 2 else ways:
+                (prepare if which != "shipped" or shipped is None else shipped.prepare)()
                 pool.reset()
-                run = _accelerated(fast, given) if which == "accelerated" else _plain(chain, given, pool)
+                on_it = shipped.chain if which == "shipped" and shipped is not None else chain
+                run = _accelerated(fast, given) if which == "accelerated" else _plain(on_it, given, pool)
                 if repeat:  # the first round warms up
                     runs[which].append(run)
                 bar.advance()
     if bind:
         served = [_served(fast.chain, given, pool, prepare) for _ in range(min(repeats, 3))]
         runs["plain"] = [replace(run, trace=trace) for run, trace in zip(runs["plain"], cycle(served), strict=False)]
-    return Case(name, tuple(runs["plain"]), tuple(runs["accelerated"]), fast.explain(given, details=True), plans.fired)
+    plain, accelerated, as_shipped = (tuple(runs.get(which, ())) for which in ("plain", "accelerated", "shipped"))
+    return Case(name, plain, accelerated, fast.explain(given, details=True), plans.fired, as_shipped)
 
 
 def _plain(chain: Runnable[Any, Any], given: Any, pool: EnginePool) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from langchain_core.runnables import Runnable
 from teola_plugin.cli.demo import aspects
 from teola_plugin.cli.demo import stock as own
 from teola_plugin.cli.demo.bound import stock_bound, uploaded_bound
-from teola_plugin.cli.demo.engines import COLLECTION, Chains, Models, make_chains, make_pool
-from teola_plugin.cli.demo.measure import Case, run_case
+from teola_plugin.cli.demo.engines import COLLECTION, SHIPPED, Chains, Models, make_chains, make_pool
+from teola_plugin.cli.demo.measure import Case, Shipped, compared_facts, run_case
 from teola_plugin.cli.demo.report import Report
 from teola_plugin.cli.demo.saved import saved
 from teola_plugin.observe import QueryTrace, html_page
@@ -38,6 +38,8 @@ class Asked:
     question: str
     uploaded: list[Document]
     repeats: int
+    shipped: bool = False
+    """Whether the plain app runs on an engine as vLLM ships, too, without drafts."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -47,13 +49,15 @@ class Asked:
 def stock(asked: Asked, page: Path, report: Report, *, first: bool) -> Ran:
     """LangChain's own classes; engines take the place of what is bound in the accelerated runs."""
     report.line("Starting a vLLM server and loading the other models (some 20 s on two cores) ...")
-    with own.running(asked.models) as (pool, app):
+    with own.running(asked.models, drafts=asked.shipped) as on:
+        pool, app = on.pool, on.app
         if first:
             _first_answer(app.chain, asked, report)
             app.store.store.clear()
-        alone = aspects.measured(app.llm, asked.uploaded, asked.repeats)
+        shipped = on.shipped[0] if on.shipped is not None else None
+        alone = aspects.measured(app.llm, asked.uploaded, asked.repeats, shipped.llm if shipped is not None else None)
         report.result(TITLES["one line"], alone, asked.repeats)
-        found = own.run_cases(pool, app, asked.question, asked.uploaded, asked.repeats)
+        found = own.run_cases(on, asked.question, asked.uploaded, asked.repeats)
         cases = _told(found, TITLES["stock"], report)
         index = own.index_seconds(app, asked.uploaded, asked.repeats)
         facts = _summary(cases, pool, page, stock_bound(*traces(cases["uploaded"]), index))
@@ -65,7 +69,7 @@ def pooled(asked: Asked, page: Path, report: Report, *, first: bool) -> Ran:
     """Pool-backed objects, on engines in this process's care."""
     if first:
         report.line("Starting vLLM, PostgreSQL, the embedder and the reranker (some 25 s on two cores) ...")
-    with make_pool(asked.models) as pool:
+    with make_pool(asked.models, shipped=asked.shipped) as pool:
         chains = make_chains(pool)
         if first:
             _first_answer(chains.uploaded, asked, report)
@@ -109,14 +113,23 @@ def _on_engines(pool: EnginePool, chains: Chains, asked: Asked) -> Iterator[tupl
         pool.admin("store", "delete_collection", COLLECTION).result(60)
 
     repeats = asked.repeats
-    yield "uploaded", run_case("uploaded document", chains.uploaded, asked.given, pool, fresh, repeats=repeats)
+    on_shipped = make_chains(pool, SHIPPED) if asked.shipped else None
+
+    def beside(name: str, prepare: Callable[[], None] = lambda: None) -> Shipped | None:
+        return None if on_shipped is None else Shipped(getattr(on_shipped, name), prepare)
+
+    first = beside("uploaded", fresh)
+    yield (
+        "uploaded",
+        run_case("uploaded document", chains.uploaded, asked.given, pool, fresh, repeats=repeats, shipped=first),
+    )
     fresh()
     chains.indexer.invoke(asked.uploaded)
     for key, name, chain, value in (
         ("indexed", "document already indexed", chains.indexed, {"question": asked.question}),
         ("nothing_to_gain", "nothing to gain", chains.nothing_to_gain, asked.question),
     ):
-        yield key, run_case(name, chain, value, pool, lambda: None, repeats=repeats)
+        yield key, run_case(name, chain, value, pool, lambda: None, repeats=repeats, shipped=beside(key))
 
 
 def _summary(cases: dict[str, Case], pool: EnginePool, trace_html: Path, bound: float) -> dict[str, Any]:
@@ -134,9 +147,7 @@ def _summary(cases: dict[str, Case], pool: EnginePool, trace_html: Path, bound: 
     return {
         "answers_equal": all(case.answers_equal for case in cases.values()),
         "answer": uploaded.accelerated[-1].answer,
-        "plain_s": uploaded.plain_s,
-        "accelerated_s": uploaded.accelerated_s,
-        "speedup": uploaded.speedup,
+        **compared_facts(uploaded.plain_s, uploaded.accelerated_s, [run.seconds for run in uploaded.shipped]),
         "saved_s": parts,
         "saved_rest_s": rest,
         "bound_s": bound,

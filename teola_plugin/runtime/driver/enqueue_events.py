@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from teola_plugin.graph import Primitive, PrimitiveKind
+from teola_plugin.graph import InstancePath, Primitive, PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.identities import Party
 from teola_plugin.runtime.works.work import Work, placed
@@ -18,7 +18,8 @@ def enqueue_event(
 ) -> Enqueue:
     """`live` is None for a prefix that has grown: it is not in the graph."""
     query, wanted = run.query, live.wanted if live is not None else WARM_UP
-    session = f"{run.id}/{p.call}" if p.prompt else ""
+    # Instances for several items have one `call`: each is a session, or all would go to one instance of the engine.
+    session = f"{run.id}/{p.call}{InstancePath(p.id).items}" if p.prompt else ""
     idle = p.attributes.when == "idle"
     terms = query.app, query.weight, session, idle, _gang(run, wanted), wanted.objective
     return Enqueue(at, run.id, p.id, p.kind, (), depth, *terms, remaining, _left(at, run))

@@ -214,11 +214,12 @@ def test_a_cluster_is_read_from_a_pools_file(tmp_path: Path) -> None:
         tmp_path,
         "engines:\n"
         "  main: {kind: vllm, model: some/model, instances: 3, policy: throughput-oriented}\n"
-        "  store: {kind: pgvector, dsn: embedded, instances: 2}\n",
+        "  store: {kind: pgvector, dsn: embedded, instances: 2}\n"
+        "  web: {kind: websearch, options: {service: brave}}\n",
     )
     cluster = Cluster.read(path, machine_named("a100-8b"))
-    assert cluster.policies == {"main": "throughput-oriented", "store": "topology-aware"}
-    assert {name: len(found) for name, found in cluster.made().items()} == {"main": 3, "store": 2}
+    assert cluster.policies == {"main": "throughput-oriented", "store": "topology-aware", "web": "topology-aware"}
+    assert {name: len(found) for name, found in cluster.made().items()} == {"main": 3, "store": 2, "web": 1}
     assert cluster.engines["main"].profile.cache_tokens > 100_000
 
 
@@ -226,7 +227,8 @@ def test_a_cluster_is_read_from_a_pools_file(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("engines:\n  llm: {kind: vllm, model: m}\n", "nothing says how fast engine 'llm' is"),
-        ("engines:\n  mine: {factory: 'a.b:c'}\n", "nobody knows how long it takes"),
+        ("engines:\n  mine: {factory: 'a.b:c'}\n", "nobody knows its speed"),
+        ("engines:\n  mine: {kind: tools, options: {tools: ['a:b']}}\n", "made by tools, and nobody knows"),
         ("engines:\n  x: {kind: fake, options: {machine: rtx3090}}\n", "no profile of engine 'x'"),
         ("engines:\n  llm: {kind: fake, options: {machine: cray}}\n", "no machine 'cray'"),
     ],
