@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from teola_plugin.engines.fake.llm import PrefixCache
 from teola_plugin.engines.fake.timeline import BLOCK, Job, Timeline
+from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Batching, PrimitiveKind
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
@@ -54,6 +57,11 @@ def replay(cluster: Cluster, arrivals: Sequence[FlowArrival], progressed: Callab
         query = _Query(f"q{number}", one, served[number], ports, clock, progressed)
         clock.call_at(one.at, query.begin)
     clock.run()
+    if stuck := [one for one in served if math.isnan(one.ended)]:
+        raise TeolaError(
+            f"{len(stuck)} queries of the app {stuck[0].app!r} wait for what never happens in their flow.",
+            hint="record it again with another seed, or run the app itself: simulate()",
+        )
     end = max((one.ended for one in served), default=0.0)
     return Run(served, {name: port.busy(end) for name, port in ports.items()}, end)
 
@@ -195,6 +203,8 @@ class _Query:
             live.ended = True
             self._ports[live.work.engine].cancel(live)
         missing.clear()
+        for live in waited:
+            self.news(live, END)  # nobody else waits for them either
         return True
 
     def _due(self, number: int) -> None:
@@ -366,7 +376,7 @@ class _BatchInstance:
                 self._serving += 1
                 kinds = list(batch.requests.values())
                 seconds = sum(self._profile.seconds(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds))
-                batch.timer = self._clock.call_at(self._clock.time() + seconds, lambda: self._done(batch))  # noqa: B023
+                batch.timer = self._clock.call_at(self._clock.time() + seconds, partial(self._done, batch))
 
     def _done(self, batch: _Batch) -> None:
         names = list(batch.requests)
