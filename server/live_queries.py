@@ -115,6 +115,12 @@ class LiveQueries:
         known = [*self.running, *reversed(self.ended)]
         return next((q for q in known if q.id == id and q.tenant == tenant), None)
 
+    def forget(self, tenant: str) -> None:
+        """What happened to its queries; those under way go on."""
+        kept = [one for one in self.ended if one.tenant != tenant]
+        self.ended.clear()
+        self.ended.extend(kept)
+
     def of(self, tenant: str) -> list[LiveQuery]:
         """Of this tenant, latest first."""
         known = [q for q in (*self.ended, *self.running) if q.tenant == tenant]

@@ -19,6 +19,7 @@ from teola_plugin.server.settings import ServerSettings, ServiceConfig
 if TYPE_CHECKING:
     import socket
 
+    from teola_plugin.server.queries.store import Store
     from teola_plugin.server.service import Service
 
 
@@ -69,17 +70,21 @@ def address_of(settings: ServerSettings, bound: socket.socket) -> str:
     return f"{scheme}://{host}:{bound.getsockname()[1]}"
 
 
-def run(service: Service, bound: socket.socket, on_ready: Callable[[], object] = lambda: None) -> None:
+def run(service: Service, store: Store, bound: socket.socket, on_ready: Callable[[], object] = lambda: None) -> None:
     """Answers until SIGTERM or SIGINT; then takes nothing new, and gives what is under way `drain` seconds."""
-    asyncio.run(serve(service, bound, on_ready))
+    asyncio.run(serve(server_of(service, store, on_ready), store, bound))
 
 
-async def serve(service: Service, bound: socket.socket, on_ready: Callable[[], object] = lambda: None) -> None:
-    """`run` on a loop that is there."""
-    await server_of(service, on_ready).serve(sockets=[bound])
+async def serve(server: Any, store: Store, bound: socket.socket) -> None:
+    """Raises what opening the store raises, before anybody can ask."""
+    try:
+        await store.open()
+        await server.serve(sockets=[bound])
+    finally:
+        await store.close()
 
 
-def server_of(service: Service, on_ready: Callable[[], object] = lambda: None) -> Any:
+def server_of(service: Service, store: Store, on_ready: Callable[[], object] = lambda: None) -> Any:
     """uvicorn's server, not yet running."""
     import uvicorn
 
@@ -97,7 +102,7 @@ def server_of(service: Service, on_ready: Callable[[], object] = lambda: None) -
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
-        create_app(service),
+        create_app(service, store),
         log_config=None,
         access_log=False,
         server_header=False,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 from teola_plugin.errors import unknown_name
 from teola_plugin.graph import LLM_KINDS, PrimitiveKind, Query
+from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import CallPlace
+from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.server.access.admission import Admission, Refused
 from teola_plugin.server.access.keys import found, secret_in
 from teola_plugin.server.access.limits import KeyLimits
@@ -70,19 +74,26 @@ class Service:
             raise HttpError(400, f"the model {name!r} is of the kind {model.kind}.", hint=hint, param="model")
         return model
 
+    async def forget(self, tenant: str) -> None:
+        """No later request drafts from what this tenant's requests have written."""
+        await asyncio.get_running_loop().run_in_executor(None, self.pool.forget, tenant)
+
     # ------------------------------------------------------------ one request
 
-    def visit(self, request_id: str, caller: Caller, told: Told, model: Model, tokens: int) -> Visit:
-        """The request is taken, as a query or as part of one. Raises `HttpError` (429, 503) where it is not."""
+    def visit(
+        self, request_id: str, caller: Caller, told: Told, model: Model, tokens: int, *, again: bool = False
+    ) -> Visit:
+        """The request is taken, as a query or as part of one. Raises `HttpError` (429, 503) where it is not. `again`:
+        it was taken by a server before, and only the bounds of the queue count."""
         if self.draining:
             raise HttpError(503, "the server is about to stop.", kind="server_error", headers={"Retry-After": "5"})
-        refusal = caller.limits.begin(self.clock())
+        refusal = caller.limits.begin(self.clock(), always=again)
         if refusal is not None:
             hint = "wait as long as Retry-After says"
             message = f"the key {caller.key.name!r} has reached its limit of {refusal.what}."
             raise too_many(message, refusal.retry_after, code=f"{refusal.what}_limit", hint=hint)
         try:
-            query = self.live.joined(caller.tenant, told.query) or self._begin(caller, told, model, tokens)
+            query = self.live.joined(caller.tenant, told.query) or self._begin(caller, told, model, tokens, again)
         except BaseException:
             caller.limits.end(0)
             raise
@@ -91,11 +102,11 @@ class Service:
         query.models[model.name] = query.models.get(model.name, 0) + 1
         return Visit(request_id, caller, query, CallPlace(told.depth, told.gang), self._end)
 
-    def _begin(self, caller: Caller, told: Told, model: Model, tokens: int) -> LiveQuery:
+    def _begin(self, caller: Caller, told: Told, model: Model, tokens: int, again: bool) -> LiveQuery:
         name = self._app(told.app or model.name)
         deadline, goal = told.deadline_within(caller.key), told.goal or self._goal(model)
         wanted = min((s for s in (goal, deadline) if s is not None), default=None)
-        ticket = self.admission.ask(name, tokens, wanted)
+        ticket = self.admission.ask(name, tokens, None if again else wanted)
         if isinstance(ticket, Refused):
             raise _refused(ticket, wanted)
         now = self.clock()
@@ -113,8 +124,23 @@ class Service:
         return own or self.settings.goal
 
     def _end(self, visit: Visit, outcome: str) -> None:
+        run = visit.query.run
         visit.caller.limits.end(visit.tokens)
         self.live.leave(visit.query, outcome)
+        if run is not None and visit.query.run is None:
+            self._charge_later(visit, run)
+
+    def _charge_later(self, visit: Visit, run: QueryRun) -> None:
+        """What an app has cost stands in the trace of its query, which comes when that is over."""
+        loop, limits, known = asyncio.get_running_loop(), visit.caller.limits, visit.tokens
+
+        def ended(trace: Future[QueryTrace | None]) -> None:
+            found = None if trace.cancelled() or trace.exception() else trace.result()
+            tokens = 0 if found is None else sum(span.tokens + span.written for span in found.spans)
+            if tokens > known and not loop.is_closed():
+                loop.call_soon_threadsafe(limits.charge, tokens - known)
+
+        run.trace.add_done_callback(ended)
 
 
 def _refused(refused: Refused, goal: float | None) -> HttpError:

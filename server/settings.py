@@ -13,9 +13,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.server.access.hosts import is_loopback
@@ -64,6 +64,8 @@ class AppSettings(BaseModel):
     """Of a graph: the node whose tokens are the answer. Empty: the answer comes when it is done."""
     bind: dict[str, str] = Field(default_factory=dict)
     """`package.module:object` of models of its own, and the engine that serves each."""
+    repeatable: bool = False
+    """Whether a query that a crash has interrupted may be begun again: only if the app writes nothing anywhere."""
     description: str = ""
     goal: float | None = Field(None, gt=0)
     """Seconds that its queries should take, unless the caller says otherwise."""
@@ -93,9 +95,20 @@ class ServerSettings(BaseModel):
     """Seconds that a query should take where nobody says otherwise. None: no query is refused for its time."""
     joined_idle: float = Field(30.0, gt=0)
     """Seconds without a request after which a query that requests join is over."""
+    store: str = Field("embedded", repr=False)  # a DSN may hold a password
+    """Where submitted queries are kept: `embedded` (a PostgreSQL of the server's own), a DSN, or `memory`."""
+    data: str = ""
+    """The folder of the embedded store; empty for one of the user's own, by the name of the pool."""
+    keep: float = Field(86_400.0, gt=0)
+    """Seconds for which the results of submitted queries are kept."""
     drain: float = Field(30.0, ge=0)
     """Seconds that requests under way have to end when the server is told to stop."""
     log: Literal["json", "text", "off"] = "text"
+
+    @field_validator("log", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # as YAML reads it
 
     @model_validator(mode="after")
     def _whole(self) -> ServerSettings:

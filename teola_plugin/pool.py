@@ -6,7 +6,7 @@ import asyncio
 import reprlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,6 +29,8 @@ from teola_plugin.runtime.query_run import QueryRun
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+CLEANING = 10.0
+"""Seconds that closing waits for what is to be cleaned up first."""
 PIPELINES = 16
 """Different `passes=` whose plans a pool keeps."""
 
@@ -47,6 +49,7 @@ class EnginePool:
         self.passes = resolve_passes(passes)
         self._caches: dict[tuple[Pass, ...], GraphCache] = {}
         self._deployments: dict[str, Any] = {}
+        self._outstanding: set[Future[Any]] = set()
         self._started = False
         self._changing = threading.RLock()
         tell_of_forks(self)
@@ -75,8 +78,8 @@ class EnginePool:
         `engines` are ready-made engines by name. The four keywords make or take the usual ones under those names:
         `llm`, `embedder` and `reranker` a model (path or hub id) or an engine, `store` a PostgreSQL DSN, `"embedded"`
         or an engine. `drafts` are those of an `llm` that is given as a model, as `VllmEngine` takes them. `policy`
-        (of all engines, or of each by name): topology-aware, per-invocation or throughput-oriented. `details` keeps
-        prompts and documents in traces.
+        (of all engines, or of each by name) is one of `scheduling.POLICIES`. `details` keeps prompts and documents in
+        traces.
         `tracing="opentelemetry"` sends every query's trace there, a tracer provider to that one (extra `otel`). Models
         compute on GPUs where there are any, and share their memory by the rule of `engines.devices.budget`.
         Raises `RegistrationError`, `ConfigError`.
@@ -150,6 +153,8 @@ class EnginePool:
     def close(self) -> None:
         """Stop all engines. Idempotent. Calls under way fail as `EngineUnavailable`, and so does a `start()` of another
         thread. In a process that was forked while they ran, it does nothing: they are the parent's."""
+        if self._outstanding:
+            wait(list(self._outstanding), CLEANING)
         self.runtime.break_off()
         with self._changing:
             if self._started:
@@ -187,6 +192,8 @@ class EnginePool:
 
     async def __aexit__(self, *_: object) -> None:
         if isinstance(self.runtime.loop, SameLoop):
+            if self._outstanding:
+                await asyncio.wait([asyncio.wrap_future(one) for one in self._outstanding], timeout=CLEANING)
             self._started = False
             await self.runtime.astop()
         else:
@@ -277,6 +284,13 @@ class EnginePool:
         """Run a coroutine method of an engine that is no request, e.g. `count` of a store."""
         return self.runtime.admin(engine, method, *args)
 
+    def clean_up(self, engine: str, method: str, *args: Any) -> Future[Any]:
+        """`admin`, for which nobody waits but a `close()`."""
+        made = self.admin(engine, method, *args)
+        self._outstanding.add(made)
+        made.add_done_callback(self._outstanding.discard)
+        return made
+
     def reset(self) -> None:
         """Empty prefix caches, and forget outputs that engines draft from."""
         self.runtime.reset()
@@ -309,15 +323,8 @@ class EnginePool:
         return cache.optimised(template, shape, context, certain=ahead, chosen=guessing)
 
     def deploy(self, name: str, deployment: Any) -> None:
-        """Keep what `workflow.deploy(pool)` gives, under its name, for those that look it up, such as a server.
-
-        The workflow that has the name already may be deployed again. Raises `RegistrationError` for another one.
-        """
-        known = self._deployments.get(name)
-        if known is not None and known.workflow != deployment.workflow:
-            raise RegistrationError(
-                f"the pool has another workflow named {name!r}.", hint="deploy this one under another name: name='...'"
-            )
+        """Keep what `workflow.deploy(pool)` gives, under its name, for those that look it up, such as a server. The one
+        that is deployed last under a name has it."""
         self._deployments = {**self._deployments, name: deployment}  # others may be reading it
 
     @property

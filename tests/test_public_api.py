@@ -69,7 +69,7 @@ PUBLIC = {
         *("Branch", "Chunking", "Component", "Condition", "Config", "Decomposition", "Deployment", "Document"),
         *("Embedding", "Flow", "Function", "Generation", "Indexing", "Ingestion", "Input", "Kind", "Loop", "Map"),
         *("PER_QUERY", "Prompt", "QueryExpansion", "Reranking", "Result", "Running", "Searching", "Stream"),
-        *("Synthesis", "Tool", "Value", "Workflow", "on_engine", "reads", "setting"),
+        *("Synthesis", "Tool", "Value", "WebSearch", "Workflow", "on_engine", "reads", "setting"),
     ],
     "teola_plugin.simulation": ["Cluster", "alone", "arriving", "figures", "poisson", "simulate"],
 }

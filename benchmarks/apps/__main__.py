@@ -87,6 +87,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     apps = {name: measure(name, options.queries, options.scale) for name in chosen}
     ratios = [one["median"] for app in apps.values() for one in app["speedup_low"].values()]
     return {
+        "benchmark": "apps",
         "environment": environment(),
         "ground": options.ground,
         "scale": options.scale,

@@ -54,8 +54,11 @@ class KeyLimits:
         self._tokens = None if key.tokens_per_minute is None else Bucket.full(key.tokens_per_minute, now)
         self.running = 0
 
-    def begin(self, now: float) -> Refusal | None:
+    def begin(self, now: float, *, always: bool = False) -> Refusal | None:
         """A request begins, unless a reason not to is given. `end` is to be called for one that has begun."""
+        if always:
+            self.running += 1
+            return None
         if self._most is not None and self.running >= self._most:
             return Refusal("concurrency", 1.0)
         if self._tokens is not None and (seconds := self._tokens.wait(1.0, now)) > 0:
@@ -70,5 +73,9 @@ class KeyLimits:
     def end(self, tokens: int) -> None:
         """It has ended, and has cost so many tokens."""
         self.running -= 1
+        self.charge(tokens)
+
+    def charge(self, tokens: int) -> None:
+        """A request that has ended has cost so many tokens."""
         if self._tokens is not None:
             self._tokens.take(tokens)

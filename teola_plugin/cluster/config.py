@@ -57,7 +57,8 @@ class EngineConfig(BaseModel):
     factory: str = Field("", pattern=r"^$|^[\w.]+:[\w.]+$")
     """Instead of `kind`: `package.module:callable`, called with the engine's name and `options`."""
     model: str = ""
-    """A folder or hub name (vllm, openai; embedding and reranking, which have small ones of their own)."""
+    """A folder or hub name (vllm, openai; embedding and reranking, which have small ones of their own); `bundled` for
+    the small one that comes with the package (vllm, reranking)."""
     dsn: str = Field("", repr=False)  # it may hold a password
     """PostgreSQL connection (pgvector, fulltext), or `embedded` for a server beside the instance."""
     base_url: str = Field("", repr=False)

@@ -18,7 +18,7 @@ from teola_plugin.graph.kinds import (
     LLM_PREFILLS,
     PrimitiveKind,
 )
-from teola_plugin.graph.on_loop import on_loop, runs_on_loop, simple
+from teola_plugin.graph.on_loop import has_own_thread, on_loop, own_thread, runs_on_loop, simple
 from teola_plugin.graph.primitive import Primitive, is_impure
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
 from teola_plugin.graph.query import Query, Terms
@@ -81,11 +81,13 @@ __all__ = [
     "conflict",
     "growth",
     "growths",
+    "has_own_thread",
     "holds",
     "is_impure",
     "items_of",
     "named",
     "on_loop",
+    "own_thread",
     "read_path",
     "runs_on_loop",
     "simple",

@@ -14,10 +14,12 @@ Names of components have no `/`, `#` and `[` in them. Ids stay plain strings, wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 _GROWN = ".grown#"
+_ITEM = re.compile(r"\[\d+'?\]")
 _PROVISIONAL = ".provisional"
 
 
@@ -67,6 +69,11 @@ class InstancePath:
     def outermost(self) -> str:
         """The first instance or part on the way; itself if it is in none."""
         return self.text.partition("/")[0]
+
+    @property
+    def items(self) -> str:
+        """Of which items and rounds it is an instance, outermost first: `[2]`; empty for none."""
+        return "".join(_ITEM.findall(self.text)) if "[" in self.text else ""
 
     def around(self) -> Iterator[str]:
         """The instances and parts that it is in, outermost first."""

@@ -33,6 +33,17 @@ def simple(measure: Measure) -> Callable[[_Call], _Call]:
     return mark
 
 
+def own_thread(call: _Call) -> _Call:
+    """Marks a function of the user's that may take its time, and that no other code of its query has to wait for."""
+    call.teola_own_thread = True  # type: ignore[attr-defined]
+    return call
+
+
+def has_own_thread(call: object) -> bool:
+    """Whether it is marked so."""
+    return bool(getattr(call, "teola_own_thread", False))
+
+
 def runs_on_loop(call: object, given: object = None) -> bool:
     """Whether a call with this value may run there; without one, with any value."""
     if getattr(call, "teola_on_loop", False):

@@ -41,6 +41,14 @@ def ready_times(graph: Graph, context: PassContext) -> dict[str, float]:
     return ready
 
 
+def remaining_times(graph: Graph, context: PassContext) -> dict[str, float]:
+    """Seconds from each primitive's beginning to the end of the graph, along the longest way."""
+    left: dict[str, float] = {}
+    for p in reversed(tuple(graph)):
+        left[p.id] = seconds(p, context) + max([left[name] for name in graph.children(p.id)], default=0.0)
+    return left
+
+
 def seconds(p: Primitive, context: PassContext) -> float:
     """Expected seconds of one primitive on an idle engine."""
     if p.fragment is not None:

@@ -21,6 +21,7 @@ from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.part import HeldPart
+from teola_plugin.runtime.plain_drafts import drafts_of_call
 from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.primitive_requests import all_drafts
 from teola_plugin.runtime.query_run import QueryRun
@@ -154,7 +155,8 @@ class PlainCalls:
         if run.claims:
             known = call.identities[number] if call.identities else None
             known = known or engines.identity_of(call.port, run.query.tenant, payload)
-        work = engines.join(run, Party.PLAIN, call.port, call.kind, payload, known, call.terms, name)
+        drafts = drafts_of_call(run, call.port.name, payload) if call.port.engine.profile.drafts else ()
+        work = engines.join(run, Party.PLAIN, call.port, call.kind, payload, known, call.terms, name, drafts=drafts)
         work.taken = run.calls_made
         if work.made and call.step:
             self._driver.trace.at_step(run, work, call.step)
@@ -215,7 +217,8 @@ class PlainCalls:
         for work in fresh:
             work.terms = placed(work.terms, depth, work.terms.gang)
             work.queued_depth = depth
-        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, call.terms.gang, fresh)
+        left = driver.engines.remaining.call(query, depth)
+        event, known = call_enqueue_event(driver.now(), run, call.kind, name, depth, call.terms.gang, fresh, left)
         if known is not None:
             call.port.depths(known)
         call.port.enqueue(fresh, event)

@@ -222,9 +222,8 @@ class LocalRuntime:
         """
         self._need_running()
         query.check(graph)
-        run = QueryRun(
-            self, query, graph, calls, ahead, QueryStore(query.inputs), streamed=streamed, streamed_into=into
-        )
+        store, due = QueryStore(query.inputs), self._due(query)
+        run = QueryRun(self, query, graph, calls, ahead, store, due=due, streamed=streamed, streamed_into=into)
         self.loop.post(self._admit, run, graph, pgraph, passes)
         return run
 
@@ -233,11 +232,18 @@ class LocalRuntime:
 
         `joins`: parts of it may bring graphs of their own.
         """
-        run = QueryRun(self, query, _NO_GRAPH, {}, True, QueryStore(query.inputs), claims=False, joins=joins)
+        store, due = QueryStore(query.inputs), self._due(query)
+        run = QueryRun(self, query, _NO_GRAPH, {}, True, store, claims=False, joins=joins, due=due)
         tell = self.loop.leave if query.deadline is None else self.loop.tell  # nothing happens to it before it calls
         if not tell(self._admit, run, _NO_GRAPH, None, (), self.time()):
             raise self.loop.unavailable()
         return run
+
+    def _due(self, query: Query) -> float | None:
+        if query.deadline is not None:
+            return query.deadline
+        terms = current_terms.get()
+        return None if terms is None or terms.goal is None else self.time() + terms.goal
 
     def _admit(
         self,

@@ -130,6 +130,8 @@ class QueryRun:
     closed: bool = False
     claims: bool = True
     """Whether calls of the plain object may be served by what was asked for before; not when it is only watched."""
+    due: float | None = None
+    """When it should be over, on the runtime's clock: its deadline, or the goal that its caller has."""
     joins: bool = True
     """Whether parts may bring graphs of their own; from then on, calls are served."""
     calls_made: int = 0

@@ -6,19 +6,16 @@ from teola_plugin.scheduling.graph_scheduler import GraphScheduler
 from teola_plugin.scheduling.live_primitive import Status
 from teola_plugin.scheduling.live_query import LiveQuery
 from teola_plugin.scheduling.placement import E2, E2Options, LeastOutstanding, RequestPlacement
-from teola_plugin.scheduling.policies import (
-    POLICIES,
-    BatchPolicy,
-    PerInvocation,
-    ThroughputOriented,
-    TopologyAware,
-)
+from teola_plugin.scheduling.policies import BatchPolicy, PerInvocation, ThroughputOriented, TopologyAware
+from teola_plugin.scheduling.time_policies import POLICIES, CriticalPath, EarliestDeadline, ShortestRemaining
 
 __all__ = [
     "E2",
     "POLICIES",
     "BatchPolicy",
+    "CriticalPath",
     "E2Options",
+    "EarliestDeadline",
     "EngineScheduler",
     "GraphScheduler",
     "LeastOutstanding",
@@ -26,6 +23,7 @@ __all__ = [
     "PerInvocation",
     "PrefixBlocks",
     "RequestPlacement",
+    "ShortestRemaining",
     "Status",
     "ThroughputOriented",
     "TopologyAware",

@@ -42,11 +42,16 @@ class Enqueue(Event):
     gang: str = ""
     """Primitives whose values are put together: apart, where they share no prefix, they are done sooner."""
     objective: Objective = Objective.LATENCY
+    remaining: float = 0.0
+    """Expected seconds from its beginning to the end of its query, on idle engines; 0 where nobody knows."""
+    left: float | None = None
+    """Seconds from `at` until its query should be over; None where nobody said. (Clocks of clients differ.)"""
 
     def holding(self, requests: tuple[QueuedRequest, ...]) -> Enqueue:
         """The same with these requests. (`dataclasses.replace` takes five times as long.)"""
         about = (self.depth, self.app, self.weight, self.session, self.when_idle, self.gang, self.objective)
-        return Enqueue(self.at, self.query, self.primitive, self.kind, requests, *about)
+        times = (self.remaining, self.left)
+        return Enqueue(self.at, self.query, self.primitive, self.kind, requests, *about, *times)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ class QueuedPrimitive:
     when_idle: bool = False
     gang: str = ""
     objective: Objective = Objective.LATENCY
+    remaining: float = 0.0
+    """Expected seconds from its beginning to the end of its query; 0 where nobody knows."""
+    due: float | None = None
+    """When its query should be over; None where nobody said."""
     overtaken: int = 0
     """Batches that left since its FIFO turn."""
     asked: tuple[QueuedRequest, ...] = ()
@@ -55,6 +59,8 @@ class QueuedPrimitive:
             event.when_idle,
             event.gang,
             event.objective,
+            event.remaining,
+            None if event.left is None else event.at + event.left,
             asked=event.requests,
         )
 
@@ -143,6 +149,8 @@ NOTHING = OnInstance()
 class Running:
     """The running requests of one engine, by id, by instance and by query; and what each app was given."""
 
+    now: float = 0.0
+    """When the event came that is being handled."""
     by_id: dict[str, RunningRequest] = field(default_factory=dict)
     served: Served = field(default_factory=Served)
     _instances: dict[str, OnInstance] = field(default_factory=dict)
@@ -187,6 +195,10 @@ class Running:
     def deepest(self, query: str) -> int:
         """Depth of the deepest running primitive of a query; -1 when it has none."""
         return max((r.depth for r in self._queries.get(query, {}).values()), default=-1)
+
+    def longest(self, query: str) -> float:
+        """The most expected seconds to the end of a query, from the beginning of what runs of it; 0 for nothing."""
+        return max((r.source.remaining for r in self._queries.get(query, {}).values()), default=0.0)
 
     def holds_back(self, warmup: QueuedPrimitive, instance: str, profile: EngineProfile) -> bool:
         """Whether a warm-up would delay what gates more: a deeper prefilling, or a deeper decoding if the warm-up can

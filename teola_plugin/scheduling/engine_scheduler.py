@@ -104,6 +104,7 @@ class EngineScheduler:
 
     def handle(self, event: EngineEvent) -> Instructions:
         """What to do about `event`: its own consequences first, then the batches that can run now."""
+        self.running.now = event.at
         out = self._handlers[type(event)](event)
         if not isinstance(event, CacheEvent):  # those come in numbers, and free no slot
             out += self._offer(event.at) if self.queue else []

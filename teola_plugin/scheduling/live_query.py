@@ -16,6 +16,8 @@ class LiveQuery:
 
     def __init__(self, query: str, graph: Graph, *, deadline: float | None, ahead: bool) -> None:
         self.id = query
+        self.graph = graph
+        """As it was planned: without what has been spliced in since."""
         self.output = graph.output
         self.deadline = deadline
         self.ahead = ahead

@@ -13,6 +13,7 @@ from teola_plugin.scheduling.fairness import Turn, in_turn
 from teola_plugin.scheduling.objectives import Objective
 
 Pick = tuple[QueuedPrimitive, QueuedRequest]
+Levels = list[list[QueuedPrimitive]]
 _DEPTH = attrgetter("depth")
 
 
@@ -70,10 +71,8 @@ class TopologyAware:
                 return []
         buckets, starved, alike = self._sorted_out(queue)
         picked, already = _take_all(starved, slots)
-        levels = {query: _levels(bucket) for query, bucket in buckets.items()}
-        had_turn = {query for query, found in levels.items() if running.deepest(query) > found[0][0].depth}
-        if len(levels) > 1 and not alike:
-            levels = dict(sorted(levels.items(), key=lambda item: _urgency(item[1][0])))
+        levels = self._ordered({query: self._levels(bucket) for query, bucket in buckets.items()}, running, alike)
+        had_turn = {query for query, found in levels.items() if self._had_turn(query, found[0][0], running)}
         apps = {bucket[0].app for bucket in buckets.values()}
         had = running.served.had(apps) if len(apps) > 1 else None
         first = True
@@ -82,12 +81,32 @@ class TopologyAware:
                 remaining = levels[query]
                 if not remaining or (first and query in had_turn):
                     continue
-                for queued in remaining.pop(0):
+                for queued in self._next(remaining):
                     if not slots.left:
                         return picked
                     _take(queued, slots, picked, already)
             first = False
         return picked
+
+    # What kindred policies decide otherwise (see `time_policies`).
+
+    def _levels(self, bucket: list[QueuedPrimitive]) -> Levels:
+        """A bucket's primitives in the order in which they go, those that go together in one list. Never empty."""
+        return _by_depth(bucket)
+
+    def _ordered(self, levels: dict[str, Levels], running: Running, alike: bool) -> dict[str, Levels]:
+        """The buckets in the order of their turns. `alike`: somebody waits for each."""
+        if len(levels) < 2 or alike:
+            return levels
+        return dict(sorted(levels.items(), key=lambda item: urgency(item[1][0])))
+
+    def _had_turn(self, query: str, first: QueuedPrimitive, running: Running) -> bool:
+        """Whether something runs that goes before the first that waits."""
+        return running.deepest(query) > first.depth
+
+    def _next(self, left: Levels) -> list[QueuedPrimitive]:
+        """What a bucket gives in its turn; taken out of what it has left."""
+        return left.pop(0)
 
     def _sorted_out(
         self, queue: Sequence[QueuedPrimitive]
@@ -108,7 +127,7 @@ class TopologyAware:
         return buckets, starved, alike
 
 
-def _turns(levels: Mapping[str, list[list[QueuedPrimitive]]]) -> dict[str, Turn]:
+def _turns(levels: Mapping[str, Levels]) -> dict[str, Turn]:
     """What each bucket's deepest level takes. A bucket is of one query, hence of one app and weight."""
     return {
         query: Turn(left[0][0].app, left[0][0].weight, sum(r.size for q in left[0] for r in q.requests))
@@ -120,13 +139,14 @@ def _turns(levels: Mapping[str, list[list[QueuedPrimitive]]]) -> dict[str, Turn]
 _URGENCY = {Objective.LATENCY: 0, Objective.THROUGHPUT: 1, Objective.BACKGROUND: 2, Objective.PROVISIONAL: 3}
 
 
-def _urgency(level: Sequence[QueuedPrimitive]) -> int:
+def urgency(level: Sequence[QueuedPrimitive]) -> int:
+    """0 if somebody waits for any of it, 1 if it is members of gangs, 2 if it is warm-ups."""
     return min(_URGENCY[q.objective] for q in level)
 
 
-def _levels(bucket: list[QueuedPrimitive]) -> list[list[QueuedPrimitive]]:
+def _by_depth(bucket: list[QueuedPrimitive]) -> Levels:
     """The bucket's primitives by depth, deepest level first; within a level by arrival."""
-    levels: list[list[QueuedPrimitive]] = []
+    levels: Levels = []
     for queued in sorted(bucket, key=_DEPTH, reverse=True):  # stable, reversed or not
         if not levels or levels[-1][0].depth != queued.depth:
             levels.append([])
@@ -150,10 +170,3 @@ class ThroughputOriented:
     def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots) -> list[Pick]:
         picked, _ = _take_all(queue, slots)
         return picked
-
-
-POLICIES: dict[str, type[TopologyAware] | type[PerInvocation] | type[ThroughputOriented]] = {
-    "topology-aware": TopologyAware,
-    "per-invocation": PerInvocation,
-    "throughput-oriented": ThroughputOriented,
-}

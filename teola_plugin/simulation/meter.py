@@ -59,7 +59,7 @@ class Meter(TraceSink):
         self._served = served
         self._numbers: dict[str, int] = {}
         """By the runtime's name of the query, or of a part of it."""
-        self._busy: dict[tuple[str, int], _Busy] = {}
+        self._busy: dict[tuple[str, int], Busy] = {}
         self._loop = asyncio.get_running_loop()
         self._began = 0.0
 
@@ -95,7 +95,7 @@ class Meter(TraceSink):
         """From now on these instances are measured."""
         for name, instances in engines.items():
             for place, engine in enumerate(instances):
-                self._busy[name, place] = busy = _Busy()
+                self._busy[name, place] = busy = Busy()
                 engine.execute = partial(self._executed, engine.execute, busy)
 
     def busy(self, engine: str, instances: int) -> tuple[float, ...]:
@@ -103,7 +103,7 @@ class Meter(TraceSink):
         return tuple(self._busy[engine, place].until(self.now()) for place in range(instances))
 
     async def _executed(
-        self, execute: Callable[[Sequence[Request]], AsyncIterator[Result]], busy: _Busy, batch: Sequence[Request]
+        self, execute: Callable[[Sequence[Request]], AsyncIterator[Result]], busy: Busy, batch: Sequence[Request]
     ) -> AsyncIterator[Result]:
         now = self.now
         queries = {request.id: request.query for request in batch}
@@ -122,7 +122,7 @@ class Meter(TraceSink):
             served.first_token = first
 
 
-class _Busy:
+class Busy:
     """How long at least one batch ran."""
 
     def __init__(self) -> None:

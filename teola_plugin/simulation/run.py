@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine
+from teola_plugin.graph import Terms
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import current_terms
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.simulation import meter
 from teola_plugin.simulation.arrivals import Arrival
@@ -40,10 +42,12 @@ def simulate(
     arrivals: Sequence[Arrival],
     *,
     seed: int = 0,
+    goals: Mapping[str, float] | None = None,
     progressed: Callable[[], object] = lambda: None,
 ) -> Run:
     """Ask the apps as the queries arrive; all on one pool, so apps compete. The same seed gives the same run.
 
+    `goals`: by app, the seconds that a query should take, for policies that look at that; nothing ends with them.
     `progressed` is called at the end of each query. A query that fails is counted and disturbs nobody. Raises what
     building an app raises, and `TeolaError` where a query waits for something that cannot happen in virtual time.
     """
@@ -51,7 +55,7 @@ def simulate(
     def made(engines: Mapping[str, Sequence[Engine]], measured: Meter) -> EnginePool:
         return EnginePool.on_this_loop(engines, policy=cluster.policies, sink=measured)
 
-    return run_virtual(_asked(cluster, apps, arrivals, made, progressed), seed, inline=True)
+    return run_virtual(_asked(cluster, apps, arrivals, made, goals or {}, progressed), seed, inline=True)
 
 
 def on_the_clock(
@@ -59,6 +63,7 @@ def on_the_clock(
     apps: Mapping[str, Make],
     arrivals: Sequence[Arrival],
     *,
+    goals: Mapping[str, float] | None = None,
     progressed: Callable[[], object] = lambda: None,
 ) -> Run:
     """`simulate` in real time: the same engines sleep, and what processors do takes what it takes."""
@@ -68,7 +73,7 @@ def on_the_clock(
         pool.runtime.recorder.sink = measured
         return pool
 
-    return asyncio.run(_asked(cluster, apps, arrivals, made, progressed))
+    return asyncio.run(_asked(cluster, apps, arrivals, made, goals or {}, progressed))
 
 
 def alone(cluster: Cluster, apps: Mapping[str, Make], arrivals: Sequence[Arrival], *, seed: int = 0) -> list[Served]:
@@ -84,6 +89,7 @@ async def _asked(
     apps: Mapping[str, Make],
     arrivals: Sequence[Arrival],
     made: Callable[[Mapping[str, Sequence[Engine]], Meter], EnginePool],
+    goals: Mapping[str, float],
     progressed: Callable[[], object],
 ) -> Run:
     served = tuple(Served(one.app, one.at) for one in arrivals)
@@ -93,11 +99,16 @@ async def _asked(
     async with made(engines, measured) as pool:
         asks = {name: await _made(make, pool) for name, make in apps.items()}
         measured.start()
-        queries = (
-            _ask(number, one, served[number], asks[one.app], pool, measured, progressed)
-            for number, one in enumerate(arrivals)
-        )
-        await asyncio.gather(*queries)
+
+        async def query(number: int, arrival: Arrival) -> None:
+            await asyncio.sleep(arrival.at - measured.now())
+            meter.number.set(number)
+            current_terms.set(Terms(app=arrival.app, goal=goals.get(arrival.app)))
+            with pool.watching(arrival.app):
+                await _ask(asks[arrival.app], arrival.value, served[number], measured)
+            progressed()
+
+        await asyncio.gather(*(query(number, one) for number, one in enumerate(arrivals)))
         end = measured.now()
     return Run(served, {name: measured.busy(name, len(found)) for name, found in engines.items()}, end)
 
@@ -109,21 +120,9 @@ async def _made(make: Make, pool: EnginePool) -> Ask:
     return made
 
 
-async def _ask(
-    number: int,
-    arrival: Arrival,
-    served: Served,
-    ask: Ask,
-    pool: EnginePool,
-    measured: Meter,
-    progressed: Callable[[], object],
-) -> None:
-    await asyncio.sleep(arrival.at - measured.now())
-    meter.number.set(number)
-    with pool.watching(arrival.app):
-        try:
-            await ask(arrival.value)
-        except Exception as error:  # of the user's app
-            served.error = f"{type(error).__name__}: {error}"
-        served.ended = measured.now()
-    progressed()
+async def _ask(ask: Ask, value: Any, served: Served, measured: Meter) -> None:
+    try:
+        await ask(value)
+    except Exception as error:  # of the user's app
+        served.error = f"{type(error).__name__}: {error}"
+    served.ended = measured.now()

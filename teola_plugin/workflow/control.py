@@ -95,7 +95,7 @@ class Branch(Holding):
     Without `otherwise`, its value is None there.
     """
 
-    condition: str = reads("condition", Kind.FLAG, Kind.ANY)
+    condition: str = reads("", Kind.FLAG, Kind.ANY)
     then: Joinable = ()
     otherwise: Joinable | str | None = None
 
@@ -146,7 +146,7 @@ class Map(Holding):
     The flow reads the item as `item`, or by the name that `each` says.
     """
 
-    over: str = reads("items_of", Kind.LIST, Kind.TEXTS, Kind.CHUNKS, Kind.PASSAGES, Kind.VECTORS, Kind.DOCUMENTS)
+    over: str = reads("", Kind.LIST, Kind.TEXTS, Kind.CHUNKS, Kind.PASSAGES, Kind.VECTORS, Kind.DOCUMENTS)
     flow: Joinable = ()
     each: str = "item"
 
@@ -176,7 +176,7 @@ class Loop(Holding):
     is that of `result` in the last round, by default of the last component but `until`.
     """
 
-    init: str = reads("draft_of")
+    init: str = reads("", Kind.ANY)
     flow: Joinable = ()
     until: str = ""
     carry: str = "draft"

@@ -15,7 +15,7 @@ from teola_plugin.adapters.expectations import ended_trace
 from teola_plugin.adapters.explain import Explanation, explain
 from teola_plugin.adapters.terms import Asked, named, outer_terms
 from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.graph import Query, Terms
+from teola_plugin.graph import Query, Terms, has_own_thread, own_thread
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool, need_pool
@@ -24,8 +24,8 @@ from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.workflow.config import Config
+from teola_plugin.workflow.indexing import THIS_QUERY
 from teola_plugin.workflow.result import Result, Running, Stream
-from teola_plugin.workflow.retrieval import THIS_QUERY
 from teola_plugin.workflow.workflow import Lowered, Workflow
 
 log = logging.getLogger("teola_plugin")
@@ -135,7 +135,7 @@ class Deployment:
         """What was indexed for this query alone is deleted, at nobody's cost."""
         for store in lowered.temporary:
             try:
-                done: Future[Any] = self.pool.admin(store, "delete_collection", query.inputs["input"][THIS_QUERY])
+                done: Future[Any] = self.pool.clean_up(store, "delete_collection", query.inputs["input"][THIS_QUERY])
                 done.add_done_callback(partial(_deleted, store))
             except Exception as error:  # the pool is closed
                 _left(store, error)
@@ -232,7 +232,7 @@ class _InContext(Mapping[str, Callable[..., Any]]):
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         call = self._calls[name]
-        return partial(self._context.copy().run, call) if getattr(call, "teola_user_code", False) else call
+        return own_thread(partial(self._context.copy().run, call)) if has_own_thread(call) else call
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._calls)

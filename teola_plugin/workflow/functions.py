@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 
 from teola_plugin.errors import GraphError
 from teola_plugin.graph import Component as Part
-from teola_plugin.graph import Effect, Role
-from teola_plugin.requests.payloads import Hit
+from teola_plugin.graph import Effect, PrimitiveKind, Role, on_loop, own_thread
+from teola_plugin.requests.payloads import CallTool, Hit
 from teola_plugin.workflow.component import Component
 from teola_plugin.workflow.decomposition import Decomposition
 from teola_plugin.workflow.generation import check_reads
@@ -33,7 +33,7 @@ class Calling(Component):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.function):
+        if not callable(self.function) and not getattr(self, "engine", ""):
             raise GraphError(
                 f"{self.name} has {self.function!r:.80} for a function.",
                 hint=f"give it one: {type(self).__name__}({self.name!r}, function)",
@@ -42,6 +42,8 @@ class Calling(Component):
 
     def _parameters(self) -> list[str]:
         """Those that have to be given, and those that `reads` names."""
+        if self.function is None:
+            return list(self.reads)
         wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         try:
             found = inspect.signature(self.function).parameters.values()
@@ -85,15 +87,32 @@ class Function(Calling):
 
 @dataclass(frozen=True, kw_only=True)
 class Tool(Calling):
-    """A function that reaches out: a web search, a look-up, an order. It is called once, in its place.
+    """What reaches out: a look-up, an order, a page that is fetched. It is called once, in its place.
 
-    A `read_only` one may be called early, and for an item or an arm that is not wanted in the end.
+    A `function` of yours; or the tool of an `engine` (`ToolEngine`), which calls as many at a time as it takes. The
+    name of its tool is `tool`, else the `function`'s, which then only says what is read, else the component's, whose
+    `reads` has all of its arguments.
+    A `read_only` function may be called early, and for an item or an arm that is not wanted in the end.
     """
 
+    tool: str = ""
+    engine: str = ""
     read_only: bool = False
 
+    def engines(self) -> dict[str, tuple[PrimitiveKind, ...]]:
+        return {self.engine: (PrimitiveKind.TOOL,)} if self.engine else {}
+
     def decompose(self, made: Decomposition) -> Value:
-        return self.part(made, Role.CALL if self.read_only else Role.TOOL)
+        if not self.engine:
+            return self.part(made, Role.CALL if self.read_only else Role.TOOL)
+        tool, read_only = self.tool or getattr(self.function, "__name__", self.name), self.read_only
+
+        @on_loop
+        def asked(given: Mapping[str, Any]) -> CallTool:
+            return CallTool(tool, dict(given), read_only)
+
+        inputs = tuple((name, made.ref(name)) for name in self.sources())
+        return Value(made.add(Part(made.part(), Role.TOOL, inputs, self.engine), asked), self.returned())
 
 
 def called(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,8 +123,7 @@ def called(function: Callable[..., Any]) -> Callable[..., Any]:
         value = function(**given)
         return _awaited(value) if inspect.iscoroutine(value) else value
 
-    call.teola_user_code = True  # type: ignore[attr-defined]
-    return call
+    return own_thread(call)
 
 
 def _awaited(coroutine: Any) -> Any:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from teola_plugin.errors import RegistrationError
 from teola_plugin.requests.payloads import Hit
 from teola_plugin.workflow.values import Kind, documents_of
 
-REQUIRED: Any = object()
+
+class _Required(Enum):
+    REQUIRED = "required"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+REQUIRED: Any = _Required.REQUIRED
 """The default of an input that has to be given."""
 
 

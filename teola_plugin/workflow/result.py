@@ -11,6 +11,7 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.workflow.config import Config
+from teola_plugin.workflow.values import plain
 from teola_plugin.workflow.workflow import Lowered
 
 _SOON = 5.0
@@ -34,6 +35,16 @@ class Result:
     def __str__(self) -> str:
         return str(self.answer)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it, without the trace; what JSON has no form for is told as text."""
+        return {
+            "answer": plain(self.answer),
+            "sources": plain(self.sources),
+            "outputs": plain(self.outputs),
+            "config": self.config.to_dict(),
+            "query_id": self.query_id,
+        }
+
 
 class Running:
     """A query that is under way. `result()` waits for it, and so does `await`; giving up waiting cancels it."""
@@ -54,7 +65,12 @@ class Running:
 
     def result(self, timeout: float | None = None) -> Result:
         """Its result. Raises what the query failed by, and `TimeoutError`, by which it is cancelled."""
-        values: Any = self._handle.result(timeout)
+        try:
+            values: Any = self._handle.result(timeout)
+        except BaseException:
+            if self.done:  # what the query leaves is cleaned up when its trace is there
+                self._run.trace.result(_SOON)
+            raise
         return self._made(values, self._run.trace.result(_SOON))
 
     def __await__(self) -> Generator[Any, None, Result]:
@@ -76,7 +92,8 @@ class Running:
 class Stream:
     """The answer's text as it is written: iterate it (also `async for`), then ask for the `result`.
 
-    Pieces joined are the answer's text. An answer that no model writes at the end comes as one piece.
+    Pieces joined are the answer's text. An answer that no model writes at the end comes as one piece. Who stops
+    reading before the end gives the query up.
     """
 
     def __init__(self, running: Running, run: QueryRun, log: PieceLog) -> None:

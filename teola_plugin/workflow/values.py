@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -84,6 +84,17 @@ def _document(given: Any) -> Document:
     if not isinstance(text, str) or not isinstance(metadata, Mapping):
         raise TypeError(f"{type(given).__name__} is no document")
     return Document(text, dict(metadata))
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it: passages, chunks and documents as objects; what JSON has no form for as text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (Chunk, Document, Hit)):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    return [plain(one) for one in value] if isinstance(value, (list, tuple, set, frozenset)) else str(value)
 
 
 def text_of(value: Any) -> str:

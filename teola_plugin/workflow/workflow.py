@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.errors import GraphError
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import Traced
+from teola_plugin.workflow.checks import check_names, check_order
 from teola_plugin.workflow.component import check_name
 from teola_plugin.workflow.config import Config, config_of, config_schema
 from teola_plugin.workflow.control import configured, free_names
 from teola_plugin.workflow.decomposition import Scope, in_order, last_of
 from teola_plugin.workflow.flow import Flow, Joinable
+from teola_plugin.workflow.indexing import PER_QUERY, THIS_QUERY
 from teola_plugin.workflow.inputs import Input, bound, kind_of
-from teola_plugin.workflow.retrieval import PER_QUERY, THIS_QUERY
 from teola_plugin.workflow.values import Kind, Value
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Workflow:
         for key, value in values.items():
             object.__setattr__(self, key, value)
         self._check_outputs()
-        self.lower(Config())
+        check_order(self.lower(Config()).traced.template)
 
     def _check_outputs(self) -> None:
         names = [one.name for one in self.flow]
@@ -135,8 +136,8 @@ class Workflow:
     ) -> Deployment:
         """On a pool, local or shared: `.run(inputs)`. `config` changes settings for all of its queries.
 
-        Raises `RegistrationError` for an engine that the pool lacks, or that does not do what is asked of it, and for
-        a name under which the pool has another workflow.
+        `pool.deployments` has it under the workflow's name, or under `name`. Raises `RegistrationError` for an engine
+        that the pool lacks, or that does not do what is asked of it.
         """
         from teola_plugin.workflow.deployment import deployed
 
@@ -147,10 +148,15 @@ class Workflow:
         found = self._lowered.get(config)
         if found is None:
             found = _lower(self, configured(self.flow, config))
-            while len(self._lowered) >= CONFIGURATIONS:
-                self._lowered.pop(next(iter(self._lowered)), None)
+            for other in list(self._lowered)[: 1 - CONFIGURATIONS]:
+                self._lowered.pop(other, None)
             self._lowered[config] = found
         return found
+
+    def __reduce__(self) -> Any:
+        """What was lowered is made anew."""
+        said: dict[str, Any] = dict(inputs=self.inputs, output=self.output, sources=self.sources, doc=self.doc)
+        return partial(Workflow, self.name, self.flow, **said), ()
 
     def __str__(self) -> str:
         from teola_plugin.graph import build_pgraph
@@ -160,14 +166,6 @@ class Workflow:
 
 CONFIGURATIONS = 64
 """Configurations of a workflow whose templates are kept."""
-
-
-def check_names(flow: Flow) -> None:
-    """Raises `GraphError` for a name that two components have, also in bodies: settings and results go by names."""
-    counts = Counter(one.name for one in flow.everything())
-    for name, count in counts.items():
-        if count > 1:
-            raise GraphError(f"{count} components share the name {name!r}.", hint="rename all but one of them")
 
 
 def _inputs(flow: Flow, declared: tuple[Input, ...]) -> tuple[Input, ...]:

@@ -132,3 +132,15 @@ def test_where_nothing_is_copied_nothing_is_lost(name: str) -> None:
     assert found["accelerated_s"] <= 1.005 * found["accelerated_undrafted_s"]
     few = least(name, 60, 0.0, 2) / least(name, 60, 0.0, drafts=False)
     assert 0.98 < few <= 1.0, "but for two tokens that stand somewhere by chance"
+
+
+def test_the_committed_run_shows_all_shares_and_none_at_the_top() -> None:
+    found = json.loads((texts.RECORDED.parents[1] / "results" / "single_query.json").read_text())
+    rows = found["drafts"]["rows"]
+    cases = {(row["app"], row["answer_tokens"]) for row in rows}
+    assert {(row["app"], row["answer_tokens"], row["copied"]) for row in rows} == {
+        (*case, share) for case in cases for share in texts.SHARES
+    }
+    assert found["speedup"] == found["cases"][0]["speedup"], "what stands at the top has no drafts"
+    assert found["drafts"]["first_token_never_later"] and all(row["same_answers"] for row in rows)
+    assert found["drafts"]["nothing_copied_worst"] > 0.99

@@ -147,6 +147,18 @@ def test_tokens_per_minute(server: Served) -> None:
     assert chat(server, COSTLY).json()["error"]["code"] == "tokens_limit"
 
 
+def test_what_an_app_costs_is_charged() -> None:
+    few = key("few-tokens", tokens_per_minute=10)
+    apps = {"chain": {"object": "support.served_apps:chain"}}
+    with served(apps=apps, keys=[few.settings]) as server:
+        assert chat(server, few, model="chain").status_code == 200
+        end = time.monotonic() + 10
+        while (again := chat(server, few, model="chain")).status_code != 429:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    assert again.json()["error"]["code"] == "tokens_limit"
+
+
 def test_limits_fill_again() -> None:
     settings = KeySettings.model_validate({**FEW.settings, "requests_per_minute": 60})
     limits = KeyLimits(settings, 0.0)

@@ -158,7 +158,7 @@ def test_a_failing_engine_is_told_before_and_within_a_stream() -> None:
 # ------------------------------------------------------------ the command
 
 
-POOL = "engines:\n  llm: {kind: fake}\n  embedder: {kind: fake}\nserver: {port: 0}\n"
+POOL = "engines:\n  llm: {kind: fake}\n  embedder: {kind: fake}\nserver: {port: 0, store: memory}\n"
 
 
 def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:

@@ -265,6 +265,25 @@ def results() -> str:
     return "\n".join([*rows, "| " + " | ".join([*last, "none"]) + " |"])
 
 
+def copied() -> str:
+    """Answers that copy, of the committed run of benchmarks.single_query."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "single_query.json").read_text())["drafts"]
+    rows = [
+        "| app | answer tokens | copied | plain | plain with drafts | accelerated | speed-up | virtual | possible "
+        "| over drafts | possible | tokens a step, plain | accelerated | ideal |",
+        "|---|" + "--:|" * 13,
+    ]
+    for row, exact in zip(found["rows"], found["virtual"], strict=True):
+        seconds = [f"{row[f'{way}_s']['median']:.2f}" for way in ("plain", "plain_same_engine", "accelerated")]
+        bases = ("", "_same_engine")
+        ratios = [f"{row[f'{name}{base}']:.2f}" for base in bases for name in ("speedup", "possible_runs")]
+        steps = [f"{row['tokens_per_step'][way]:.2f}" for way in ("plain_same_engine", "accelerated", "ideal_runs")]
+        ratios.insert(1, f"{exact['plain_s'] / exact['accelerated_s']:.2f}")
+        named = [row["app"].replace("/", ", "), str(row["answer_tokens"]), f"{row['copied']:.0%}"]
+        rows.append("| " + " | ".join([*named, *seconds, *ratios, *steps]) + " |")
+    return "\n".join(rows)
+
+
 def real_engines() -> str:
     """The sentence below the README's first chain, of the committed run of benchmarks.real_engines."""
     one = json.loads((ROOT / "benchmarks" / "results" / "real_engines.json").read_text())["cases"]["one_line"]
@@ -381,6 +400,34 @@ def routing() -> str:
     return "\n".join(rows)
 
 
+def simulator() -> str:
+    """The table of the committed run of benchmarks.simulator."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "simulator.json").read_text())
+    rows = [
+        "| app, accelerated | queries/s | mean, s: wall clock | simulated | p95, s: wall clock | simulated |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for case in found["cases"]:
+        times = [f"{case[way][key]:.2f}" for key in ("mean", "p95") for way in ("wall", "simulated")]
+        rows.append(f"| {case['app']} | {case['rate']:g} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
+def policies() -> str:
+    """The table of the committed run of benchmarks.policies."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "policies.json").read_text())
+    rows = [
+        "| queries/s | policy | mean, s | p99, s | in time | mean, times topology-aware |",
+        "|--:|---|--:|--:|--:|--:|",
+    ]
+    for case in found["cases"]:
+        low, high = case["mean_ratio"]["interval"]
+        ratio = f"{case['mean_ratio']['median']:.2f} ({low:.2f} to {high:.2f})"
+        figures = f"{case['mean']:.1f} | {case['p99']:.1f} | {case['within_slo']:.0%} | {ratio}"
+        rows.append(f"| {case['rate']:g} | {case['policy']} | {figures} |")
+    return "\n".join(rows)
+
+
 def ray_overhead() -> str:
     """The table of the committed run of benchmarks.ray_overhead."""
     found = json.loads((ROOT / "benchmarks" / "results" / "ray_overhead.json").read_text())
@@ -411,6 +458,19 @@ def memory() -> str:
         resident = found[name]["resident_mib"]
         times = [f"{resident[key]:.1f} MiB" for key in ("after_warm_up", "end")]
         rows.append(f"| {said.format(count=found[name]['count'])} | {' | '.join(times)} |")
+    return "\n".join(rows)
+
+
+def five_apps() -> str:
+    """The table of the committed run of benchmarks.apps: how many times as long each baseline takes."""
+    apps = json.loads((ROOT / "benchmarks" / "results" / "apps.json").read_text())["apps"]
+    schemes = list(dict.fromkeys(name for app in apps.values() for name in app["speedup_low"]))
+    rows = [f"| application | accelerated, s | {' | '.join(schemes)} |", "|---|--:|" + "--:|" * len(schemes)]
+    for name, app in apps.items():
+        found = [app["speedup_low"].get(scheme) for scheme in schemes]
+        ratios = ["" if one is None else f"{one['median']:.2f}" for one in found]
+        seconds = f"{app['seconds']['accelerated']['median']:.2f}"
+        rows.append(f"| {name.replace('_', ' ')} | {seconds} | {' | '.join(ratios)} |")
     return "\n".join(rows)
 
 
@@ -508,6 +568,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "engine instructions": lambda: table(E.RunBatch, E.CancelRunning, E.Dropped, E.Reject),
     "states": lambda: fenced(states()),
     "results": results,
+    "copied": copied,
     "real engines": real_engines,
     "real engines table": real_engines_table,
     "overhead": overhead,
@@ -516,9 +577,12 @@ GENERATED: dict[str, Callable[[], str]] = {
     "llamaindex patterns, own models": lambda: llamaindex_patterns("llamaindex_patterns_own"),
     "stock real": stock_real,
     "routing": routing,
+    "policies": policies,
+    "simulator": simulator,
     "ray overhead": ray_overhead,
     "memory": memory,
     "neighbours": neighbours,
+    "five apps": five_apps,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))

@@ -34,7 +34,7 @@ from teola_plugin.workflow import (
     Synthesis,
     Tool,
 )
-from teola_plugin.workflow.retrieval import WordWindows
+from teola_plugin.workflow.indexing import WordWindows
 
 K = PrimitiveKind
 
@@ -96,7 +96,7 @@ class Sequential:
     # ------------------------------------------------------------ components
 
     def chunks(self, one: Any, documents: Any) -> tuple[Chunk, ...]:
-        from teola_plugin.workflow.retrieval import chunker
+        from teola_plugin.workflow.indexing import chunker
 
         return chunker(WordWindows, one.chunk_size, one.chunk_overlap)[0](documents)
 

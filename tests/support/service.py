@@ -14,7 +14,8 @@ import httpx
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.access.keys import new_key
-from teola_plugin.server.run import listening, server_of
+from teola_plugin.server.queries.store import MemoryStore, Store
+from teola_plugin.server.run import listening, serve, server_of
 from teola_plugin.server.service import Service
 from teola_plugin.server.settings import AppSettings, ServerSettings
 
@@ -48,19 +49,24 @@ class Served:
 
 @contextmanager
 def served(
-    pool: EnginePool | None = None, *, apps: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any
+    pool: EnginePool | None = None,
+    *,
+    apps: Mapping[str, Mapping[str, Any]] | None = None,
+    store: Store | None = None,
+    **settings: Any,
 ) -> Iterator[Served]:
     """Without a pool on fake engines that take no time. `settings`: of the server; it takes a free port."""
     made = ServerSettings.model_validate({"port": 0, "log": "off", "drain": 5, **settings})
     named = {name: AppSettings.model_validate(one) for name, one in (apps or {}).items()}
+    kept = store or MemoryStore()
     with pool or EnginePool.local(fake_engines()) as running, listening(made) as bound:
         service = Service(running, made, named)
-        found = Served(f"http://127.0.0.1:{bound.getsockname()[1]}", service, running, server_of(service))
+        found = Served(f"http://127.0.0.1:{bound.getsockname()[1]}", service, running, server_of(service, kept))
         ready = threading.Event()
 
         async def main() -> None:
             found.loop = asyncio.get_running_loop()
-            task = asyncio.create_task(found.server.serve(sockets=[bound]))
+            task = asyncio.create_task(serve(found.server, kept, bound))
             while not found.server.started and not task.done():
                 await asyncio.sleep(0.005)
             ready.set()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from teola_plugin.errors import GraphError
-from teola_plugin.workflow import Flow, Function, Generation, Map, Searching, Workflow
+from teola_plugin.workflow import Flow, Function, Generation, Indexing, Map, Searching, Workflow
 
 
 def step(name: str, *reads: str) -> Function:
@@ -89,6 +89,15 @@ def test_an_output_that_is_not_there() -> None:
 def test_names_are_unique_in_bodies_too() -> None:
     with pytest.raises(GraphError, match="2 components share the name 'b'"):
         Workflow("w", A >> B >> Map("m", over="a", flow=step("b")))
+
+
+def test_a_read_and_a_write_side_by_side() -> None:
+    index, found = Indexing("index"), Searching("found")
+    with pytest.raises(GraphError, match="index writes collection:store/documents and found reads it") as error:
+        Workflow("w", [index, found], output="found")
+    assert error.value.hint == "join them: index >> found"
+    for flow in (index >> found, found >> index, [index, Searching("found", collection="others")]):
+        assert Workflow("w", flow, output="found")
 
 
 def test_a_value_of_another_kind() -> None:

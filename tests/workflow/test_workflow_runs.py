@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import pickle
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 from support.sample_workflows import GIVEN, advanced_rag, engines
 
-from teola_plugin.engines.fake import FakeLLM, Faults
+from teola_plugin.engines.fake import FakeLLM, FakeWebSearch, Faults
 from teola_plugin.engines.fake.engines import embed_words
-from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.engines.profiles import rtx3090, scaled
+from teola_plugin.engines.tools import ToolEngine
 from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, RegistrationError
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.graph import Graph, GraphEdit, PrimitiveKind
+from teola_plugin.passes import DEFAULT_PASSES, PassContext
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow
 from teola_plugin.requests.request import Request
@@ -30,8 +36,10 @@ from teola_plugin.workflow import (
     Indexing,
     Loop,
     Map,
+    QueryExpansion,
     Searching,
     Tool,
+    WebSearch,
     Workflow,
 )
 
@@ -49,6 +57,35 @@ def test_a_result_has_all_that_a_query_gave(pool: EnginePool) -> None:
     assert result.sources == result.outputs["best"] and all(isinstance(one, Hit) for one in result.sources)
     assert result.trace is not None and result.trace.outcome == "done" and result.query_id == result.trace.query_id
     assert {one.id for one in result.sources} <= set(result.outputs["index"])
+
+
+def test_a_result_as_json(pool: EnginePool) -> None:
+    made = advanced_rag("as_json").deploy(pool).run(GIVEN, {"best.k": 2}).to_dict()
+    assert json.loads(json.dumps(made)) == made and made["config"] == {"best": {"k": 2}}
+    assert set(made["sources"][0]) == {"id", "text", "metadata", "score"}
+
+
+def test_a_workflow_survives_pickling(pool: EnginePool) -> None:
+    again = pickle.loads(pickle.dumps(advanced_rag("pickled")))
+    assert again == advanced_rag("pickled") and again.input_schema() == advanced_rag("pickled").input_schema()
+    assert again.deploy(pool).run(GIVEN).answer == advanced_rag("pickled").deploy(pool).run(GIVEN).answer
+
+
+def test_passes_of_ones_own(pool: EnginePool) -> None:
+    @dataclass(frozen=True)
+    class Rename:
+        name: ClassVar[str] = "mark"
+
+        def run(self, graph: Graph, context: PassContext) -> Graph:
+            edit = GraphEdit(graph)
+            for p in graph:
+                if p.on_engine and not p.option("seen"):
+                    edit.replace(p.with_(options=(("seen", True),)))
+            return edit.freeze()
+
+    app = advanced_rag("marked").deploy(pool, passes=(*DEFAULT_PASSES, Rename()))
+    assert all(p.option("seen") for p in app.plan(GIVEN).graph if p.on_engine)
+    assert app.run(GIVEN).outputs == advanced_rag("marked").deploy(pool).run(GIVEN).outputs
 
 
 @pytest.mark.parametrize("mode", ["refine", "compact", "tree"])
@@ -120,6 +157,15 @@ async def test_a_stream_in_a_loop(pool: EnginePool) -> None:
     stream = app.astream({"x": "hello"})
     pieces = [piece async for piece in stream]
     assert len(pieces) > 3 and "".join(pieces) == (await stream).answer
+
+
+def test_who_stops_reading_gives_the_query_up() -> None:
+    with EnginePool.local(engines(scaled(rtx3090(), 0.3))) as slow:
+        app = Workflow("stopped", Generation("say", "{x}", max_tokens=200)).deploy(slow)
+        for _ in app.stream({"x": "hello"}):
+            break
+        trace = app.last_trace()
+    assert trace is not None and trace.outcome == "cancelled"
 
 
 def test_what_no_model_writes_comes_as_one_piece(pool: EnginePool) -> None:
@@ -208,6 +254,58 @@ def test_functions_run_once_where_they_stand(pool: EnginePool) -> None:
     assert seen == ["a", "mine", "c"]
 
 
+@pytest.mark.parametrize("pure", [True, False])
+def test_functions_side_by_side_run_at_once(pool: EnginePool, pure: bool) -> None:
+    met = threading.Barrier(2)
+    one, other = (Function(name, lambda x: met.wait(10), pure=pure) for name in ("one", "other"))
+    flow = [one, other] >> Function("both", lambda one, other: sorted([one, other]), pure=True)
+    assert Workflow("beside", flow).deploy(pool).run({"x": "x"}).answer == [0, 1]
+
+
+def test_a_slow_function_holds_up_no_prompt(pool: EnginePool) -> None:
+    asked = threading.Event()
+
+    def slow(x: str) -> bool:
+        return asked.wait(10)
+
+    def seen(said: str) -> str:
+        asked.set()
+        return said
+
+    long = Generation("said", "{x}", max_tokens=4) >> Function("seen", seen, pure=True)
+    flow = [Function("slow", slow, pure=True), long] >> Function("both", lambda slow, seen: slow, pure=True)
+    assert Workflow("held", flow).deploy(pool).run({"x": "words " * 5000}).answer is True
+
+
+def test_a_tool_of_an_engine_is_called_there_once_and_in_its_place() -> None:
+    seen: list[str] = []
+
+    def order(drink: str) -> str:
+        seen.append(threading.current_thread().name.partition("_")[0])
+        return f"{drink} is ordered"
+
+    flow = (
+        Function("drink", lambda question: seen.append("chosen") or question)
+        >> Tool("told", order, engine="tools")
+        >> Generation("answer", "{told}")
+    )
+    with EnginePool.local([FakeLLM("llm"), ToolEngine("tools", [order])]) as pool:
+        result = Workflow("orders", flow).deploy(pool).run({"question": "tea"})
+        assert result.outputs["told"] == "tea is ordered" and seen == ["chosen", "teola-tools"]
+        assert [span.engine for span in result.trace.spans if span.primitive == "told"] == ["tools"]
+    with EnginePool.local([FakeLLM("llm")]) as pool, pytest.raises(RegistrationError, match="tools"):
+        Workflow("orders", flow).deploy(pool)
+
+
+def test_instances_for_several_items_go_to_all_instances_of_an_engine() -> None:
+    """Their prompts share a beginning, but none is the others' home."""
+    machine = scaled(rtx3090(), 0.1)["llm"]
+    lines = Map("lines", over="documents", flow=Generation("line", "Be brief. " * 100 + "{item}", max_tokens=8))
+    with EnginePool.local({"llm": [FakeLLM("llm", machine), FakeLLM("llm", machine)]}) as pool:
+        result = Workflow("lines", lines).deploy(pool).run({"documents": [f"text {n} " * 120 for n in range(12)]})
+    assert {span.instance for span in result.trace.spans if span.engine == "llm" and span.instance} == {"0", "1"}
+
+
 def test_nothing_overtakes_a_function_that_may_write(pool: EnginePool) -> None:
     flow = Function("write", lambda: time.sleep(0.05)) >> Searching("found", query="x")
     plan = Workflow("writes", flow).deploy(pool).plan()
@@ -249,6 +347,29 @@ def test_a_functions_own_error_passes_through(pool: EnginePool) -> None:
     app = Workflow("raises", Function("fail", fail) >> Generation("after", "{fail}")).deploy(pool)
     with pytest.raises(KeyError, match="here"):
         app.run({"x": "here"})
+
+
+def test_searches_of_the_web_and_tools_of_an_engine() -> None:
+    ordered: list[str] = []
+
+    def order(text: str) -> str:
+        ordered.append(text)
+        return f"ordered {text}"
+
+    web = FakeWebSearch(documents=["hay is sold here", "oats are sold there", "ivy is free"])
+    flow = (
+        QueryExpansion("queries", n=2)
+        >> [WebSearch("of_all", query="queries", k=2), WebSearch("of_one", query="question", k=1)]
+        >> Tool("order", engine="tools", reads={"text": "question"})
+    )
+    with EnginePool.local([*engines(), web, ToolEngine("tools", [order])]) as pool:
+        app = Workflow("outside", flow, sources="of_one").deploy(pool)
+        result = app.run({"question": "hay"})
+        assert result.answer == "ordered hay" and ordered == ["hay"]
+        assert [hit.text for hit in result.sources] == ["hay is sold here"]
+        assert Workflow("plain", flow).deploy(pool, passes=()).run({"question": "hay"}).outputs == result.outputs
+        with pytest.raises(RegistrationError, match="engine 'llm' does no searching"):
+            Workflow("unfit", WebSearch("w", engine="llm")).deploy(pool)
 
 
 # ------------------------------------------------------------ failures, deadlines, terms
@@ -304,9 +425,8 @@ def test_a_workflow_that_does_not_fit_the_pool(pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match="which is no engine pool"):
         Workflow("unfit", Generation("a", "{x}")).deploy("pool")  # type: ignore[arg-type]
     Workflow("twice", Generation("a", "{x}")).deploy(pool)
-    Workflow("twice", Generation("a", "{x}")).deploy(pool)
-    with pytest.raises(RegistrationError, match="another workflow named 'twice'"):
-        Workflow("twice", Generation("a", "{y}")).deploy(pool)
+    again = Workflow("twice", Generation("a", "{y}")).deploy(pool)
+    assert pool.deployments["twice"] is again
 
 
 # ------------------------------------------------------------ seen

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -67,11 +69,13 @@ def run_serve(options: argparse.Namespace) -> int:
         bound = held.enter_context(listening(settings))
         with Console(stderr=True).status(f"starting {', '.join(config.engines)} ..."):
             pool = held.enter_context(_pool(config, options.connect))
+            from teola_plugin.server.queries.store import store_of
             from teola_plugin.server.service import Service
 
             service = Service(pool, settings, config.apps)
+            store = store_of(settings.store, settings.data, config.name)
         url = address_of(settings, bound)
-        run(service, bound, lambda: _hello(console, url, service.models, bool(settings.keys)))
+        run(service, store, bound, lambda: _hello(console, url, service.models, bool(settings.keys)))
     return 0
 
 
@@ -106,11 +110,23 @@ def _pool(config: ServiceConfig, connect: str | None) -> Any:
     return EnginePool.connect(None if connect == _OWN else connect, pool=config.name)
 
 
+def python() -> str:
+    """This interpreter, as somebody types it here."""
+    folder = os.getcwd() + os.sep
+    return sys.executable.removeprefix(folder) or "python"
+
+
 def _hello(console: Any, url: str, models: Any, keys: bool) -> None:
-    chat = next((name for name, model in models.items() if model.kind in ("app", "chat")), "")
+    names = [name for kind in ("app", "chat") for name, model in models.items() if model.kind == kind]
+    chat = next(iter(names), "")
     header = ' -H "Authorization: Bearer $TEOLA_API_KEY"' if keys else ""
     console.print(f"serving {', '.join(models)} at {url}")
     if chat:
         body = f'{{"model": "{chat}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
         console.print(f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'")
-    console.print(f"  any OpenAI client: base_url={url}/v1")
+        code = (
+            f"import openai, os; c = openai.OpenAI(base_url='{url}/v1', api_key=os.getenv('TEOLA_API_KEY', 'none')); "
+            f"print(c.responses.create(model='{chat}', input='Hello').output_text)"
+        )
+        console.print(f'  {python()} -c "{code}"')
+    console.print(f"  a browser: {url}/")

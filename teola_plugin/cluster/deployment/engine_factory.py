@@ -12,6 +12,9 @@ from teola_plugin.engines.devices.budget import share_of
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
 
+BUNDLED = "bundled"
+"""Instead of a model (vllm, reranking): the small one that comes with the package."""
+
 
 def build_engine(spec: Mapping[str, Any], number: int) -> Engine:
     """`spec`: the fields of an `EngineConfig`, and its `name`; `number` counts the instances from 0."""
@@ -38,12 +41,14 @@ def _on_card(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _vllm(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    from teola_plugin.engines.bundled import files as bundled
     from teola_plugin.engines.vllm import VllmEngine
 
     drafts = {} if spec.get("drafts") is None else {"drafts": spec["drafts"]}
     options = {"tell_cache": True, **drafts, **spec["options"]}  # one instance may become several
     engine_args = {**_memory(spec), **spec["engine_args"]}
-    return VllmEngine(name, spec["model"], engine_args=engine_args, cores=cores or None, **options)
+    model = bundled.llm_folder() if spec["model"] == BUNDLED else spec["model"]
+    return VllmEngine(name, model, engine_args=engine_args, cores=cores or None, **options)
 
 
 def _embedding(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
@@ -53,9 +58,11 @@ def _embedding(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
 
 
 def _reranking(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    from teola_plugin.engines.bundled import files as bundled
     from teola_plugin.engines.sentence_transformers import RerankingEngine
 
-    return RerankingEngine(name, spec["model"] or None, cores=cores or None, **_on_card(spec))
+    model = bundled.reranker_folder() if spec["model"] == BUNDLED else spec["model"] or None
+    return RerankingEngine(name, model, cores=cores or None, **_on_card(spec))
 
 
 def _pgvector(name: str, spec: Mapping[str, Any], cores: str) -> Engine:

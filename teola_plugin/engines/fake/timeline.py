@@ -27,6 +27,18 @@ BLOCK = 16
 _SLACK = 1e-6  # seconds: a timer may fire this early by rounding
 
 
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """What a timeline needs of an event loop."""
+
+    def time(self) -> float: ...
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer: ...
+
+
 class Cache(Protocol):
     def cached(self, keys: Sequence[int], prompt_tokens: int) -> int: ...
 
@@ -66,6 +78,8 @@ class Job:
     """Of its pieces."""
     draft: Sequence[int] = ()
     """What may follow the tokens that are written, in the step under way."""
+    heard: Sequence[int] | None = None
+    """The tokens of its stream with which something is read, ascending; None for every one."""
     decoding_from: float = 0.0
     """Decoding clock at its start."""
     gone: bool = False
@@ -111,7 +125,9 @@ class Timeline:
         cache: Cache,
         finished: Callable[[Job], None],
         steps: Steps | None = None,
+        clock: Callable[[], Clock] = asyncio.get_running_loop,
     ) -> None:
+        self._clock = clock
         self._profile, self._slow, self._cache, self._finished = profile, slow, cache, finished
         self._steps = steps
         self._waiting: list[tuple[tuple[bool, int], int, Job]] = []
@@ -122,13 +138,13 @@ class Timeline:
         self._prefill_clock = 0.0
         self._decode_clock = 0.0
         self._order = count()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._advancing = False
 
     def add(self, job: Job) -> None:
         """Queue a job now; `advance()` afterwards."""
         self._catch_up()
-        job.arrived = asyncio.get_running_loop().time()
+        job.arrived = self._clock().time()
         heapq.heappush(self._waiting, (job.rank, next(self._order), job))
 
     def remove(self, job: Job) -> None:
@@ -160,7 +176,7 @@ class Timeline:
             return
         self._advancing = True
         try:
-            until = asyncio.get_running_loop().time()
+            until = self._clock().time()
             if not (self._chunk or self._decoding):
                 self._now = until
             self._begin_prefill()
@@ -176,7 +192,7 @@ class Timeline:
         if self._timer is not None:
             self._timer.cancel()
         at = self._next_event()
-        self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self.advance)
+        self._timer = None if at is None else self._clock().call_at(at, self.advance)
 
     @property
     def _rate(self) -> float:
@@ -250,12 +266,19 @@ class Timeline:
         if self._steps is not None:
             due = self._decode_clock + self._slow * self._steps.seconds(job, [one for *_, one in self._decoding])
         else:
-            token = job.sent + 1 if job.request.stream else len(job.pieces)
+            token = job.sent + self._heard_next(job)
             due = job.decoding_from + self._slow * self._profile.seconds(PrimitiveKind.DECODING, token)
         heapq.heappush(self._decoding, (due, next(self._order), job))
 
+    @staticmethod
+    def _heard_next(job: Job) -> int:
+        """Tokens until the next that somebody reads."""
+        if job.heard is None:
+            return 1 if job.request.stream else len(job.pieces)
+        return next((token for token in job.heard if token > job.sent), len(job.pieces)) - job.sent
+
     def _token(self, job: Job) -> None:
-        new = 1 if job.request.stream else len(job.pieces)
+        new = self._heard_next(job)
         if self._steps is not None:
             new = self._steps.written(job)
             job.steps += 1

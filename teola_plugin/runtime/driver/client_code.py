@@ -15,6 +15,8 @@ from typing import Any
 
 MOST = 32
 """Threads of one runtime."""
+APART = 4
+"""Threads of one query, beside its own, for functions of the user's that stand side by side in a workflow."""
 
 Then = Callable[[Any, BaseException | None], None]
 """(value, error), called on the loop."""
@@ -23,6 +25,8 @@ _Task = tuple[Callable[[], Any], Then, asyncio.AbstractEventLoop]
 
 class ClientCode:
     """Runs functions in threads, those of one query one after the other: who never ends stops its own query only.
+
+    Those that run `apart` are not waited for by their query's others, and have up to `APART` threads more.
 
     The threads do not keep the process from ending. With `here`, functions run at once, where they are given.
     """
@@ -35,13 +39,16 @@ class ClientCode:
         self._threads = self._waiting = 0
         self._lock = threading.Lock()
 
-    def run(self, query: str, function: Callable[[], Any], then: Then, *, short: bool = False) -> None:
+    def run(
+        self, query: str, function: Callable[[], Any], then: Then, *, short: bool = False, apart: bool = False
+    ) -> None:
         """Call `then` with what the function gives or raises. `short`: ours and bounded, so it runs at once."""
         if self._here or short:
             then(*_outcome(function))
             return
         task = function, then, asyncio.get_running_loop()
         with self._lock:
+            query = self._lane(query) if apart else query
             known = self._tasks.get(query)
             if known is not None:
                 known.append(task)
@@ -52,6 +59,11 @@ class ClientCode:
             self._ready.put(query)
         if grow:
             threading.Thread(target=self._work, name="teola-client", daemon=True).start()
+
+    def _lane(self, query: str) -> str:
+        """One of the query's further threads: one that is free, else the one with the least to do."""
+        lanes = [f"{query} apart {number}" for number in range(APART)]
+        return min(lanes, key=lambda lane: 1 + len(self._tasks[lane]) if lane in self._tasks else 0)
 
     def _work(self) -> None:
         while True:

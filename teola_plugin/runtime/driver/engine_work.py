@@ -21,6 +21,7 @@ from teola_plugin.runtime.driver.prescheduling import PreScheduling
 from teola_plugin.runtime.driver.primitive_news import PrimitiveNews
 from teola_plugin.runtime.driver.protocol import Driver
 from teola_plugin.runtime.driver.provisional_answers import ProvisionalAnswers
+from teola_plugin.runtime.driver.remaining import Remaining
 from teola_plugin.runtime.failures import located
 from teola_plugin.runtime.output_stream import attach
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
@@ -57,6 +58,7 @@ class EngineWork:
         self._news = PrimitiveNews(driver)
         self._fingerprints: dict[str, Fingerprint] = {}
         self.guesses = ProvisionalAnswers(driver, self.works, self.identity_of)
+        self.remaining = Remaining(lambda: {name: port.engine.profile for name, port in driver.ports.items()})
 
     # ------------------------------------------------------------ dispatched primitives
 
@@ -242,7 +244,8 @@ class EngineWork:
             port.enqueue(fresh, event, p, then)
 
     def _enqueue_event(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
-        return enqueue_event(self._driver.now(), run, p, depth, self._live(run, p.id))
+        remaining = self.remaining.of(self._driver.query(run), p, depth)
+        return enqueue_event(self._driver.now(), run, p, depth, self._live(run, p.id), remaining)
 
     def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
         query = self._driver.query(run)
@@ -347,6 +350,8 @@ class EngineWork:
         if work.provisional and run is not None:
             self.guesses.ended(run, work, value, error)
             self.works.ended(work, value, error)
+            return
+        if error is not None and run is not None and self.guesses.again(run, work):
             return
         named = error if error is None else located(error, work)
         names = run.waiters.pop(work.request.id, ()) if run is not None else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from teola_plugin.graph import Primitive, PrimitiveKind
+from teola_plugin.graph import InstancePath, Primitive, PrimitiveKind
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.identities import Party
 from teola_plugin.runtime.works.work import Work, placed
@@ -13,13 +13,16 @@ from teola_plugin.scheduling.live_primitive import LivePrimitive
 from teola_plugin.scheduling.objectives import WARM_UP, Objective, Wanted
 
 
-def enqueue_event(at: float, run: QueryRun, p: Primitive, depth: int, live: LivePrimitive | None) -> Enqueue:
+def enqueue_event(
+    at: float, run: QueryRun, p: Primitive, depth: int, live: LivePrimitive | None, remaining: float = 0.0
+) -> Enqueue:
     """`live` is None for a prefix that has grown: it is not in the graph."""
     query, wanted = run.query, live.wanted if live is not None else WARM_UP
-    session = f"{run.id}/{p.call}" if p.prompt else ""
+    # Instances for several items have one `call`: each is a session, or all would go to one instance of the engine.
+    session = f"{run.id}/{p.call}{InstancePath(p.id).items}" if p.prompt else ""
     idle = p.attributes.when == "idle"
     terms = query.app, query.weight, session, idle, _gang(run, wanted), wanted.objective
-    return Enqueue(at, run.id, p.id, p.kind, (), depth, *terms)
+    return Enqueue(at, run.id, p.id, p.kind, (), depth, *terms, remaining, _left(at, run))
 
 
 def gang_changed(at: float, run: QueryRun, live: LivePrimitive | None, claimed: Iterable[Work]) -> DepthChanged | None:
@@ -38,7 +41,14 @@ def gang_changed(at: float, run: QueryRun, live: LivePrimitive | None, claimed: 
 
 
 def call_enqueue_event(
-    at: float, run: QueryRun, kind: PrimitiveKind, name: str, depth: int, gang: str, fresh: Sequence[Work]
+    at: float,
+    run: QueryRun,
+    kind: PrimitiveKind,
+    name: str,
+    depth: int,
+    gang: str,
+    fresh: Sequence[Work],
+    remaining: float = 0.0,
 ) -> tuple[Enqueue, DepthChanged | None]:
     """For a call of the plain object, which no graph says anything of, and what it tells of the call before.
 
@@ -55,7 +65,8 @@ def call_enqueue_event(
         work.queued_gang = wanted[1]
     if not (streamed or gang):
         run.last_calls[engine, kind] = fresh[-1], member
-    event = Enqueue(at, run.id, name, kind, (), depth, query.app, query.weight, objective=wanted[0], gang=wanted[1])
+    terms = query.app, query.weight, "", False, wanted[1], wanted[0]
+    event = Enqueue(at, run.id, name, kind, (), depth, *terms, remaining, _left(at, run))
     news = None
     if before is not None and beside and not known:
         before.queued_gang = wanted[1]
@@ -74,6 +85,11 @@ def deeper(run: QueryRun, depths: Mapping[str, int]) -> dict[str, int]:
             work.queued_depth = work.terms.depth
             told[work.primitive] = max(work.queued_depth, told.get(work.primitive, 0))
     return told
+
+
+def _left(at: float, run: QueryRun) -> float | None:
+    """Seconds until it should be over."""
+    return None if run.due is None else run.due - at
 
 
 def _gang(run: QueryRun, wanted: Wanted) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError, pool_closed
-from teola_plugin.graph import IMPURE_KINDS, Graph, InstancePath, Primitive, PrimitiveKind
+from teola_plugin.graph import IMPURE_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, has_own_thread
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import dead_parts
 from teola_plugin.runtime import primitive_requests as requests
@@ -239,11 +239,13 @@ class GraphDriver:
         except (KeyError, IndexError, TypeError) as error:  # a value of another form: the plain object will tell
             self.fail(run, p.id, error)
             return
+        calls = run.calls_of(p.id)
         self.code.run(
             run.id,
             lambda: client_value(run, p, inputs),
             lambda value, error: self._called(run, p, value, error),
-            short=p.kind is not PrimitiveKind.CHUNKING and not requests.needs_client(p, inputs, run.calls_of(p.id)),
+            short=p.kind is not PrimitiveKind.CHUNKING and not requests.needs_client(p, inputs, calls),
+            apart=has_own_thread(calls.get(p.call)),
         )
 
     def _called(self, run: QueryRun, p: Primitive, value: Any, error: BaseException | None) -> None:

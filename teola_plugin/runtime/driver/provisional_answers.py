@@ -17,12 +17,13 @@ from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.driver.enqueue_events import enqueue_event
 from teola_plugin.runtime.driver.protocol import Driver
-from teola_plugin.runtime.ports.port import ForwardingPort, Port
+from teola_plugin.runtime.ports.port import Port
+from teola_plugin.runtime.primitive_requests import all_drafts
 from teola_plugin.runtime.query_run import Guess, QueryRun
 from teola_plugin.runtime.works.identities import Identity, Party, rule_of
 from teola_plugin.runtime.works.table import WorkTable
 from teola_plugin.runtime.works.work import Work, placed, request_id
-from teola_plugin.scheduling.engine_events import DepthChanged
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.graph_events import Dispatch, Unused
 from teola_plugin.scheduling.objectives import Objective
 
@@ -57,7 +58,7 @@ class ProvisionalAnswers:
         place, port = InstancePath(p.id).settled, self._driver.ports[p.engine]
         asked = _asked(payload, port)
         known = self._identify(port, run.query.tenant, asked.payload) if asked is not None else None
-        if asked is None or known is None or place in run.primitives or isinstance(port, ForwardingPort):
+        if asked is None or known is None or place in run.primitives:
             self._unused(run, p.id)
         elif self._works.has(run.id, known):
             self._share(run, p.id, place, known)
@@ -79,7 +80,15 @@ class ProvisionalAnswers:
         warm = asked.kind is _K.PARTIAL_PREFILLING
         named = request_id(run.id)
         request = Request(
-            named, p.kind, asked.payload, run.id, query.tenant, stream=True, background=warm, app=query.app
+            named,
+            p.kind,
+            asked.payload,
+            run.id,
+            query.tenant,
+            stream=True,
+            background=warm,
+            app=query.app,
+            drafts=all_drafts(port.engine.profile, asked.payload),
         )
         rule, terms = rule_of(asked.payload), placed(query.terms, 0, "")
         work = Work(request, port.name, known, place, rule, terms, by=Party.EARLY)
@@ -119,6 +128,20 @@ class ProvisionalAnswers:
             run.guessed += value.completion_tokens - guess.tokens
             guess.tokens, guess.text = value.completion_tokens, value.text
         self._over(run, guess, "done" if error is None else "wasted", value)
+
+    def again(self, run: QueryRun, work: Work) -> bool:
+        """A claimed one has failed: an engine elsewhere may have stopped it before the claim came there. Whether it is
+        asked for once more, as the call that it is by now."""
+        if not work.guessed or work.provisional or work.cancelled:
+            return False
+        work.guessed = False
+        work.again()
+        depth, query = work.queued_depth, run.query
+        event = Enqueue(
+            self._driver.now(), run.id, work.primitive, work.request.kind, (), depth, query.app, query.weight
+        )
+        self._driver.ports[work.engine].enqueue([work], event)
+        return True
 
     # ------------------------------------------------------------ ends
 

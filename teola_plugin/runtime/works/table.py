@@ -86,7 +86,7 @@ class WorkTable:
 
     def guess(self, query: str, work: Work) -> None:
         """A provisional work of the query: any party may claim it, as the first one."""
-        work.provisional = True
+        work.provisional = work.guessed = True
         self._add(query, work)
 
     def guessed_wrong(self, work: Work) -> None:

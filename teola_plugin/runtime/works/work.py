@@ -73,6 +73,8 @@ class Work:
     """Made for a part that is yet to be chosen, or to come: its own graph, once there, may claim it."""
     provisional: bool = False
     """Made on a guess, and nobody has come for it: no party has it, and whoever comes first makes it theirs."""
+    guessed: bool = False
+    """Whether it was made on a guess, and has not been asked for anew."""
     held_by: frozenset[str] = _NOBODY
     """The graphs of its query that have it, by the names of their parts; those that are over have it no more."""
     rounds: frozenset[str] = _NOBODY

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from langchain_core.tools import create_retriever_tool
+from langgraph.graph import END, START, StateGraph
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines.fake import FakeWebSearch, Faults, fake_engines
@@ -51,6 +53,44 @@ def test_the_search_starts_ahead_and_is_claimed(pool: EnginePool) -> None:
     [search] = [span for span in spans.values() if span.engine == "web"]
     written = next(span for name, span in spans.items() if "summary" in name and "decoding" in name)
     assert search.started is not None and written.done is not None and search.started < written.done
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_search_that_is_not_ones_own_waits_until_it_is_chosen(own: bool) -> None:
+    """What only one arm asks for begins before the choice where it is free, and not where each search is paid for."""
+    seen: list[str] = []
+    web = FakeWebSearch("web", replace(web_search(0.01), own=own), answer=lambda query, k: seen.append(query) or ())
+    with EnginePool.local([*fake_engines(scaled(rtx3090(), 0.1)), web]) as pool:
+        plain = searching_where_needed(pool)
+        fast = accelerate(plain)
+        assert fast.invoke(GIVEN) == plain.invoke(GIVEN)
+        assert len(seen) == int(own)
+        assert accelerate(searching_where_needed(pool, needed="")).invoke(GIVEN)["found"] == []
+        assert len(seen) == int(own) + 1
+
+
+def searching_where_needed(pool: EnginePool, needed: str = "never") -> Any:
+    """A graph whose model says whether there is a search; `needed`: what its answer has to hold for one."""
+    llm, web = ChatTeola(pool=pool, max_tokens=8), TeolaWebSearch(pool=pool)
+
+    class State(TypedDict, total=False):
+        question: str
+        said: str
+        found: list[Any]
+
+    def judge(state: State) -> State:
+        return {"said": llm.invoke(f"Is a search needed? {state['question']}").content}
+
+    def search(state: State) -> State:
+        return {"found": web.invoke(state["question"])}
+
+    graph = StateGraph(State)
+    graph.add_node("judge", judge)
+    graph.add_node("search", search)
+    graph.add_edge(START, "judge")
+    graph.add_conditional_edges("judge", lambda state: "search" if needed in state["said"] else END, ["search", END])
+    graph.add_edge("search", END)
+    return graph.compile()
 
 
 def test_two_equal_searches_of_a_chain_stay_two(pool: EnginePool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from teola_plugin import EnginePool
+from teola_plugin.engines.bundled import llama
 from teola_plugin.engines.vllm import VllmEngine, host
 from teola_plugin.engines.vllm.drafts.options import ENV
 from teola_plugin.errors import RegistrationError, TeolaError
@@ -73,7 +74,15 @@ def test_measuring_tells_what_verifying_takes(session_llm: SessionLlm) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"speculative_config": None}, {"worker_extension_cls": "a.B"}, {"async_scheduling": True}], ids=str
+    "given",
+    [
+        {"speculative_config": None},
+        {"worker_extension_cls": "a.B"},
+        {"async_scheduling": True},
+        {"logits_processors": ["a:B"]},
+        {"watermark_config": {"a": 1}},
+    ],
+    ids=str,
 )
 def test_arguments_of_the_users_own_rule_drafts_out(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "teola_plugin"):
@@ -152,3 +161,18 @@ def test_forms_that_are_partly_right_change_nothing(session_llm: SessionLlm, wor
     assert decoded(session_llm, asked, *forms) == plain
     known = decoded(session_llm, asked, plain.text[:20] + GAP + plain.text[-10:] + GAP, *forms)
     assert known == plain and known.accepted > 0
+
+
+@pytest.mark.long
+async def test_processors_of_logits_are_served_undrafted() -> None:
+    """vLLM takes none beside drafts, so that `auto` drafts nothing."""
+    processors = ["vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor"]
+    engine = VllmEngine("llm", str(llama.make()), engine_args={"logits_processors": processors, "max_model_len": 256})
+    await engine.start()
+    try:
+        asked = Generate(Prompt(text="a a a a"), Sampling(max_tokens=8, ignore_eos=True))
+        [*_, last] = [result async for result in engine.execute([Request("r", K.PREFILLING, asked, drafts=("a",))])]
+        assert isinstance(last, Done) and last.value.completion_tokens == 8
+        assert engine.profile.drafts == last.value.drafted == 0
+    finally:
+        await engine.stop()

@@ -64,3 +64,9 @@ def test_nobody_else_cuts_ids() -> None:
                 if marks and isinstance(call.func, ast.Attribute) and call.func.attr in CUTS:
                     cut.append(f"{path.relative_to(PACKAGE)}:{call.lineno}")
     assert not cut
+
+
+def test_instances_tell_of_which_items_they_are() -> None:
+    assert InstancePath("found[2]/found.retrieve.embedding").items == "[2]"
+    assert InstancePath("part1/rows[0]/more[11']/rows.model.prefilling.partial#0").items == "[0][11']"
+    assert InstancePath("rows#1").items == InstancePath("part1/answer.prefilling").items == ""

@@ -37,6 +37,8 @@ class Told:
 
 
 def ruled_out(engine_args: Mapping[str, Any]) -> str:
-    """The argument of the user's own beside which nothing is drafted; empty for none."""
-    taken = [name for name in ("speculative_config", "worker_extension_cls") if name in engine_args]
-    return taken[0] if taken else "async_scheduling" if engine_args.get("async_scheduling") else ""
+    """The argument of the user's own beside which nothing is drafted; empty for none. vLLM would not start with drafts
+    and processors of logits, watermarks or asynchronous scheduling."""
+    own = [name for name in ("speculative_config", "worker_extension_cls") if name in engine_args]
+    refused = [name for name in ("logits_processors", "watermark_config", "async_scheduling") if engine_args.get(name)]
+    return next(iter((*own, *refused)), "")

@@ -1,22 +1,22 @@
-"""Components that index documents and find passages: chunking, embedding, ingestion, searching, reranking."""
+"""Components that index documents: chunking, embedding, ingestion."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from teola_plugin.errors import RegistrationError
-from teola_plugin.graph import ITEM, Attributes, Effect, PrimitiveKind, Ref, Role, named, on_loop, simple
+from teola_plugin.graph import Attributes, Effect, PrimitiveKind, Role, named
 from teola_plugin.graph import Component as Part
 from teola_plugin.graph.refs import Inputs
-from teola_plugin.requests.payloads import Chunk, Hit
+from teola_plugin.requests.payloads import Chunk
 from teola_plugin.workflow.component import Component
 from teola_plugin.workflow.decomposition import Decomposition
 from teola_plugin.workflow.settings import on_engine, reads, setting
-from teola_plugin.workflow.values import Estimate, Kind, Value, documents_of, text_size
+from teola_plugin.workflow.values import Estimate, Kind, Value, documents_of
 
 _K = PrimitiveKind
 PER_QUERY = "per query"
@@ -25,8 +25,6 @@ THIS_QUERY = "this.collection"
 """Where a query brings the name of that collection."""
 _SAMPLE = 4096
 """Characters of a document from which it is told how many chunks it gives."""
-_RRF = 60
-"""Reciprocal rank fusion: what is added to a rank (Cormack, Clarke, Buettcher 2009)."""
 
 
 class Splitter(Protocol):
@@ -90,11 +88,11 @@ class Embedding(Component):
             Role.EMBEDDING,
             named(texts=texts.ref),
             self.engine,
-            batchable=_several(texts),
-            expected=_number(texts.width),
+            batchable=several(texts),
+            expected=number(texts.width),
             attributes=Attributes(role=role),
         )
-        return Value(made.add(part, width=texts.width), Kind.VECTORS if _several(texts) else Kind.VECTOR, texts.width)
+        return Value(made.add(part, width=texts.width), Kind.VECTORS if several(texts) else Kind.VECTOR, texts.width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +115,7 @@ class Ingestion(Component):
             named(chunks=chunks.ref, vectors=made.ref("vectors")) + own_collection(made, self.collection),
             self.engine,
             batchable=True,
-            expected=_number(chunks.width),
+            expected=number(chunks.width),
             effects=(resource(self.engine, self.collection, writes=True),),
             attributes=Attributes(collection=said(self.collection)),
         )
@@ -162,110 +160,16 @@ class Indexing(Component):
         return ((self.engine, self.collection),)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Searching(Component):
-    """A question (a text, or its vector) -> the nearest passages of a collection, best first.
-
-    For a list of questions, the passages of all of them, each once, ordered by reciprocal rank fusion. `filter`:
-    metadata that passages must have.
-    """
-
-    query: str = reads("question", Kind.TEXT, Kind.TEXTS, Kind.VECTOR, Kind.VECTORS)
-    k: int = setting(4, "passages for each question", least=1)
-    collection: str = "documents"
-    filter: tuple[tuple[str, Any], ...] = ()
-    engine: str = on_engine("store", _K.SEARCHING)
-    embedder: str = on_engine("embedder", _K.EMBEDDING)
-
-    def decompose(self, made: Decomposition) -> Value:
-        query = made.read("query")
-        several, count = _several(query), _number(query.width)
-        if query.written:  # a search for each, so that it begins as the model has written its question
-
-            def one(body: Decomposition) -> Value:
-                return Value(self._search(body, Value(Ref(ITEM), Kind.TEXT), "one"), Kind.PASSAGES)
-
-            found = made.hold("", Role.MAP, named(items=query.ref), made.made_by_hand(one), expected=count)
-        else:
-            found = self._search(made, query)
-        if not several:
-            return Value(found, Kind.PASSAGES, self.k)
-        most = None if count is None else self.k * count
-        return Value(made.call("fused", fused, lists=found), Kind.PASSAGES, most)
-
-    def _search(self, made: Decomposition, query: Value, suffix: str = "") -> Ref:
-        vectors = query.kind in (Kind.VECTOR, Kind.VECTORS)
-        part = Part(
-            made.part(suffix),
-            Role.SEARCHING if vectors else Role.RETRIEVAL,
-            (("vectors" if vectors else "query", query.ref), *own_collection(made, self.collection)),
-            self.engine,
-            "" if vectors else self.embedder,
-            batchable=_several(query),
-            expected=_number(query.width),
-            effects=(resource(self.engine, self.collection),),
-            attributes=Attributes(collection=said(self.collection), k=self.k, filter=tuple(self.filter)),
-        )
-        return made.add(part, width=query.width)
-
-    def collections(self) -> tuple[tuple[str, str], ...]:
-        return ((self.engine, self.collection),)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WebSearch(Component):
-    """A question -> the best results of a search of the web, or of documents by their words, best first."""
-
-    query: str = reads("question", Kind.TEXT)
-    k: int = setting(4, "results that are asked for", least=1)
-    engine: str = on_engine("web", _K.SEARCHING)
-
-    def decompose(self, made: Decomposition) -> Value:
-        asked = named(query=made.ref("query"))
-        part = Part(made.part(), Role.SEARCHING, asked, self.engine, attributes=Attributes(k=self.k))
-        return Value(made.add(part), Kind.PASSAGES, self.k)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reranking(Component):
-    """Passages -> the `k` that go best with the question, best first, each with the reranker's score."""
-
-    query: str = reads("question", Kind.TEXT)
-    passages: str = reads("passages", Kind.PASSAGES)
-    k: int = setting(3, "passages that are kept", least=1)
-    engine: str = on_engine("reranker", _K.RERANKING)
-
-    def decompose(self, made: Decomposition) -> Value:
-        passages = made.read("passages")
-        part = Part(
-            made.part("scores"),
-            Role.RERANKING,
-            named(query=made.ref("query"), texts=made.call("texts", texts_of, passages=passages.ref)),
-            self.engine,
-            batchable=True,
-            expected=_number(passages.width),
-        )
-        k = self.k
-
-        @simple(text_size)
-        def kept(passages: Sequence[Hit], scores: Sequence[float]) -> tuple[Hit, ...]:
-            order = sorted(range(len(passages)), key=lambda i: -scores[i])
-            return tuple(replace(passages[i], score=scores[i]) for i in order[:k])
-
-        scores = made.add(part)
-        most = _number(passages.width)
-        width = k if most is None else min(k, most)
-        return Value(made.call("kept", kept, passages=passages.ref, scores=scores), Kind.PASSAGES, width)
-
-
 # ------------------------------------------------------------ what they have in common
 
 
-def _several(value: Value) -> bool:
+def several(value: Value) -> bool:
+    """Whether it is a list, of which each item is a request."""
     return value.kind in (Kind.TEXTS, Kind.CHUNKS, Kind.VECTORS, Kind.LIST)
 
 
-def _number(width: int | Estimate | None) -> int | None:
+def number(width: int | Estimate | None) -> int | None:
+    """How many items, where that is known whatever the query."""
     return width if isinstance(width, int) else None
 
 
@@ -290,23 +194,6 @@ def resource(store: str, collection: str, *, writes: bool = False) -> Effect:
 def own_collection(made: Decomposition, collection: str) -> Inputs:
     """The input that says the collection, where each query has its own."""
     return (("collection", made.of_query(THIS_QUERY)),) if collection == PER_QUERY else ()
-
-
-@on_loop
-def texts_of(passages: Sequence[Hit]) -> list[str]:
-    return [passage.text for passage in passages]
-
-
-@simple(text_size)
-def fused(lists: Sequence[Sequence[Hit]]) -> tuple[Hit, ...]:
-    """Passages of several searches, each once, by the sum of `1 / (60 + rank)` over the searches."""
-    points: dict[str, float] = {}
-    first: dict[str, Hit] = {}
-    for hits in lists:
-        for rank, hit in enumerate(hits, 1):
-            points[hit.id] = points.get(hit.id, 0.0) + 1 / (_RRF + rank)
-            first.setdefault(hit.id, hit)
-    return tuple(sorted(first.values(), key=lambda hit: -points[hit.id]))
 
 
 def chunker(

@@ -145,7 +145,7 @@ def test_waiting_for_nothing_ends_with_an_error() -> None:
 
 
 PROGRAM = """
-from test_simulate import CLUSTER, questions, simulate, two_steps
+from test_simulated_runs import CLUSTER, questions, simulate, two_steps
 run = simulate(CLUSTER, {"app": lambda pool: two_steps(pool, fast=True)}, questions(12))
 print([repr(one.seconds) for one in run.served], run.busy)
 """

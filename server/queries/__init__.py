@@ -1,0 +1,1 @@
+"""Queries as resources: submitted, followed, cancelled, kept."""

@@ -1,0 +1,91 @@
+"""What is kept of a submitted query."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+OPEN = ("queued", "running")
+ENDED = ("done", "failed", "cancelled", "interrupted")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One submitted query. Times are Unix times; what it asks and answers is the tenant's own."""
+
+    id: str
+    tenant: str
+    model: str
+    app: str
+    body: dict[str, Any]
+    """The chat that it asks for, before its variables are filled in."""
+    variables: dict[str, Any]
+    created: float
+    goal: float | None = None
+    status: str = "queued"
+    attempt: int = 0
+    """How often it was begun."""
+    repeatable: bool = False
+    """Whether it may be begun again after a crash: nothing that it does is written anywhere."""
+    query: str = ""
+    """The live query that it is part of."""
+    ended: float | None = None
+    answer: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    expires: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, kept: dict[str, Any]) -> Record:
+        return cls(**kept)
+
+    def with_(self, **changes: Any) -> Record:
+        return replace(self, **changes)
+
+    @property
+    def over(self) -> bool:
+        return self.status in ENDED
+
+    def told(self) -> dict[str, Any]:
+        """As clients see it."""
+        seconds = None if self.ended is None else round(self.ended - self.created, 6)
+        late = None if seconds is None or self.goal is None else seconds <= self.goal
+        return {
+            "id": self.id,
+            "object": "query",
+            "model": self.model,
+            "app": self.app,
+            "query": self.query,
+            "status": self.status,
+            "created": self.created,
+            "ended": self.ended,
+            "seconds": seconds,
+            "goal": self.goal,
+            "within_goal": late,
+            "attempt": self.attempt,
+            "answer": self.answer,
+            "error": self.error,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class EventLog:
+    """What is told of one query while it runs, in order; ids are `attempt-number`, so that a re-run is known as one."""
+
+    attempt: int = 0
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """(kind, data)"""
+
+    def begin(self, attempt: int) -> None:
+        self.attempt, self.events = attempt, []
+
+    def after(self, last: str) -> tuple[int, bool]:
+        """Where to go on for whoever has heard everything up to this id, and whether what they heard is void."""
+        attempt, _, number = last.partition("-")
+        if not (attempt.isascii() and attempt.isdigit() and number.isascii() and number.isdigit()):
+            return 0, False
+        if int(attempt) != self.attempt or int(number) >= len(self.events) + 1:
+            return 0, True
+        return int(number), False

@@ -1,0 +1,149 @@
+"""`/v1/queries`: submit, get, follow, cancel, list, forget; `/v1/activity`: what happened to all requests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import ConfigDict, Field
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from teola_plugin.server.access.terms import Caller, Told
+from teola_plugin.server.errors import bad_request
+from teola_plugin.server.live_queries import LiveQuery
+from teola_plugin.server.queries.runner import Queries
+from teola_plugin.server.routes.answering import service_of, while_connected
+from teola_plugin.server.routes.pages import trace_page
+from teola_plugin.server.wire.answers import event
+from teola_plugin.server.wire.chat import Body, ChatMessage
+
+router = APIRouter(prefix="/v1")
+MOST_WAIT = 600.0
+
+
+class Submission(Body):
+    """A query: a model or app, its input, how to decode, values for `{{ names }}` in it."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    input: str | list[ChatMessage] | None = None
+    inputs: Any = None
+    """The whole input of an app, instead of messages."""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """Of the chat: max_tokens, temperature, response_format, ..."""
+    variables: dict[str, Any] = Field(default_factory=dict)
+    """Name -> text, or `{"query": id}` for the answer of another query, done or not."""
+
+    def as_chat(self) -> dict[str, Any]:
+        """Raises `HttpError`."""
+        if (self.input is None) == (self.inputs is None):
+            raise bad_request("a query has either input or inputs.", "give one of both", param="input")
+        if reserved := {"model", "messages", "stream", "n"} & self.parameters.keys():
+            raise bad_request(f"parameters hold {sorted(reserved)[0]}.", "leave it out", param="parameters")
+        given = self.input if self.input is not None else "-"
+        messages = (
+            [{"role": "user", "content": given}]
+            if isinstance(given, str)
+            else [one.model_dump(mode="json", exclude_unset=True) for one in given]
+        )
+        if not messages:
+            raise bad_request("input is empty.", "give a text, or messages", param="input")
+        metadata = {**(self.metadata or {}), **({} if self.inputs is None else {"inputs": self.inputs})}
+        return {**self.parameters, "model": self.model, "messages": messages, "metadata": metadata}
+
+
+def _of(request: Request) -> tuple[Queries, Caller]:
+    found: Queries = request.app.state.queries
+    return found, service_of(request).caller(request.headers)
+
+
+@router.post("/queries", status_code=202)
+async def submit(request: Request, body: Submission) -> Response:
+    queries, caller = _of(request)
+    record = await queries.submit(caller, Told.of(request.headers), body.as_chat(), body.variables)
+    return JSONResponse(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
+
+
+@router.get("/queries")
+async def latest(request: Request, limit: int = Query(50, ge=1, le=500)) -> dict[str, Any]:
+    queries, caller = _of(request)
+    return {"object": "list", "data": [one.told() for one in await queries.store.latest(caller.tenant, limit)]}
+
+
+@router.get("/queries/{id}")
+async def get(request: Request, id: str, wait: float = Query(0.0, ge=0, le=MOST_WAIT)) -> dict[str, Any]:
+    """`wait`: seconds for which the answer may be waited for."""
+    queries, caller = _of(request)
+    return (await while_connected(request, queries.wait(caller.tenant, id, wait))).told()
+
+
+@router.get("/queries/{id}/events")
+async def events(request: Request, id: str) -> Response:
+    """What happens to it, from behind `Last-Event-ID` on."""
+    queries, caller = _of(request)
+    await queries.get(caller.tenant, id)
+    told = queries.events(caller.tenant, id, request.headers.get("last-event-id", ""))
+
+    async def lines() -> AsyncIterator[str]:
+        async for number, kind, data in told:
+            yield event(data, kind, number)
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+@router.post("/queries/{id}/cancel")
+async def cancel(request: Request, id: str) -> dict[str, Any]:
+    queries, caller = _of(request)
+    return (await queries.cancel(caller.tenant, id)).told()
+
+
+@router.delete("/queries/{id}", status_code=204)
+async def forget(request: Request, id: str) -> Response:
+    """Nothing of it is kept."""
+    queries, caller = _of(request)
+    await queries.forget(caller.tenant, id)
+    return Response(status_code=204)
+
+
+@router.delete("/tenant", status_code=200)
+async def forget_tenant(request: Request) -> dict[str, Any]:
+    """Forgets the key's tenant: submitted queries, what happened to its requests, outputs that engines draft from."""
+    queries, caller = _of(request)
+    service = service_of(request)
+    dropped = await queries.forget_all(caller.tenant)
+    service.live.forget(caller.tenant)
+    await service.forget(caller.tenant)
+    return {"object": "tenant", "tenant": caller.tenant, "queries": dropped}
+
+
+# ------------------------------------------------------------ what happened
+
+
+@router.get("/activity")
+def activity(request: Request, limit: int = Query(100, ge=1, le=1000)) -> dict[str, Any]:
+    """All queries of the tenant, latest first: those that requests make, too."""
+    service = service_of(request)
+    found = service.live.of(service.caller(request.headers).tenant)[:limit]
+    return {"object": "list", "data": [_shown(one) for one in found]}
+
+
+def _shown(query: LiveQuery) -> dict[str, Any]:
+    late = None if query.goal is None or query.seconds is None else query.seconds <= query.goal
+    return {
+        "id": query.id,
+        "app": query.app,
+        "status": query.status,
+        "began": query.wall,
+        "seconds": query.seconds,
+        "goal": query.goal,
+        "within_goal": late,
+        "requests": query.requests,
+        "models": query.models,
+    }
+
+
+@router.get("/activity/{id}")
+def trace(request: Request, id: str) -> Response:
+    """The page of one query."""
+    service = service_of(request)
+    return trace_page(service, service.caller(request.headers).tenant, id)

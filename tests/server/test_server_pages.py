@@ -1,0 +1,79 @@
+"""The pages, in a real browser where there is one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.service import Served, key, served
+
+PAGES = Path(__file__).parents[2] / "server" / "pages"
+ONE, OTHER = key("one", operator=True), key("other")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served() as found:
+        yield found
+
+
+def test_nothing_comes_from_elsewhere(server: Served) -> None:
+    with server.client() as http:
+        page = http.get("/")
+        assert page.status_code == 200
+        for name in re.findall(r'(?:src|href)="(/[^"]+)"', page.text):
+            assert http.get(name).status_code == 200, name
+        assert http.get("/pages/page.html").status_code == http.get("/pages/..%2fapp.py").status_code == 404
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    for file in PAGES.iterdir():
+        assert not re.search(r"https?://|innerHTML|eval\(", file.read_text() if file.is_file() else "")
+
+
+def asked(server: Served, secret: str = "") -> str:
+    with server.client(secret) as http:
+        body = {"model": "llm", "messages": [{"role": "user", "content": "a secret"}]}
+        return str(http.post("/v1/chat/completions", json=body).headers["x-teola-query"])
+
+
+def test_a_query_is_opened_by_a_ticket_that_is_good_once() -> None:
+    with served(keys=[ONE.settings, OTHER.settings]) as server, server.client(ONE.secret) as http:
+        id = asked(server, ONE.secret)
+        for _ in range(100):
+            if (made := http.post(f"/pages/tickets/{id}")).status_code == 200:
+                break
+            time.sleep(0.02)
+        with server.client() as nobody:
+            page = nobody.get(made.json()["url"])
+            again = nobody.get(made.json()["url"])
+            assert nobody.post(f"/pages/tickets/{id}").status_code == 401
+        assert page.status_code == 200
+        assert "a secret" not in page.text
+        assert "sandbox" in page.headers["content-security-policy"]
+        assert again.status_code == 404
+        with server.client(OTHER.secret) as other:
+            assert other.post(f"/pages/tickets/{id}").status_code == 404
+            assert other.get("/pages/pool").status_code == 403
+        found = http.get("/pages/pool").json()
+        assert [one["name"] for one in found["engines"]] == ["embedder", "llm", "reranker", "store"]
+        assert found["figures"]["accepted"] == 1
+
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize(("page", "told"), [("recent", "query_"), ("pool", "embedder"), ("try", ">llm<")])
+def test_a_browser_shows_them(server: Served, tmp_path: Path, page: str, told: str) -> None:
+    asked(server)
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    command += ["--virtual-time-budget=4000", "--dump-dom", f"{server.url}/#{page}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=90).stdout
+    section = shown.partition(f'<section id="{page}"')[2].partition("</section>")[0]
+    assert told in section
+    assert "hidden" not in section.partition(">")[0]

@@ -1,0 +1,352 @@
+"""Queries as resources: submitted, waited for, followed with reconnects, cancelled, forgotten, kept over crashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.service import Served, key, served
+
+from teola_plugin.engines import profiles
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.graph import Curve, PrimitiveKind
+from teola_plugin.pool import EnginePool
+from teola_plugin.server.queries.records import EventLog, Record
+from teola_plugin.server.queries.store import MemoryStore, PostgresStore, Store
+
+ONE, OTHER = key("one"), key("other")
+
+
+def echo(prompt: Any, sampling: Any) -> str:
+    return " ".join(["slow"] * 400) if "slowly" in prompt.flat() else "said " + prompt.messages[-1].content
+
+
+def llm() -> FakeLLM:
+    curve = {PrimitiveKind.DECODING: Curve.linear(0.0, 0.01), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
+    return FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve), answer=echo)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    apps = {"failing": {"object": "support.served_apps:failing"}}
+    with served(EnginePool.local([llm()]), apps=apps, keys=[ONE.settings, OTHER.settings]) as found:
+        yield found
+
+
+@pytest.fixture
+def http(server: Served) -> Iterator[httpx.Client]:
+    with server.client(ONE.secret) as made:
+        yield made
+
+
+def submit(http: httpx.Client, text: str, **more: Any) -> str:
+    found = http.post("/v1/queries", json={"model": "llm", "input": text, **more})
+    assert found.status_code == 202, found.text
+    assert found.headers["location"] == f"/v1/queries/{found.json()['id']}"
+    return str(found.json()["id"])
+
+
+def waited(http: httpx.Client, id: str) -> dict[str, Any]:
+    found: dict[str, Any] = http.get(f"/v1/queries/{id}", params={"wait": 20}).json()
+    return found
+
+
+def events(http: httpx.Client, id: str, last: str = "", most: int = 10**6) -> list[tuple[str, str, Any]]:
+    """(id, kind, data), the first `most`."""
+    found: list[tuple[str, str, Any]] = []
+    part: dict[str, str] = {}
+    headers = {"Last-Event-ID": last} if last else {}
+    with http.stream("GET", f"/v1/queries/{id}/events", headers=headers) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if line:
+                name, _, value = line.partition(": ")
+                part[name] = value
+                continue
+            found.append((part["id"], part["event"], json.loads(part["data"])))
+            if len(found) >= most:
+                break
+    return found
+
+
+def test_a_query_is_submitted_and_waited_for(http: httpx.Client) -> None:
+    id = submit(http, "hi", parameters={"max_tokens": 50})
+    assert http.get(f"/v1/queries/{id}").json()["status"] in ("queued", "running", "done")
+    found = waited(http, id)
+    assert found["status"] == "done"
+    assert found["answer"]["text"] == "said hi"
+    assert found["answer"]["usage"]["completion_tokens"] > 0
+    assert found["attempt"] == 1
+    assert id in [one["id"] for one in http.get("/v1/queries").json()["data"]]
+
+
+def test_events_go_on_where_the_connection_broke(http: httpx.Client) -> None:
+    id = submit(http, "a b c d e f g h")
+    begun = events(http, id, most=3)
+    rest = events(http, id, last=begun[-1][0])
+    kinds = [kind for _, kind, _ in begun + rest]
+    assert kinds[0] == "running"
+    assert kinds[-1] == "done"
+    assert "reset" not in kinds
+    text = "".join(data["text"] for _, kind, data in begun + rest if kind == "delta")
+    assert text == rest[-1][2]["answer"]["text"] == "said a b c d e f g h"
+    assert events(http, id) == events(http, id, last="nonsense") == begun + rest
+
+
+def test_what_was_heard_of_another_run_is_void(http: httpx.Client) -> None:
+    id = submit(http, "x")
+    waited(http, id)
+    found = events(http, id, last="0-4")
+    assert found[0][1] == "reset"
+    assert "".join(data["text"] for _, kind, data in found if kind == "delta") == "said x"
+
+
+def test_several_follow_one_query(http: httpx.Client, server: Served) -> None:
+    id = submit(http, "a b c d e")
+
+    def follow(_: int) -> Any:
+        with server.client(ONE.secret) as own:
+            return events(own, id)
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(follow, range(4)))
+    assert all(one == found[0] for one in found)
+
+
+def test_a_query_is_cancelled(http: httpx.Client, server: Served) -> None:
+    id = submit(http, "slowly")
+    assert events(http, id, most=2)[-1][1] == "delta"
+    assert http.post(f"/v1/queries/{id}/cancel").json()["status"] == "cancelled"
+    assert http.post(f"/v1/queries/{id}/cancel").json()["status"] == "cancelled"
+    assert events(http, id)[-1][1] == "cancelled"
+    engine = server.pool.engine("llm")
+    end = time.monotonic() + 10
+    while engine.load().requests:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_query_is_forgotten(http: httpx.Client) -> None:
+    id = submit(http, "x")
+    assert http.delete(f"/v1/queries/{id}").status_code == 204
+    assert http.get(f"/v1/queries/{id}").status_code == 404
+
+
+def test_what_goes_wrong_is_told(http: httpx.Client) -> None:
+    found = waited(http, str(http.post("/v1/queries", json={"model": "failing", "input": "x"}).json()["id"]))
+    assert found["status"] == "failed"
+    assert found["error"]["code"] == "internal_error"
+    assert "secret" not in json.dumps(found)
+
+
+def test_variables_are_answers_that_are_not_there_yet(http: httpx.Client) -> None:
+    first = submit(http, "one two three four five six seven")
+    both = submit(http, "{{plan}} and {{ word }}", variables={"plan": {"query": first}, "word": "{{plan}} as it is"})
+    assert waited(http, both)["answer"]["text"] == "said said one two three four five six seven and {{plan}} as it is"
+    slow = submit(http, "slowly")
+    waits = submit(http, "{{x}}", variables={"x": {"query": slow}})
+    http.post(f"/v1/queries/{slow}/cancel")
+    assert "cancelled" in waited(http, waits)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        ({"model": "llm"}, 400, "input"),
+        ({"model": "llm", "input": []}, 400, "empty"),
+        ({"model": "nobody", "input": "x"}, 404, "nobody"),
+        ({"model": "llm", "input": "x", "parameters": {"stream": True}}, 400, "stream"),
+        ({"model": "llm", "input": "x", "parameters": {"temperature": "hot"}}, 400, "temperature"),
+        ({"model": "llm", "input": "{{y}}", "variables": {"x": "1"}}, 400, "'y'"),
+        ({"model": "llm", "input": "{{x}}", "variables": {"x": {"query": "q_none"}}}, 404, "q_none"),
+        ({"model": "llm", "input": "{{x}}", "variables": {"x": 3}}, 400, "'x'"),
+        ({"model": "llm", "input": "x", "code": "import os"}, 400, "code"),
+    ],
+)
+def test_submissions_that_make_no_sense(http: httpx.Client, body: Any, status: int, told: str) -> None:
+    found = http.post("/v1/queries", json=body)
+    assert found.status_code == status
+    assert told in found.json()["error"]["message"]
+
+
+def test_tenants_do_not_meet(http: httpx.Client, server: Served) -> None:
+    id = submit(http, "mine")
+    waited(http, id)
+    http.post("/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": "mine"}]})
+    activity = [one["id"] for one in http.get("/v1/activity").json()["data"]]
+    assert activity
+    with server.client(OTHER.secret) as other:
+        for path in (f"/v1/queries/{id}", f"/v1/queries/{id}/events", *(f"/v1/activity/{one}" for one in activity)):
+            assert other.get(path).status_code == 404, path
+        assert other.post(f"/v1/queries/{id}/cancel").status_code == 404
+        other.delete(f"/v1/queries/{id}")
+        assert other.get("/v1/queries").json()["data"] == other.get("/v1/activity").json()["data"] == []
+        taken = other.post("/v1/queries", json={"model": "llm", "input": "{{x}}", "variables": {"x": {"query": id}}})
+        assert taken.status_code == 404
+        assert other.delete("/v1/tenant").json()["queries"] == 0
+    assert waited(http, id)["status"] == "done"
+
+
+def test_a_tenant_is_forgotten(server: Served) -> None:
+    with server.client(OTHER.secret) as other:
+        waited(other, submit(other, "x"))
+        assert other.delete("/v1/tenant").json()["queries"] == 1
+        assert other.get("/v1/queries").json()["data"] == other.get("/v1/activity").json()["data"] == []
+
+
+def test_the_page_of_a_query(http: httpx.Client) -> None:
+    made = http.post(
+        "/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": "private"}]}
+    )
+    id, found = made.headers["x-teola-query"], None
+    for _ in range(100):  # the pool tells of its end a moment later
+        found = http.get(f"/v1/activity/{id}")
+        if found.status_code == 200:
+            break
+        time.sleep(0.02)
+    assert found is not None and "<h1>" in found.text
+    assert "private" not in found.text
+    assert "default-src 'none'" in found.headers["content-security-policy"]
+
+
+# ------------------------------------------------------------ keeping
+
+
+@pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
+def store(request: pytest.FixtureRequest) -> Store:
+    if request.param == "memory":
+        return MemoryStore()
+    return PostgresStore(request.getfixturevalue("postgres_dsn"), f"pool-{time.monotonic_ns()}")
+
+
+def record(id: str, tenant: str = "one", **more: Any) -> Record:
+    return Record(
+        id=id, tenant=tenant, model="llm", app="llm", body={"text": "a\0b"}, variables={}, created=1.0, **more
+    )
+
+
+async def test_what_stores_keep(store: Store) -> None:
+    await store.open()
+    try:
+        await store.put(record("a"))
+        await store.put(record("a", tenant="other", status="done"))
+        await store.put(record("b", status="done", expires=10.0))
+        assert (await store.get("one", "a")) is not None
+        assert await store.get("two", "a") is None
+        assert [one.id for one in await store.unfinished()] == ["a"]
+        await store.put(record("a", status="done", answer={"text": "x"}))
+        found = await store.get("one", "a")
+        assert found is not None and found.answer == {"text": "x"}
+        assert await store.unfinished() == []
+        assert await store.expire(9.0) == 0
+        assert await store.expire(10.0) == 1
+        assert [one.id for one in await store.latest("one", 10)] == ["a"]
+        assert await store.delete("one") == 1
+        assert await store.get("other", "a") is not None
+    finally:
+        await store.close()
+
+
+async def test_a_restarted_server_goes_on() -> None:
+    store = MemoryStore()
+    chat = {"model": "llm", "messages": [{"role": "user", "content": "again"}]}
+    base: dict[str, Any] = {
+        "tenant": "one",
+        "model": "llm",
+        "app": "llm",
+        "body": chat,
+        "variables": {},
+        "created": time.time(),
+    }
+    await store.put(Record(id="begun", status="running", attempt=1, repeatable=True, **base))
+    await store.put(Record(id="wrote", status="running", attempt=1, **base))
+    await store.put(Record(id="waits", status="queued", **base))
+    await store.put(Record(id="gone", status="queued", **{**base, "model": "gone"}))
+    keys = [{**ONE.settings, "requests_per_minute": 1}]
+    with served(EnginePool.local([llm()]), keys=keys, store=store) as server, server.client(ONE.secret) as http:
+        found = {id: waited(http, id) for id in ("begun", "wrote", "waits", "gone")}
+        void = events(http, "begun", last="1-5")
+    assert {id: (one["status"], one["attempt"]) for id, one in found.items()} == {
+        "begun": ("done", 2),
+        "wrote": ("interrupted", 1),
+        "waits": ("done", 1),
+        "gone": ("interrupted", 0),
+    }
+    assert [kind for _, kind, _ in void][:2] == ["reset", "running"]
+
+
+def test_what_runs_when_the_server_stops_is_as_after_a_crash() -> None:
+    store = MemoryStore()
+    with served(EnginePool.local([llm()]), store=store, drain=0) as server, server.client() as http:
+        id = submit(http, "slowly")
+        events(http, id, most=2)
+    [left] = [one for one in store._kept.values() if one.id == id]
+    assert left.status == "running"
+
+
+def test_ids_of_events() -> None:
+    log = EventLog()
+    log.begin(2)
+    log.events = [("delta", {})] * 3
+    assert log.after("") == (0, False)
+    assert log.after("2-2") == (2, False)
+    assert log.after("1-2") == (0, True)
+    assert log.after("2-9") == (0, True)
+    assert log.after("-") == (0, False)
+
+
+POOL = """
+engines: {llm: {kind: fake, options: {seconds: %s}}}
+server: {port: 0, data: %s, log: off}
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that PostgreSQL's user can reach, too: as root, it runs as somebody else."""
+    with tempfile.TemporaryDirectory(prefix="teola-server-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.postgres
+@pytest.mark.long
+def test_a_server_that_is_killed_loses_nothing(tmp_path: Path, open_folder: Path) -> None:
+    """A hundred queries under way, kill -9, another server on the same store: each is finished or reported."""
+
+    def started(seconds: float) -> tuple[subprocess.Popen[str], str]:
+        (tmp_path / "pool.yaml").write_text(POOL % (seconds, open_folder / "data"))
+        command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
+        with (tmp_path / "log").open("a") as log:
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdout is not None
+        return process, process.stdout.readline().split()[-1]
+
+    process, url = started(60)
+    try:
+        with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+            ids = [submit(http, f"number {i}") for i in range(100)]
+            assert {http.get(f"/v1/queries/{id}").json()["status"] for id in ids} <= {"queued", "running"}
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    process, url = started(0.01)
+    try:
+        with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+            found = [waited(http, id) for id in ids]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert {one["status"] for one in found} == {"done"}

@@ -1,0 +1,88 @@
+"""Seconds to the end of a query reach the engines' schedulers: planned, spliced in, called, and when it is due."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.graph import Terms
+from teola_plugin.passes.base import PassContext
+from teola_plugin.passes.estimate import ANSWER_TOKENS, remaining_times
+from teola_plugin.runtime.context import current_terms
+from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.virtual_time import run_virtual
+from teola_plugin.scheduling.engine_events import Enqueue
+
+ANSWER = 0.0285 * ANSWER_TOKENS
+THREE = {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 3}
+
+
+def answers(pool: EnginePool) -> Runnable[Any, Any]:
+    llm = ChatTeola(pool=pool, max_tokens=8)
+    first = ChatPromptTemplate.from_template("Say: {question}") | llm | StrOutputParser()
+    second = ChatPromptTemplate.from_template("And: {question}") | llm | StrOutputParser()
+    asked = RunnablePassthrough.assign(first=first) | RunnablePassthrough.assign(second=second)
+    return asked | ChatPromptTemplate.from_template("{first} {second} {question}") | llm
+
+
+def mapped(pool: EnginePool) -> Runnable[Any, Any]:
+    """How many there are is known when the list is."""
+    llm = ChatTeola(pool=pool, max_tokens=8)
+    items = ChatPromptTemplate.from_template("List: {question}") | llm.bind(json_schema=THREE) | JsonOutputParser()
+    each = ChatPromptTemplate.from_template("On {item}") | llm | StrOutputParser()
+    named = RunnableLambda(lambda text: {"item": text})
+    return items | (named | each).map() | ChatPromptTemplate.from_template("All: {found}") | llm
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Enqueue]:
+    found: list[Enqueue] = []
+    enqueue = EnginePort.enqueue
+
+    def noting(port: EnginePort, entries: Any, event: Enqueue) -> None:
+        found.append(event)
+        enqueue(port, entries, event)
+
+    monkeypatch.setattr(EnginePort, "enqueue", noting)
+    return found
+
+
+def run(make: Any, given: Any, terms: Terms | None = None) -> Any:
+    async def main() -> Any:
+        async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
+            current_terms.set(terms)
+            return accelerate(make(pool)).plan(given), await accelerate(make(pool)).ainvoke(given)
+
+    return run_virtual(main(), inline=True)
+
+
+def test_what_is_planned_is_as_long_as_the_plan_says(events: list[Enqueue]) -> None:
+    plan, _ = run(answers, {"question": "why?"})
+    known = remaining_times(plan.graph, PassContext(rtx3090()))
+    planned = [event for event in events if event.primitive in known]
+    assert planned and {event.primitive: event.remaining for event in planned} == {
+        event.primitive: known[event.primitive] for event in planned
+    }
+    assert max(event.remaining for event in planned) == pytest.approx(2 * ANSWER, rel=0.1)
+    assert all(event.left is None for event in events)
+
+
+def test_what_is_spliced_in_leads_to_the_planned_end(events: list[Enqueue]) -> None:
+    run(mapped, {"question": "why?"})
+    assert all(event.remaining > 0 for event in events)
+    last = events[-1]
+    assert all(event.remaining >= last.remaining for event in events)
+
+
+def test_a_goal_says_when_it_is_due(events: list[Enqueue]) -> None:
+    run(answers, {"question": "why?"}, Terms(goal=5.0))
+    assert events[0].left == pytest.approx(5.0)
+    assert events[-1].left is not None and 0 < events[-1].left < 5.0
