@@ -29,6 +29,8 @@ from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.graph import EngineProfile
 
 AT_ONCE = (4, 16)
+ROUNDS = 2
+"""Of several at once in each repeat: they last a second, and anything else on the machine shows."""
 LOADED = 16
 """Cases of a kind with several at once."""
 
@@ -74,7 +76,8 @@ async def measured(engines: Engines, one: Plan, many: Plan, options: argparse.Na
     for number in range(options.repeats):
         if number:
             await alone.repeat(number)
-        await load.repeat(number, AT_ONCE)
+        for one in range(ROUNDS):
+            await load.repeat(number * ROUNDS + one, AT_ONCE)
     rows = [alone.load_row(kind) for kind in many.cases if kind in one.cases]
     return Measured(alone, list(one.cases), [*rows, *load.rows()], profile)
 
