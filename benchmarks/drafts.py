@@ -76,8 +76,8 @@ async def measured(engines: Engines, one: Plan, many: Plan, options: argparse.Na
     for number in range(options.repeats):
         if number:
             await alone.repeat(number)
-        for one in range(ROUNDS):
-            await load.repeat(number * ROUNDS + one, AT_ONCE)
+        for turn in range(ROUNDS):
+            await load.repeat(number * ROUNDS + turn, AT_ONCE)
     rows = [alone.load_row(kind) for kind in many.cases if kind in one.cases]
     return Measured(alone, list(one.cases), [*rows, *load.rows()], profile)
 

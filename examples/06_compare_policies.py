@@ -1,4 +1,4 @@
-"""Batch policies under load: the same 40 queries on the same engines, under each of the three policies.
+"""Batch policies under load: the same 40 queries on the same engines, under each policy.
 
 Virtual time: the schedulers are the real ones, the engines are fakes with the profile of RTX 3090s, the clock jumps.
 

@@ -2,5 +2,5 @@
 
 Rooms: `settings` (the YAML), `access` (keys, terms, limits, admission), `models` (what answers: engines, apps), `wire`
 (the protocol's bodies), `routes` (addresses), `service` (what all of them share), `run` (the process).
-Only `settings`, `access.keys` and the client can be imported without the extra `server`.
+`access.keys` needs nothing beyond the base, `client` httpx, everything else the extra `server`.
 """

@@ -35,7 +35,6 @@ BASE = [
     "requests",
     "runtime",
     "scheduling",
-    "server",
 ]
 EVERY_MODULE = """
 import importlib, pkgutil, sys
