@@ -8,6 +8,9 @@ prints (one draw of arrivals; other rates and seeds give other figures)::
 
     policy                   mean     95 %
     topology-aware         7.77 s  10.93 s
+    critical-path          7.77 s  10.93 s
+    shortest-remaining     8.28 s  11.33 s
+    earliest-deadline      8.02 s  10.98 s
     per-invocation        11.67 s  18.15 s
     throughput-oriented   10.23 s  15.89 s
 """

@@ -39,11 +39,6 @@ from teola_plugin.scheduling.provisional import ProvisionalRequests
 from teola_plugin.scheduling.shared_slots import SharedSlots
 from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_engine_scheduler
 
-LAG = {Objective.LATENCY: 0, Objective.THROUGHPUT: 20, Objective.BACKGROUND: 0, Objective.PROVISIONAL: 0}
-"""Admissions by which the engine may let others pass a request, where it cannot do all at once: nobody waits for a
-member of a gang alone. Bounded, like the policy's patience; warm-ups are told apart by `Request.background`, and what
-is provisional is stopped before it could be passed."""
-
 
 class EngineScheduler:
     """Forms batches for the instances of one engine. Slots are never overrun; every request is answered.
@@ -319,7 +314,7 @@ class EngineScheduler:
             if queued.objective is not Objective.PROVISIONAL:
                 self.running.served.add(queued.app, queued.weight, request.size)
             requests.append(request.id)
-            priorities.append(next(self._admissions) + LAG[queued.objective])
+            priorities.append(next(self._admissions))
             urgencies.append((queued.depth, queued.objective))
         self.queue = [q for q in self.queue if q.requests]
         for queued in self.queue:

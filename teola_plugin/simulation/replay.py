@@ -60,7 +60,7 @@ def replay(cluster: Cluster, arrivals: Sequence[FlowArrival], progressed: Callab
     if stuck := [one for one in served if math.isnan(one.ended)]:
         raise TeolaError(
             f"{len(stuck)} queries of the app {stuck[0].app!r} wait for what never happens in their flow.",
-            hint="record it again with another seed, or run the app itself: simulate()",
+            hint="record it again with another seed, or simulate the app itself",
         )
     end = max((one.ended for one in served), default=0.0)
     return Run(served, {name: port.busy(end) for name, port in ports.items()}, end)

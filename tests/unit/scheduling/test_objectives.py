@@ -10,7 +10,6 @@ import pytest
 from teola_plugin.graph import Batching, EngineProfile, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import EngineScheduler, GraphScheduler
 from teola_plugin.scheduling.engine_events import Enqueue, QueuedRequest, RequestsEnded, RunBatch
-from teola_plugin.scheduling.engine_scheduler import LAG
 from teola_plugin.scheduling.graph_events import Admit, Expanded, Finished
 from teola_plugin.scheduling.objectives import Objective, deduce
 
@@ -156,9 +155,10 @@ def test_a_gang_is_not_overtaken_for_ever() -> None:
     assert 20 <= order.index("map") <= 22
 
 
-def test_the_engine_is_told_and_bounded_likewise() -> None:
+def test_the_engine_is_told_the_order_of_admission() -> None:
+    """Members of a gang keep their place there: to let later ones pass cost a third of the mean latency under load
+    (`examples/06_compare_policies.py`), since the oldest queries then ended last."""
     scheduler = llm(9)
     wanted = [Objective.LATENCY, Objective.THROUGHPUT, Objective.LATENCY, Objective.THROUGHPUT]
     said = [i for n, o in enumerate(wanted) for i in scheduler.handle(enqueue(f"q{n}", f"r{n}", o))]
-    lag = LAG[Objective.THROUGHPUT]
-    assert [i.priorities for i in said if isinstance(i, RunBatch)] == [(0,), (1 + lag,), (2,), (3 + lag,)]
+    assert [i.priorities for i in said if isinstance(i, RunBatch)] == [(0,), (1,), (2,), (3,)]
