@@ -24,7 +24,7 @@ from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 from teola_plugin.pool import EnginePool
 
-FIRED = {"prune-dependencies", "prefilling-split", "decoding-pipelining"}
+FIRED = {"prune-dependencies", "prefilling-split", "decoding-pipelining", "provisional-answers"}
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support import served_apps
-from support.service import Served, served
+from support.service import Served, served, until
 
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import RegistrationError
@@ -175,6 +175,7 @@ def test_an_app_runs_as_one_query(server: Served) -> None:
         found = http.post("/v1/chat/completions", json=asked("chain", "hens"), headers={"X-Teola-App": "poems"})
     live = server.service.live.find("anonymous", found.headers["x-teola-query"])
     assert live is not None
+    until(lambda: any(t.query_id == live.trace for t in server.pool.traces))  # told after the answer
     [trace] = [t for t in server.pool.traces if t.query_id == live.trace]
     assert trace.app == "poems"
     assert len([s for s in trace.spans if s.kind in ("PREFILLING", "FULL_PREFILLING", "GENERATION")]) >= 2

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.service import Served, served
+from support.service import Served, served, until
 
 from teola_plugin.cli.main import main
 from teola_plugin.engines import profiles
@@ -35,13 +34,6 @@ def slow_llm(seconds_per_token: float = 0.05) -> FakeLLM:
 def server() -> Iterator[Served]:
     with served(max_body=20_000) as found:
         yield found
-
-
-def until(true: Any, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.01)
 
 
 def test_it_tells_how_it_is(server: Served) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -103,3 +104,10 @@ class Key:
 def key(name: str, **caps: Any) -> Key:
     made = new_key()
     return Key(made.secret, {"name": name, "hash": made.hash, "tenant": name, **caps})
+
+
+def until(true: Any, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)

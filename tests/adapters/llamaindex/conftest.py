@@ -85,7 +85,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     object may be the first to ask, and then nothing can be said of what the graph asks for."""
     run = ClientCode.run
 
-    def short(self: ClientCode, query: str, function: Any, then: Any, *, short: bool = False) -> None:
+    def short(self: ClientCode, query: str, function: Any, then: Any, **_: bool) -> None:
         run(self, query, function, then, short=True)
 
     monkeypatch.setattr(ClientCode, "run", short)
