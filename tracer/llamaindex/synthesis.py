@@ -127,8 +127,8 @@ class Accumulating:
     def asked(self, query: str) -> BasePromptTemplate:
         return self.qa.partial_format(query_str=query)
 
-    def packed(self, query: str, texts: Sequence[str], llm: Any) -> list[str]:
-        template = self.asked(query)
+    def packed(self, template: BasePromptTemplate, texts: Sequence[str], llm: Any) -> list[str]:
+        """`template`: as `asked` gives it."""
         texts = self.helper.repack(template, list(texts), llm=llm) if self.compact else texts
         return [part for text in texts for part in self.helper.repack(template, [text], llm=llm)]
 

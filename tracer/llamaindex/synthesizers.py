@@ -134,7 +134,7 @@ def _accumulate(walk: Walk, synth: Accumulate, parts: AccumulateParts, query: Re
     made = Accumulating.of(synth, parts, helper_of(parts))
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
-        return made.packed(query, texts, llm)
+        return made.packed(made.asked(query), texts, llm)
 
     def answer(llm: Any, given: Given) -> str:
         return str(llm.predict(made.asked(given["query"]), **made.arguments(given["chunk"])))

@@ -74,7 +74,8 @@ def _accumulate(plan: Plan, synth: Accumulate, parts: AccumulateParts) -> Respon
 
     async def respond(ahead: Ahead, query: str, chunks: Sequence[str]) -> str:
         way = ahead.side_by_side() if in_loop else ahead
-        asked, packed = made.asked(query), made.packed(query, chunks, llm)
+        asked = made.asked(query)
+        packed = made.packed(asked, chunks, llm)
         return made.joined(await way.all([_asks(llm, asked, made.arguments(chunk)) for chunk in packed]))
 
     return respond
