@@ -71,6 +71,16 @@ def test_early_work_begins_in_each(pool: EnginePool) -> None:
             assert any(span.engine == "web" for span in spans.values())
 
 
+@pytest.mark.parametrize("name", ["naive_rag", "advanced_rag", "contextual_retrieval"])
+def test_uploads_of_two_apps_do_not_meet(name: str, pool: EnginePool) -> None:
+    app = app_of(name)
+    mine, other = (app.make(pool, collection=collection) for collection in ("mine", "other"))
+    document = {"question": "What do lambs eat?", "document": "Lambs eat oats. " * 200}
+    other.invoke({**document, "document": "Walls need lime. " * 200})
+    found = {source for _ in range(2) for source in app.sources(accelerate(mine).invoke(document))}
+    assert found and not any("lime" in source for source in found)
+
+
 def test_a_mail_is_sent_once_for_each_call(pool: EnginePool) -> None:
     """Not read-only: never early, never twice, whatever runs ahead."""
     app, sent = app_of("agent"), 0
