@@ -35,6 +35,12 @@ def pool() -> Iterator[EnginePool]:
         yield made
 
 
+@pytest.fixture
+def no_loop() -> None:
+    """LlamaIndex's sync code takes the thread's loop if there is one, and nobody would close it."""
+    asyncio.set_event_loop(None)
+
+
 def test_these_are_the_files() -> None:
     files = {path.stem for path in (ROOT / "examples" / "apps").glob("*.py")}
     others = {"__init__", "engines", "llamaindex", "prompts", "runner", "uploads", "workflows"}
@@ -62,6 +68,7 @@ def test_answers_and_sources_are_those_of_the_plain_app(name: str, question: str
 
 @pytest.mark.parametrize("question", QUESTIONS[:2])
 @pytest.mark.parametrize("name", llamaindex.FORMS)
+@pytest.mark.usefixtures("no_loop")
 def test_llamaindex_forms_answer_alike(name: str, question: str, pool: EnginePool) -> None:
     app = llamaindex.app_of(name)
     plain = app.make(pool, proxy="proxy")
@@ -110,6 +117,7 @@ def test_a_mail_is_sent_once_for_each_call(pool: EnginePool) -> None:
     assert sent > 0
 
 
+@pytest.mark.usefixtures("no_loop")
 def test_a_llamaindex_form_runs_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     llamaindex.main(["naive_rag", "--fakes", "0.02", "--compare"])
     printed = capsys.readouterr().out
