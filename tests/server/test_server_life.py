@@ -67,7 +67,7 @@ def test_another_host_is_refused_where_no_key_is_asked_for(server: Served) -> No
 
 
 def test_answers_are_sent_at_once(server: Served) -> None:
-    """Small pieces do not wait until the client has acknowledged the one before (Nagle's algorithm): that takes 40 ms."""
+    """Small pieces do not wait until the client has acknowledged the one before (Nagle's algorithm): it takes 40 ms."""
     with server.client() as http:
         http.get("/health")
         (connection,) = server.server.server_state.connections
