@@ -34,7 +34,8 @@ def listening(settings: ServerSettings) -> Iterator[socket.socket]:
     import socket
 
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as made:
+    # asyncio sends small pieces at once only for sockets that say they are TCP; else answers wait for the client's ack
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((settings.host.strip("[]"), settings.port))
