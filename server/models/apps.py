@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from teola_plugin.adapters import accelerate
 from teola_plugin.adapters.calls import astreamed_in
@@ -15,8 +16,11 @@ from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.errors import bad_request
-from teola_plugin.server.models.app_inputs import answer_of, given_inputs
-from teola_plugin.server.models.ways import Asked, Way, way_of
+from teola_plugin.server.models.app_inputs import given_inputs
+from teola_plugin.server.models.asked import Asked, Way
+from teola_plugin.server.models.graphs import Stop, has_checkpoints, stopped, waits
+from teola_plugin.server.models.ways import way_of
+from teola_plugin.server.queries.records import Record
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import Answer, Delta, Deltas
@@ -25,6 +29,8 @@ from teola_plugin.server.wire.chat import ChatRequest
 T = TypeVar("T")
 THREAD = "thread_id"
 """The key of `metadata` that names a graph's conversation."""
+RESUME = "resume"
+"""The key of `metadata` that holds what a graph has stopped to ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,7 @@ class App:
         asked = self._input(body, visit)
         with visit.inside() as run:
             async with interrupting(Deadline.of(run)), self._turn():
-                value = await self.way.whole(self.fast, asked)
-        return [answer_of(value, self.settings.output)]
+                return [await self.way.whole(self.fast, asked, self.settings)]
 
     async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
         asked, run, text = self._input(body, visit), visit.run, ""
@@ -74,10 +79,47 @@ class App:
         if body.tools:
             hint = "leave them out: an app has its own"
             raise bad_request(f"the app {self.name!r} takes no tools.", hint, param="tools", code="unsupported")
-        found = given_inputs(body)
-        value = self.way.given(self.fast, body, self.settings) if found is None else found
-        thread = str((body.metadata or {}).get(THREAD) or visit.query.id)
-        return Asked(value, f"{visit.caller.tenant}/{thread}", (body.metadata or {}).get("config"))
+        found, said, kept = given_inputs(body), body.metadata or {}, visit.kept
+        told = self._told(said)
+        value = self.way.given(self.fast, body, self.settings) if found is None and not told else found
+        name = said.get(THREAD) or (visit.query.id if kept is None else kept.id)
+        return Asked(value, self._thread(visit.caller.tenant, str(name)), said.get("config"), kept, told)
+
+    def _told(self, said: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What its thread is told, if that is what the request is for. Raises `HttpError`."""
+        if RESUME not in said:
+            return ()
+        if not has_checkpoints(self.fast) or not said.get(THREAD):
+            message = f"metadata.{RESUME} is for a thread of a graph with checkpoints."
+            raise bad_request(message, f"name it in metadata.{THREAD}, or leave it out", param="metadata")
+        return (said[RESUME],)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _thread(self, tenant: str, name: str) -> str:
+        return f"{self.threads_of(tenant)}{quote(self.name, safe='')}/{name}"
+
+    @staticmethod
+    def threads_of(tenant: str) -> str:
+        """What names of a tenant's threads begin with, and those of nobody else."""
+        return f"{quote(tenant, safe='')}/"
+
+    async def stopped(self, record: Record) -> Stop | None:
+        """Where the graph of a submitted query is; None where it has not begun, as far as its checkpoints tell."""
+        found = await stopped(self.fast, self.thread_of(record))
+        return found if found is not None and found.query == record.id else None
+
+    def thread_of(self, record: Record) -> str:
+        name = (record.body.get("metadata") or {}).get(THREAD) or record.id
+        return self._thread(record.tenant, str(name))
+
+    def names_thread(self, record: Record) -> bool:
+        """Whether its thread is one that others may go on with."""
+        return bool((record.body.get("metadata") or {}).get(THREAD))
+
+    def waits(self, stop: Stop, approved: str) -> bool:
+        """See `graphs.waits`."""
+        return waits(self.fast, stop, approved)
 
 
 async def _timely(pieces: AsyncGenerator[T, None], deadline: Deadline | None) -> AsyncGenerator[T, None]:
