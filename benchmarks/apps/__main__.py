@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from typing import Any
 
 from benchmarks.apps.pipelines import human
-from benchmarks.apps.schemes import APPS, SCHEMES, Ask, Scheme, Told
+from benchmarks.apps.schemes import APPS, SCHEMES, Ask, Scheme, Told, left_out
 from benchmarks.common import arguments, environment, report, summary
 from benchmarks.rag.apps import document
 from examples.apps.runner import fresh
@@ -107,6 +108,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     options = arguments(__doc__ or "", _options)
+    for line in left_out():
+        print(line, file=sys.stderr)
     result = run(options)
     rows = [
         {
