@@ -43,12 +43,12 @@ class Scheme:
         """Two instances of each LLM, one of everything else, as in the paper."""
         return fake_pool(agent.TOOLS, factor=scale, policy=self.policy, prefix_caching=self.caching, llms=2)
 
-    def ask(self, app: App, pool: EnginePool) -> Ask:
-        """How one query is asked."""
+    def ask(self, app: App, pool: EnginePool, *, proxy: str = "proxy") -> Ask:
+        """How one query is asked; `proxy`: the engine of the small model."""
         if self.how in ("object", "accelerated"):
-            made = app.make(pool, proxy="proxy")
+            made = app.make(pool, proxy=proxy)
             return _of_object(app, accelerate(made) if self.how == "accelerated" else made)
-        return _of_pipeline(app.name, self.how, Kit(pool))
+        return _of_pipeline(app.name, self.how, Kit(pool, proxy))
 
 
 def _of_object(app: App, made: Any) -> Ask:
