@@ -154,6 +154,7 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "benchmark": "overheads",
         "worst_share": worst,
+        "worst_processor_share": max(app["share"]["processor"]["median"] for app in found["path"]["process"].values()),
         "shares": found,
         "sleep_late_ms": timers(),
         "planning": planning(options.repeats),
