@@ -46,7 +46,7 @@ class App:
     kind: str = "app"
 
     def told(self) -> dict[str, Any]:
-        return {"root": self.name, "description": self.settings.description}
+        return {"root": self.name, "description": self.settings.description, "example": self.settings.example}
 
     def tokens(self, text: int, answer: int | None, n: int) -> int:
         return text // 4 + 256
