@@ -43,6 +43,8 @@ class LiveQuery:
     seconds: float | None = None
     models: dict[str, int] = field(default_factory=dict)
     """Requests by model."""
+    traces: list[str] = field(default_factory=list)
+    """Ids in the pool of queries that its apps have begun, beside its own."""
 
 
 class LiveQueries:

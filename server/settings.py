@@ -70,6 +70,8 @@ class AppSettings(BaseModel):
     """Of a graph without a checkpointer: its checkpoints are kept in the server's store, so that its queries go on from
     the last one after a crash, and may stop to ask somebody."""
     description: str = ""
+    example: str = ""
+    """A text to ask it, for the commands that `teola serve` prints and the page to try it."""
     goal: float | None = Field(None, gt=0)
     """Seconds that its queries should take, unless the caller says otherwise."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -15,6 +15,7 @@ from teola_plugin.adapters.named_objects import load, named
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.usage import Tally, atallied, tallied
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.models.app_inputs import given_inputs
 from teola_plugin.server.models.asked import Asked, Way
@@ -23,7 +24,7 @@ from teola_plugin.server.models.ways import way_of
 from teola_plugin.server.queries.records import Record
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.visits import Visit
-from teola_plugin.server.wire.answers import Answer, Delta, Deltas
+from teola_plugin.server.wire.answers import Answer, Delta, Deltas, Usage
 from teola_plugin.server.wire.chat import ChatRequest
 
 T = TypeVar("T")
@@ -45,29 +46,31 @@ class App:
     kind: str = "app"
 
     def told(self) -> dict[str, Any]:
-        return {"root": self.name, "description": self.settings.description}
+        return {"root": self.name, "description": self.settings.description, "example": self.settings.example}
 
     def tokens(self, text: int, answer: int | None, n: int) -> int:
         return text // 4 + 256
 
     async def whole(self, body: ChatRequest, visit: Visit) -> list[Answer]:
-        asked = self._input(body, visit)
+        asked, tally = self._input(body, visit), Tally()
         with visit.inside() as run:
             async with interrupting(Deadline.of(run)), self._turn():
-                return [await self.way.whole(self.fast, asked, self.settings)]
+                with tallied(tally):
+                    answer = await self.way.whole(self.fast, asked, self.settings)
+        return [_costing(answer, tally, visit)]
 
     async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
-        asked, run, text = self._input(body, visit), visit.run, ""
+        asked, run, text, tally = self._input(body, visit), visit.run, "", Tally()
         async with self._turn():
-            pieces = astreamed_in(run, None, self.way.stream(self.fast, asked, self.settings))
+            pieces = astreamed_in(run, None, atallied(tally, self.way.stream(self.fast, asked, self.settings)))
             async with aclosing(_timely(pieces, Deadline.of(run))) as found:
                 async for piece in found:
                     if isinstance(piece, Answer):
-                        yield Delta(end=piece)
+                        yield Delta(end=_costing(piece, tally, visit))
                         return
                     text += piece
                     yield Delta(text=piece)
-        yield Delta(end=Answer(text))
+        yield Delta(end=_costing(Answer(text), tally, visit))
 
     def _turn(self) -> AbstractAsyncContextManager[Any]:
         return self.lock if self.way.alone else nullcontext()
@@ -83,7 +86,14 @@ class App:
         told = self._told(said)
         value = self.way.given(self.fast, body, self.settings) if found is None and not told else found
         name = said.get(THREAD) or (visit.query.id if kept is None else kept.id)
-        return Asked(value, self._thread(visit.caller.tenant, str(name)), said.get("config"), kept, told)
+        return Asked(
+            value,
+            self._thread(visit.caller.tenant, str(name)),
+            said.get("config"),
+            kept,
+            told,
+            visit.query.traces.append,
+        )
 
     def _told(self, said: Mapping[str, Any]) -> tuple[Any, ...]:
         """What its thread is told, if that is what the request is for. Raises `HttpError`."""
@@ -120,6 +130,14 @@ class App:
     def waits(self, stop: Stop, approved: str) -> bool:
         """See `graphs.waits`."""
         return waits(self.fast, stop, approved)
+
+
+def _costing(answer: Answer, tally: Tally, visit: Visit) -> Answer:
+    """With the tokens of its calls."""
+    found, own = tally.tokens, answer.usage
+    usage = Usage(own.prompt + found.prompt, own.completion + found.completion, own.cached + found.cached)
+    visit.cost(usage.total)
+    return replace(answer, usage=usage)
 
 
 async def _timely(pieces: AsyncGenerator[T, None], deadline: Deadline | None) -> AsyncGenerator[T, None]:

@@ -14,6 +14,7 @@ from teola_plugin.observe.html import html_page
 from teola_plugin.server.errors import not_found
 from teola_plugin.server.live_queries import LiveQuery
 from teola_plugin.server.metrics import loads
+from teola_plugin.server.query_traces import whole_trace
 from teola_plugin.server.routes.answering import service_of
 from teola_plugin.server.routes.operations import operators_only
 from teola_plugin.server.service import Service
@@ -132,7 +133,7 @@ def trace_page(service: Service, tenant: str, id: str) -> Response:
 def traced(service: Service, tenant: str, id: str) -> tuple[LiveQuery, Any]:
     """Raises `HttpError` for a query that this tenant does not have, or that is not over."""
     query = service.live.find(tenant, id)
-    found = None if query is None else service.pool.runtime.recorder.get(query.trace)
+    found = None if query is None else whole_trace(service.pool.runtime.recorder.get, query)
     if query is None or found is None:
         why = "is under way" if query is not None and query.run is not None else "has no trace"
         raise not_found(f"the query {id!r:.140} {why}.", "see GET /v1/activity", code="no_trace")
