@@ -53,6 +53,8 @@ class LiveQueries:
         self._joined: dict[tuple[str, str], LiveQuery] = {}
         self.running: set[LiveQuery] = set()
         self.ended: deque[LiveQuery] = deque(maxlen=KEPT)
+        self.on_end: Callable[[LiveQuery], object] = lambda _: None
+        """Told of every query that is over."""
 
     def joined(self, tenant: str, id: str) -> LiveQuery | None:
         """The query of this name that is under way; each tenant has names of its own."""
@@ -103,6 +105,7 @@ class LiveQueries:
             (run.cancel if outcome == "cancelled" else run.close)()
         query.ticket.end(whole=query.status == "done")
         self.ended.append(query)
+        self.on_end(query)
 
     def sweep(self) -> None:
         """Queries that nobody has joined for a while are over since then."""
@@ -115,11 +118,13 @@ class LiveQueries:
         known = [*self.running, *reversed(self.ended)]
         return next((q for q in known if q.id == id and q.tenant == tenant), None)
 
-    def forget(self, tenant: str) -> None:
-        """What happened to its queries; those under way go on."""
+    def forget(self, tenant: str) -> set[str]:
+        """What happened to its queries, whose traces' ids are told; those under way go on."""
+        gone = {one.trace for one in self.ended if one.tenant == tenant}
         kept = [one for one in self.ended if one.tenant != tenant]
         self.ended.clear()
         self.ended.extend(kept)
+        return gone
 
     def of(self, tenant: str) -> list[LiveQuery]:
         """Of this tenant, latest first."""

