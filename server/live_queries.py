@@ -43,6 +43,8 @@ class LiveQuery:
     seconds: float | None = None
     models: dict[str, int] = field(default_factory=dict)
     """Requests by model."""
+    submitted: list[str] = field(default_factory=list)
+    """Ids of submitted queries that were run as part of it: their answers are kept."""
 
 
 class LiveQueries:
@@ -112,6 +114,11 @@ class LiveQueries:
         now = self._clock()
         for one in [q for q in self._joined.values() if not q.users and now - q.last > self._idle]:
             self.close(one, "done", one.last)
+
+    def traced(self, trace: str) -> LiveQuery | None:
+        """The one whose trace has this id."""
+        known = [*self.running, *reversed(self.ended)]
+        return next((query for query in known if query.trace == trace), None)
 
     def find(self, tenant: str, id: str) -> LiveQuery | None:
         """Under way or ended, of this tenant."""

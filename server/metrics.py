@@ -34,7 +34,9 @@ class Metrics:
         self._seconds = self._histogram("request_seconds", "Until the last byte", _SECONDS, "route")
         self._queries = self._counter("queries_ended", "Queries that are over, by outcome", "app", "outcome")
         self._took = self._histogram("query_seconds", "From a query's begin to its end", _SECONDS, "app")
-        self._lag = self._histogram("loop_lag_seconds", "How late the server's loop comes to what is due", _LAGS)
+        self.lag = 0.0
+        """Seconds, when it was last looked at."""
+        self._lags = self._histogram("loop_lag_seconds", "How late the server's loop comes to what is due", _LAGS)
         self.registry.register(_State(service))
         ProcessCollector(registry=self.registry)
         self.primitives = _Primitives(self)
@@ -51,7 +53,8 @@ class Metrics:
         self._took.labels(ended.app).observe(ended.seconds or 0.0)
 
     def lagged(self, seconds: float) -> None:
-        self._lag.observe(seconds)
+        self.lag = seconds
+        self._lags.observe(seconds)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
