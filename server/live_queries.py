@@ -45,6 +45,8 @@ class LiveQuery:
     """Requests by model."""
     traces: list[str] = field(default_factory=list)
     """Ids in the pool of queries that its apps have begun, beside its own."""
+    submitted: list[str] = field(default_factory=list)
+    """Ids of submitted queries that were run as part of it: their answers are kept."""
 
 
 class LiveQueries:
@@ -55,6 +57,8 @@ class LiveQueries:
         self._joined: dict[tuple[str, str], LiveQuery] = {}
         self.running: set[LiveQuery] = set()
         self.ended: deque[LiveQuery] = deque(maxlen=KEPT)
+        self.on_end: Callable[[LiveQuery], object] = lambda _: None
+        """Told of every query that is over."""
 
     def joined(self, tenant: str, id: str) -> LiveQuery | None:
         """The query of this name that is under way; each tenant has names of its own."""
@@ -105,6 +109,7 @@ class LiveQueries:
             (run.cancel if outcome == "cancelled" else run.close)()
         query.ticket.end(whole=query.status == "done")
         self.ended.append(query)
+        self.on_end(query)
 
     def sweep(self) -> None:
         """Queries that nobody has joined for a while are over since then."""
@@ -112,16 +117,23 @@ class LiveQueries:
         for one in [q for q in self._joined.values() if not q.users and now - q.last > self._idle]:
             self.close(one, "done", one.last)
 
+    def traced(self, trace: str) -> LiveQuery | None:
+        """The one whose trace has this id."""
+        known = [*self.running, *reversed(self.ended)]
+        return next((query for query in known if query.trace == trace), None)
+
     def find(self, tenant: str, id: str) -> LiveQuery | None:
         """Under way or ended, of this tenant."""
         known = [*self.running, *reversed(self.ended)]
         return next((q for q in known if q.id == id and q.tenant == tenant), None)
 
-    def forget(self, tenant: str) -> None:
-        """What happened to its queries; those under way go on."""
+    def forget(self, tenant: str) -> set[str]:
+        """What happened to its queries, whose traces' ids are told; those under way go on."""
+        gone = {one.trace for one in self.ended if one.tenant == tenant}
         kept = [one for one in self.ended if one.tenant != tenant]
         self.ended.clear()
         self.ended.extend(kept)
+        return gone
 
     def of(self, tenant: str) -> list[LiveQuery]:
         """Of this tenant, latest first."""
