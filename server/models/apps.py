@@ -14,9 +14,11 @@ from teola_plugin.adapters.named_objects import load, named
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.errors import bad_request
-from teola_plugin.server.models.app_inputs import answer_of, given_inputs
-from teola_plugin.server.models.ways import Asked, Way, way_of
+from teola_plugin.server.documents.parts import has_files
+from teola_plugin.server.errors import HttpError, bad_request
+from teola_plugin.server.models.app_inputs import answer_of, given_inputs, without_documents
+from teola_plugin.server.models.document_input import DocumentInput, document_input
+from teola_plugin.server.models.ways import DEPLOYMENT, Asked, Way, way_of
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import Answer, Delta, Deltas
@@ -25,6 +27,8 @@ from teola_plugin.server.wire.chat import ChatRequest
 T = TypeVar("T")
 THREAD = "thread_id"
 """The key of `metadata` that names a graph's conversation."""
+CONFIG = "config"
+"""The key of `metadata` that holds settings of a workflow, for this query alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class App:
     settings: AppSettings
     fast: Any
     way: Way
+    takes: DocumentInput
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     kind: str = "app"
 
@@ -64,6 +69,16 @@ class App:
                     yield Delta(text=piece)
         yield Delta(end=Answer(text))
 
+    def check(self, body: ChatRequest) -> None:
+        """Raises `HttpError`, `RegistrationError` for what is known to be wrong before anything runs."""
+        config = (body.metadata or {}).get(CONFIG)
+        if self.way is DEPLOYMENT:
+            self.fast.configured(config)
+        elif config is not None:
+            raise no_settings(self.name)
+        if has_files(body):
+            self.takes.check()
+
     def _turn(self) -> AbstractAsyncContextManager[Any]:
         return self.lock if self.way.alone else nullcontext()
 
@@ -75,9 +90,16 @@ class App:
             hint = "leave them out: an app has its own"
             raise bad_request(f"the app {self.name!r} takes no tools.", hint, param="tools", code="unsupported")
         found = given_inputs(body)
-        value = self.way.given(self.fast, body, self.settings) if found is None else found
+        asked, documents = without_documents(body)
+        value = self.way.given(self.fast, asked, self.settings) if found is None else found
+        value = self.takes.given(value, documents)
         thread = str((body.metadata or {}).get(THREAD) or visit.query.id)
-        return Asked(value, f"{visit.caller.tenant}/{thread}", (body.metadata or {}).get("config"))
+        return Asked(value, f"{visit.caller.tenant}/{thread}", (body.metadata or {}).get(CONFIG))
+
+
+def no_settings(model: str) -> HttpError:
+    hint = "leave them out: only workflows have settings"
+    return bad_request(f"the model {model!r} has no settings.", hint, param="settings", code="unsupported")
 
 
 async def _timely(pieces: AsyncGenerator[T, None], deadline: Deadline | None) -> AsyncGenerator[T, None]:
@@ -107,4 +129,4 @@ def app(name: str, settings: AppSettings, pool: EnginePool) -> App:
             f"app {name!r}: {settings.object} is a {type(target.plain).__qualname__}, which is no app.",
             hint="name a Runnable, a compiled graph, a query or chat engine, or a workflow",
         )
-    return App(name, settings, fast, way)
+    return App(name, settings, fast, way, document_input(name, settings, way, fast))

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 
 from teola_plugin.errors import TeolaError
 from teola_plugin.server.access.terms import Caller, Told
+from teola_plugin.server.documents.documents import Documents
 from teola_plugin.server.errors import HttpError, bad_request, http_error, not_found, unexpected
-from teola_plugin.server.models.apps import App
-from teola_plugin.server.models.base import ChatModel
+from teola_plugin.server.models.apps import CONFIG, App, no_settings
+from teola_plugin.server.models.base import ChatModel, Model
 from teola_plugin.server.queries.records import EventLog, Record
 from teola_plugin.server.queries.store import Store
 from teola_plugin.server.queries.variables import check, filled, references
@@ -50,8 +51,8 @@ class Running:
 class Queries:
     """`keep`: seconds for which results are kept. The store is open."""
 
-    def __init__(self, service: Service, store: Store, keep: float) -> None:
-        self._service, self.store, self._keep = service, store, keep
+    def __init__(self, service: Service, store: Store, keep: float, documents: Documents) -> None:
+        self._service, self.store, self._keep, self._documents = service, store, keep, documents
         self._running: dict[tuple[str, str], Running] = {}
         self._closing = False
 
@@ -78,16 +79,20 @@ class Queries:
         if begun or caller is None or record.model not in self._service.models:
             why = "the server was stopped while it ran, and it may have written something" if begun else "it is gone"
             error = {"message": f"{why}.", "type": "server_error", "param": None, "code": "interrupted"}
-            await self.store.put(self._ended(record, "interrupted", error=error))
+            await self._interrupted(record, error)
             return
         told = Told(app=record.app)
         try:
             model = self._service.model(record.model, caller, "chat", "app")
             visit = self._service.visit(_request_id(), caller, told, model, 0, again=True)
         except HttpError as error:
-            await self.store.put(self._ended(record, "interrupted", error=error.body()["error"]))
+            await self._interrupted(record, error.body()["error"])
             return
         self._begin(record, visit)
+
+    async def _interrupted(self, record: Record, error: dict[str, Any]) -> None:
+        await self.store.put(self._ended(record, "interrupted", error=error))
+        await self._documents.query_over(record.tenant, record.id)
 
     # ------------------------------------------------------------ what clients do
 
@@ -95,17 +100,36 @@ class Queries:
         self, caller: Caller, told: Told, asked: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> Record:
         """The query is taken and kept. Raises `HttpError` where it is not."""
-        body = _chat(asked)
-        model = self._service.model(body.model, caller, "chat", "app")
+        model = self._service.model(_chat(asked).model, caller, "chat", "app")
         check(asked, variables)
         for id in references(variables).values():
             await self.get(caller.tenant, id)
-        text = sum(len(m.content) if isinstance(m.content, str) else 256 for m in body.messages)
-        tokens = model.tokens(text, body.max_completion_tokens or body.max_tokens, 1)
+        _check(model, _chat(asked))
+        id = f"q_{secrets.token_hex(12)}"
+        try:
+            kept = await self._documents.kept(caller, asked, id)
+            return await self._taken(id, caller, told, model, kept, variables)
+        except BaseException:
+            await self._documents.query_over(caller.tenant, id)
+            raise
+
+    async def _taken(
+        self,
+        id: str,
+        caller: Caller,
+        told: Told,
+        model: Model,
+        asked: Mapping[str, Any],
+        variables: Mapping[str, Any],
+    ) -> Record:
+        """A query whose documents are kept has a place, and begins. Raises `HttpError`."""
+        body = _chat(asked)
+        read = await self._documents.read(caller.tenant, body)
+        tokens = model.tokens(read.characters, body.max_completion_tokens or body.max_tokens, 1)
         visit = self._service.visit(_request_id(), caller, told, model, tokens)
         repeatable = not isinstance(model, App) or model.settings.repeatable
         record = Record(
-            id=f"q_{secrets.token_hex(12)}",
+            id=id,
             tenant=caller.tenant,
             model=body.model,
             app=visit.query.app,
@@ -151,6 +175,7 @@ class Queries:
         await self.cancel(tenant, id)
         self._running.pop((tenant, id), None)
         await self.store.delete(tenant, id)
+        await self._documents.query_over(tenant, id)
 
     async def forget_all(self, tenant: str) -> int:
         """All submitted queries of a tenant, those that run included."""
@@ -188,6 +213,7 @@ class Queries:
     async def expire(self) -> None:
         """Drops results that are older than the policy allows."""
         await self.store.expire(time.time())
+        await self._documents.store.expire(time.time())
         over = [key for key, one in self._running.items() if one.record.over]
         for key in over[: max(0, len(over) - _KEPT_LOGS)]:
             del self._running[key]
@@ -218,6 +244,7 @@ class Queries:
         ended = self._ended(live.record, outcome, **changes)
         try:
             await self.store.put(ended)
+            await self._documents.query_over(ended.tenant, ended.id)
         except Exception as error:  # whoever waits is told all the same
             log.error("the end of query %s cannot be kept", ended.id, exc_info=error)
         live.record = ended
@@ -226,6 +253,7 @@ class Queries:
     async def _answer(self, live: Running, visit: Visit) -> Answer:
         record = live.record
         body = _chat(filled(record.body, await self._values(record)))
+        body = await self._documents.read(record.tenant, body)
         live.record = record.with_(status="running", attempt=record.attempt + 1)
         await self.store.put(live.record)  # before anything runs: after a crash it is known to have begun
         live.tell("running", {})
@@ -256,6 +284,14 @@ class Queries:
     def _ended(self, record: Record, status: str, **changes: Any) -> Record:
         now = time.time()
         return record.with_(status=status, ended=now, expires=now + self._keep, **changes)
+
+
+def _check(model: Model, body: ChatRequest) -> None:
+    """Raises `HttpError`, `RegistrationError` for what is known to be wrong before anything runs."""
+    if isinstance(model, App):
+        model.check(body)
+    elif (body.metadata or {}).get(CONFIG) is not None:
+        raise no_settings(model.name)
 
 
 def _request_id() -> str:

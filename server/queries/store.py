@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -155,6 +156,15 @@ class PostgresStore:
     async def _run(self, text: str, *values: Any) -> int:
         async with self._open().connection() as connection:
             return (await connection.execute(text.encode(), values)).rowcount
+
+    @property
+    def pool(self) -> str:
+        """The name under which its rows stand."""
+        return self._name
+
+    def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
+        """For what else the server keeps in the same database. Raises `EngineUnavailable`."""
+        return self._open().connection()
 
     def _open(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
         if self._connections is None:
