@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 _REFUSED_4 = (
+    IPv4Network("192.0.0.0/24"),  # of protocols; some versions of Python take it for anybody's
     IPv4Network("192.88.99.0/24"),  # relays of 6to4
     IPv4Network("168.63.129.16/32"),  # a cloud's own services, at an address that looks like anybody's
 )

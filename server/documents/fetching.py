@@ -152,7 +152,7 @@ class _Pinned(httpcore.AsyncNetworkBackend):
 def _checked(settings: UrlSettings, url: httpx.URL, first: str) -> _Hop:
     """Raises `HttpError` for an address that the settings do not allow."""
     host = name_of_host(url.raw_host.decode("ascii", "replace"))
-    port = url.port or {"https": 443, "http": 80}.get(url.scheme, 0)
+    port = {"https": 443, "http": 80}.get(url.scheme, 0) if url.port is None else url.port
     plain = url.scheme in settings.schemes and port in settings.ports and not url.userinfo
     if not plain or not host or not is_named(host, settings.hosts):
         raise _forbidden(first)

@@ -104,6 +104,16 @@ def file_parts(messages: Any) -> Iterator[Mapping[str, Any]]:
         yield from (part for part in content if is_file(part)) if isinstance(content, list) else ()
 
 
+def without_files(body: Mapping[str, Any]) -> list[Any]:
+    """What a chat as JSON says, but for its documents, whose text is nobody's to fill in."""
+    rest = [value for key, value in body.items() if key != "messages"]
+    for message in body["messages"]:
+        content = message.get("content")
+        said = [part for part in content if not is_file(part)] if isinstance(content, list) else content
+        rest.append({**message, "content": said})
+    return rest
+
+
 Change = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from teola_plugin.errors import TeolaError
 from teola_plugin.server.access.terms import Caller, Told
 from teola_plugin.server.documents.documents import Documents
+from teola_plugin.server.documents.parts import without_files
 from teola_plugin.server.errors import HttpError, bad_request, http_error, not_found, unexpected
 from teola_plugin.server.models.apps import CONFIG, App, no_settings
 from teola_plugin.server.models.base import ChatModel, Model
@@ -101,7 +102,7 @@ class Queries:
     ) -> Record:
         """The query is taken and kept. Raises `HttpError` where it is not."""
         model = self._service.model(_chat(asked).model, caller, "chat", "app")
-        check(asked, variables)
+        check(without_files(asked), variables)
         for id in references(variables).values():
             await self.get(caller.tenant, id)
         _check(model, _chat(asked))

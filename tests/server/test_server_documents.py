@@ -126,8 +126,8 @@ def test_the_text_of_a_page() -> None:
 # ------------------------------------------------------------ documents that are made to do harm
 
 HARM = {
-    "a bomb": (pdfs.bomb(200), "broken_document"),
-    "a bomb in a bomb": (pdfs.bomb_in_a_bomb(200), "broken_document"),
+    "a bomb": (pdfs.bomb(90), "broken_document"),
+    "a bomb in a bomb": (pdfs.bomb_in_a_bomb(90), "broken_document"),
     "endless pages": (pdfs.endless_pages(), "broken_document"),
     "deep": (pdfs.deep(), "broken_document"),
     "a password": (pdfs.encrypted("x", "secret"), "encrypted_document"),
@@ -162,8 +162,8 @@ sys.path.insert(0, {str(Path(pdfs.__file__).parent)!r})
 import pdfs
 sys.path.pop(0)
 from teola_plugin.server.documents import extract
-data = pdfs.bomb_in_a_bomb(900)
-extract.confine(512 << 20, 20)
+data = pdfs.bomb_in_a_bomb(300)
+extract.confine(256 << 20, 20)
 print(json.dumps(extract.read("pdf", data, 9, 9)))
 try:
     __import__("socket").create_connection(("127.0.0.1", 9))
