@@ -10,32 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.cluster.deployment.engine_factory import build_engine
-from teola_plugin.cluster.names import engine_spec
 from teola_plugin.errors import ConfigError, EngineUnavailable
-from teola_plugin.pool import EnginePool
-from teola_plugin.server.settings import ServerSettings, ServiceConfig
+from teola_plugin.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     import socket
 
     from teola_plugin.server.queries.store import Store
     from teola_plugin.server.service import Service
-
-
-def embedded_pool(config: ServiceConfig) -> EnginePool:
-    """The file's engines in this process; not started. Raises what engines raise when they are made."""
-    engines = {
-        name: [build_engine(engine_spec(name, one), number) for number in range(one.instances)]
-        for name, one in config.engines.items()
-    }
-    policies = {one.policy for one in config.engines.values()}
-    if len(policies) > 1:
-        raise ConfigError(
-            f"engines of one process share a policy, and these have {', '.join(sorted(policies))}.",
-            hint="give all the same, or start the pool by `teola up` and serve it with --connect",
-        )
-    return EnginePool.local(engines, policy=policies.pop())
 
 
 def check_files(settings: ServerSettings) -> None:
@@ -52,7 +34,8 @@ def listening(settings: ServerSettings) -> Iterator[socket.socket]:
     import socket
 
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as made:
+    # asyncio sends small pieces at once only for sockets that say they are TCP; else answers wait for the client's ack
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((settings.host.strip("[]"), settings.port))

@@ -76,6 +76,9 @@ class AppSettings(BaseModel):
     """`package.module:object` of models of its own, and the engine that serves each."""
     repeatable: bool = False
     """Whether a query that a crash has interrupted may be begun again: only if the app writes nothing anywhere."""
+    checkpoints: bool = False
+    """Of a graph without a checkpointer: its checkpoints are kept in the server's store, so that its queries go on from
+    the last one after a crash, and may stop to ask somebody."""
     description: str = ""
     goal: float | None = Field(None, gt=0)
     """Seconds that its queries should take, unless the caller says otherwise."""

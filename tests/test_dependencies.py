@@ -22,6 +22,8 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 NEEDS: dict[str, tuple[str, ...]] = {
+    "server/models/graphs.py": ("langgraph",),
+    "server/queries/checkpoints.py": ("checkpoints",),
     "server": ("server",),
     "teola_plugin/cli/serve": ("server",),
     "adapters": ("langchain", "llamaindex"),

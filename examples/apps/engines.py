@@ -26,6 +26,8 @@ PAGES = [
     {"url": "https://docs.test/pass", "title": "pass", "text": "pass is a null operation: nothing happens."},
 ]
 """What the search finds where there is no web."""
+LINES = "one on each line"
+"""Is how LlamaIndex asks for several questions."""
 WORDS = ("oats", "ivy", "lambs", "hay", "spring", "walls", "june", "farm", "rain", "sheep", "barn", "grass", "seed")
 
 
@@ -88,7 +90,12 @@ def answer(prompt: Prompt, sampling: Sampling) -> str:
     """Of a fake model: what its schema asks for, else words by the prompt."""
     rng = random.Random(zlib.crc32(prompt.flat().encode()))
     if not sampling.json_schema:
-        return " ".join(rng.choices(WORDS, k=min(sampling.max_tokens, 24)))
+        words = rng.choices(WORDS, k=min(sampling.max_tokens, 24))
+        return (
+            "\n".join(map(" ".join, (words[:8], words[8:16], words[16:])))
+            if LINES in prompt.flat()
+            else " ".join(words)
+        )
     schema = json.loads(sampling.json_schema)
     return json.dumps(_of_schema(schema, rng))
 

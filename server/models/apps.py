@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from teola_plugin.adapters import accelerate
 from teola_plugin.adapters.calls import astreamed_in
@@ -16,9 +17,12 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import HttpError, bad_request
-from teola_plugin.server.models.app_inputs import answer_of, given_inputs, without_documents
+from teola_plugin.server.models.app_inputs import given_inputs, without_documents
+from teola_plugin.server.models.asked import Asked, Way
 from teola_plugin.server.models.document_input import DocumentInput, document_input
-from teola_plugin.server.models.ways import DEPLOYMENT, Asked, Way, way_of
+from teola_plugin.server.models.graphs import Stop, has_checkpoints, stopped, waits
+from teola_plugin.server.models.ways import DEPLOYMENT, way_of
+from teola_plugin.server.queries.records import Record
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import Answer, Delta, Deltas
@@ -29,6 +33,8 @@ THREAD = "thread_id"
 """The key of `metadata` that names a graph's conversation."""
 CONFIG = "config"
 """The key of `metadata` that holds settings of a workflow, for this query alone."""
+RESUME = "resume"
+"""The key of `metadata` that holds what a graph has stopped to ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,7 @@ class App:
         asked = self._input(body, visit)
         with visit.inside() as run:
             async with interrupting(Deadline.of(run)), self._turn():
-                value = await self.way.whole(self.fast, asked)
-        return [answer_of(value, self.settings.output)]
+                return [await self.way.whole(self.fast, asked, self.settings)]
 
     async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
         asked, run, text = self._input(body, visit), visit.run, ""
@@ -89,12 +94,49 @@ class App:
         if body.tools:
             hint = "leave them out: an app has its own"
             raise bad_request(f"the app {self.name!r} takes no tools.", hint, param="tools", code="unsupported")
-        found = given_inputs(body)
+        found, said, kept = given_inputs(body), body.metadata or {}, visit.kept
+        told = self._told(said)
         asked, documents = without_documents(body)
-        value = self.way.given(self.fast, asked, self.settings) if found is None else found
-        value = self.takes.given(value, documents)
-        thread = str((body.metadata or {}).get(THREAD) or visit.query.id)
-        return Asked(value, f"{visit.caller.tenant}/{thread}", (body.metadata or {}).get(CONFIG))
+        value = self.way.given(self.fast, asked, self.settings) if found is None and not told else found
+        value = value if told else self.takes.given(value, documents)
+        name = said.get(THREAD) or (visit.query.id if kept is None else kept.id)
+        return Asked(value, self._thread(visit.caller.tenant, str(name)), said.get(CONFIG), kept, told)
+
+    def _told(self, said: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What its thread is told, if that is what the request is for. Raises `HttpError`."""
+        if RESUME not in said:
+            return ()
+        if not has_checkpoints(self.fast) or not said.get(THREAD):
+            message = f"metadata.{RESUME} is for a thread of a graph with checkpoints."
+            raise bad_request(message, f"name it in metadata.{THREAD}, or leave it out", param="metadata")
+        return (said[RESUME],)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _thread(self, tenant: str, name: str) -> str:
+        return f"{self.threads_of(tenant)}{quote(self.name, safe='')}/{name}"
+
+    @staticmethod
+    def threads_of(tenant: str) -> str:
+        """What names of a tenant's threads begin with, and those of nobody else."""
+        return f"{quote(tenant, safe='')}/"
+
+    async def stopped(self, record: Record) -> Stop | None:
+        """Where the graph of a submitted query is; None where it has not begun, as far as its checkpoints tell."""
+        found = await stopped(self.fast, self.thread_of(record))
+        return found if found is not None and found.query == record.id else None
+
+    def thread_of(self, record: Record) -> str:
+        name = (record.body.get("metadata") or {}).get(THREAD) or record.id
+        return self._thread(record.tenant, str(name))
+
+    def names_thread(self, record: Record) -> bool:
+        """Whether its thread is one that others may go on with."""
+        return bool((record.body.get("metadata") or {}).get(THREAD))
+
+    def waits(self, stop: Stop, approved: str) -> bool:
+        """See `graphs.waits`."""
+        return waits(self.fast, stop, approved)
 
 
 def no_settings(model: str) -> HttpError:

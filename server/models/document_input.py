@@ -8,7 +8,8 @@ from typing import Any
 
 from teola_plugin.errors import RegistrationError
 from teola_plugin.server.errors import HttpError, bad_request
-from teola_plugin.server.models.ways import CHAT_ENGINE, DEPLOYMENT, QUERY_ENGINE, Way
+from teola_plugin.server.models.asked import Way
+from teola_plugin.server.models.ways import CHAT_ENGINE, DEPLOYMENT, QUERY_ENGINE
 from teola_plugin.server.settings import AppSettings
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from teola_plugin.server.access.terms import Caller, Told
@@ -102,6 +102,22 @@ async def events(request: Request, id: str) -> Response:
             yield event(data, kind, number)
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+class Resumption(BaseModel):
+    """What a graph has stopped to ask for."""
+
+    model_config = ConfigDict(extra="forbid")
+    value: Any = None
+    """Any JSON; for several questions at once, values by the ids of the interrupts. Not given: it may go on."""
+
+
+@router.post("/queries/{id}/resume", status_code=202)
+async def resume(request: Request, id: str, body: Resumption) -> Response:
+    """A query that waits for somebody goes on."""
+    queries, caller = _of(request)
+    record = await queries.resume(caller, Told.of(request.headers), id, body.value)
+    return JSONResponse(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
 
 
 @router.post("/queries/{id}/cancel")

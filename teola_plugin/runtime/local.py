@@ -25,7 +25,7 @@ from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
 from teola_plugin.runtime.part import HeldPart, Part
-from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.ports.engine_port import MAX_QUEUED, EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
@@ -44,7 +44,8 @@ _NO_GRAPH = Graph((), Ref("$input"))
 class LocalRuntime:
     """Executes e-graphs and single calls on the given engines.
 
-    `engines`: instances by engine name; `policy`: of all engines, or of each by name. With `loop=SameLoop()` everything
+    `engines`: instances by engine name; `policy`: of all engines, or of each by name; `max_queued`: how many requests
+    an engine takes before it refuses more, by name. With `loop=SameLoop()` everything
     runs on the caller's own loop (virtual time); otherwise on a thread of its own, so callers may come from any thread
     or loop.
     """
@@ -57,6 +58,7 @@ class LocalRuntime:
         engines: Mapping[str, Sequence[Engine]],
         *,
         policy: BatchPolicy | Mapping[str, BatchPolicy] | None = None,
+        max_queued: Mapping[str, int] | None = None,
         loop: LoopThread | SameLoop | None = None,
         details: bool = False,
         keep_traces: int = 64,
@@ -64,6 +66,7 @@ class LocalRuntime:
     ) -> None:
         self._engines = {name: list(instances) for name, instances in engines.items()}
         self._policy = policy
+        self._max_queued = max_queued or {}
         self.loop = loop or LoopThread()
         self._threads = isinstance(self.loop, LoopThread)
         wall = time.time if self._threads else None
@@ -133,7 +136,8 @@ class LocalRuntime:
     def _port_of(self, name: str, instances: Sequence[Engine]) -> EnginePort:
         named = {str(number): engine for number, engine in enumerate(instances)}
         policy = self._policy.get(name) if isinstance(self._policy, Mapping) else self._policy
-        return EnginePort(name, named, self._listener, policy=policy)
+        most = self._max_queued.get(name, MAX_QUEUED)
+        return EnginePort(name, named, self._listener, policy=policy, max_queued=most)
 
     def _open(self, ports: Mapping[str, Port]) -> None:
         """Engines are there: queries may come."""

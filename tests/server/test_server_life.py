@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -21,6 +24,8 @@ from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.pool import EnginePool
+from teola_plugin.server.routes.answering import Whole
+from teola_plugin.server.visits import Visit
 
 CHAT = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -59,6 +64,31 @@ def test_another_host_is_refused_where_no_key_is_asked_for(server: Served) -> No
     with server.client() as http:
         assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
         assert http.get("/v1/models", headers={"Host": "localhost:1234"}).status_code == 200
+
+
+def test_answers_are_sent_at_once(server: Served) -> None:
+    """Small pieces do not wait until the client has acknowledged the one before (Nagle's algorithm): it takes 40 ms."""
+    with server.client() as http:
+        http.get("/health")
+        (connection,) = server.server.server_state.connections
+        sent_from = connection.transport.get_extra_info("socket")
+        assert sent_from.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_query_is_closed_when_its_answer_is_sent(server: Served) -> None:
+    told: list[str] = []
+
+    class Told:
+        query = SimpleNamespace(id="query_1")
+
+        def end(self, outcome: str) -> None:
+            told.append(outcome)
+
+    async def send(message: Any) -> None:
+        told.append(message["type"])
+
+    asyncio.run(Whole(cast(Visit, Told()), {"answer": 1})({"type": "http"}, None, send))  # type: ignore[arg-type]
+    assert told == ["http.response.start", "http.response.body", "done"]
 
 
 def test_a_body_that_is_too_large(server: Served) -> None:

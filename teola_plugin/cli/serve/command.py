@@ -103,10 +103,9 @@ def _settings(config: ServiceConfig, options: argparse.Namespace) -> ServerSetti
 
 def _pool(config: ServiceConfig, connect: str | None) -> Any:
     from teola_plugin.pool import EnginePool
-    from teola_plugin.server.run import embedded_pool
 
     if connect is None:
-        return embedded_pool(config)
+        return EnginePool.from_yaml(config)
     return EnginePool.connect(None if connect == _OWN else connect, pool=config.name)
 
 
