@@ -19,6 +19,7 @@ from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.models.app_inputs import given_inputs, without_documents
 from teola_plugin.server.models.asked import Asked, Way
+from teola_plugin.server.models.collections import TenantsOwn
 from teola_plugin.server.models.document_input import DocumentInput, document_input
 from teola_plugin.server.models.graphs import Stop, has_checkpoints, stopped, waits
 from teola_plugin.server.models.ways import DEPLOYMENT, way_of
@@ -46,6 +47,7 @@ class App:
     fast: Any
     way: Way
     takes: DocumentInput
+    own: TenantsOwn
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     kind: str = "app"
 
@@ -59,12 +61,13 @@ class App:
         asked = self._input(body, visit)
         with visit.inside() as run:
             async with interrupting(Deadline.of(run)), self._turn():
-                return [await self.way.whole(self.fast, asked, self.settings)]
+                return [await self.way.whole(self.own.of(visit.caller.tenant), asked, self.settings)]
 
     async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
         asked, run, text = self._input(body, visit), visit.run, ""
+        fast = self.own.of(visit.caller.tenant)
         async with self._turn():
-            pieces = astreamed_in(run, None, self.way.stream(self.fast, asked, self.settings))
+            pieces = astreamed_in(run, None, self.way.stream(fast, asked, self.settings))
             async with aclosing(_timely(pieces, Deadline.of(run))) as found:
                 async for piece in found:
                     if isinstance(piece, Answer):
@@ -110,6 +113,13 @@ class App:
             message = f"metadata.{RESUME} is for a thread of a graph with checkpoints."
             raise bad_request(message, f"name it in metadata.{THREAD}, or leave it out", param="metadata")
         return (said[RESUME],)
+
+    async def forget(self, tenant: str) -> None:
+        """What it keeps itself of a tenant; its threads are `Checkpoints`' to drop. Raises what its store raises."""
+        await self.own.forget(tenant)
+        if self.way.alone:  # its memory is that of the last conversation, whose ever that was
+            async with self.lock:
+                self.fast.reset()
 
     # ------------------------------------------------------------ checkpoints
 
@@ -171,4 +181,4 @@ def app(name: str, settings: AppSettings, pool: EnginePool) -> App:
             f"app {name!r}: {settings.object} is a {type(target.plain).__qualname__}, which is no app.",
             hint="name a Runnable, a compiled graph, a query or chat engine, or a workflow",
         )
-    return App(name, settings, fast, way, document_input(name, settings, way, fast))
+    return App(name, settings, fast, way, document_input(name, settings, way, fast), TenantsOwn(fast))

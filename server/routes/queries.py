@@ -136,13 +136,14 @@ async def forget(request: Request, id: str) -> Response:
 
 @router.delete("/tenant", status_code=200)
 async def forget_tenant(request: Request) -> dict[str, Any]:
-    """Forgets the key's tenant: submitted queries, what happened to its requests, outputs that engines draft from."""
+    """Ends what the key's tenant has under way, and forgets it: submitted queries, documents, collections, threads,
+    what happened to its requests, outputs that engines draft from."""
     queries, caller = _of(request)
     service = service_of(request)
     dropped = await queries.forget_all(caller.tenant)
     files = await request.app.state.documents.store.delete(caller.tenant)
-    service.live.forget(caller.tenant)
     await service.forget(caller.tenant)
+    request.app.state.tickets.forget(caller.tenant)
     return {"object": "tenant", "tenant": caller.tenant, "queries": dropped, "files": files}
 
 
