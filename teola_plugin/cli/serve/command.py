@@ -87,7 +87,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 def need_packages() -> None:
     """Raises `EngineUnavailable` where the extra is not installed."""
-    for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx"):
+    for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx", "pypdf", "python_multipart"):
         if find_spec(name) is None:
             raise EngineUnavailable(f"teola serve needs {name}, which is not installed.", hint=extra("server"))
 
