@@ -81,3 +81,22 @@ class Experience:
 
     def saw(self, kind: Kind, right: int, *, wrong: bool) -> None:
         self._kinds[kind].saw(right, wrong=wrong)
+
+
+class Calibration:
+    """Of all requests of an engine: how much of what their shares promised has come, by kind."""
+
+    def __init__(self) -> None:
+        self._kinds = {kind: (_FIRST, _FIRST) for kind in Kind}
+        """Tokens that have come, and that were expected; later ones count for more."""
+
+    def saw(self, kind: Kind, share: float, guessed: int, right: int) -> None:
+        """Of so many guessed tokens, each of which was expected with that share of those before it."""
+        came, promised = self._kinds[kind]
+        kept = _MEMORY**guessed
+        self._kinds[kind] = came * kept + right, promised * kept + sum(share**k for k in range(1, guessed + 1))
+
+    def of(self, kind: Kind, share: float) -> float:
+        """The share that is to be expected where a request's own guesses say so much."""
+        came, promised = self._kinds[kind]
+        return share * min(1.0, came / promised)

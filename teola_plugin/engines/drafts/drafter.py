@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from teola_plugin.engines.drafts.adaptive import Experience
+from teola_plugin.engines.drafts.adaptive import Calibration, Experience
 from teola_plugin.engines.drafts.lengths import Lengths, longest_drafts, unmeasured
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.drafts.recent import RecentOutputs, Source
@@ -41,6 +41,7 @@ class Drafter:
         self._unmeasured = unmeasured(most)
         self._lengths: Lengths = ()
         self._together = Together(())
+        self._calibration = Calibration()
         self._learned: OrderedDict[tuple[Source, bool], Experience] = OrderedDict()
         self._fixed: int | None = None
         self._steps: list[tuple[int, float]] = []
@@ -76,6 +77,8 @@ class Drafter:
         kept either."""
         for learned in [one for one in self._learned if tenant in (None, one[0][1])]:
             del self._learned[learned]
+        if tenant is None:
+            self._calibration = Calibration()
         for one in self._running.values():
             if tenant in (None, one.source[1]):
                 one.kept = False
@@ -96,15 +99,26 @@ class Drafter:
         *,
         greedy: bool,
         kept: bool = True,
+        ends: int | None = None,
     ) -> Row | None:
         """A request is new, or begins again. `tokens`: the prompt, which has `prompt` of them, and what is written
         already; `texts`: what it may repeat, likeliest first; `kept`: whether recent outputs are a source, and it
-        one of them. None where it samples: nothing is drafted."""
+        one of them; `ends`: tokens that it has at most in the end. None where it samples: nothing is drafted."""
         row = None
         if greedy:
             recent = self._recent.of(source) if self._options.recent and kept else None
             learned = self._experience(source, bool(texts))
-            row = Row(tokens, prompt, texts, recent, self._most, lookup=self._options.lookup, learned=learned)
+            row = Row(
+                tokens,
+                prompt,
+                texts,
+                recent,
+                self._most,
+                lookup=self._options.lookup,
+                learned=learned,
+                calibration=self._calibration,
+                ends=ends,
+            )
         self.end(name)
         self._running[name] = Running(row, source, kept)
         return row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from teola_plugin.engines.drafts.adaptive import AGREED, Experience, Kind, Trust, expected
+from teola_plugin.engines.drafts.adaptive import AGREED, Calibration, Experience, Kind, Trust, expected
 from teola_plugin.engines.drafts.corpus import LONGEST, Corpus
 from teola_plugin.engines.drafts.followed import FollowedText
 from teola_plugin.engines.drafts.lengths import of_share
@@ -43,23 +43,26 @@ class Row:
         *,
         lookup: bool = True,
         learned: Experience | None = None,
+        calibration: Calibration | None = None,
+        ends: int | None = None,
     ) -> None:
         """`tokens`: the prompt, which has `prompt` of them, and what is written already. `texts`: what the output may
         repeat; one with a `GAP_TOKEN` is a skeleton. `most`: of one draft. `lookup`: whether the tokens are looked
-        through themselves. `learned`: how often guesses were right in the requests of its app and tenant, of which it is one."""
+        through themselves. `learned`: how often guesses were right in the requests of its app and tenant, of which it is one;
+        `calibration`: the same of its engine. `ends`: tokens that it has at most in the end."""
         self._own = Corpus(tokens[:prompt])
         self._prompt, self._most = prompt, most
         self._texts = [FollowedText(text) for text in texts if text and GAP_TOKEN not in text]
         self._skeletons = [Skeleton(text) for text in texts if GAP_TOKEN in text]
         self._recent, self._lookup = recent, lookup
-        self._learned = learned
+        self._learned, self._calibration, self._ends = learned, calibration or Calibration(), ends
         self._trust: dict[Kind, Trust] = {}
         self._rest = self._idle = self._looks = 0
         self._rows = 1
         self.passed = 0
         """Tokens written since it began to rest that it was not told of."""
-        self.share = 0.0
-        """Of its draft's tokens, as far as can be told, what is right."""
+        self._best: tuple[Kind, float] | None = None
+        """The likeliest guess: its kind and share."""
         self._guessed: list[_Guess] = []
         self._draft: list[int] = []
         self.drafted = self.accepted = 0
@@ -104,6 +107,8 @@ class Row:
         self.accepted += _common(self._draft, new)
         for kind, tokens in self._guessed:
             right = _common(tokens, new)
+            if self._best is not None and kind == self._best[0]:
+                self._calibration.saw(*self._best, min(len(tokens), len(new), right + 1), right)
             wrong = right < min(len(tokens), len(new))
             self.trust(kind).saw(right, wrong=wrong)
             if self._learned is not None:
@@ -122,6 +127,8 @@ class Row:
         share of tokens that are right (see `lengths`); without it, whatever that is. `rows`: that share the step."""
         if self._rest:
             return []
+        if self._ends is not None:
+            room = min(room, self._ends - len(self._own) - 1)
         self._looks, self._rows = self._idle, rows
         guesses, best, most = list[_Guess](), None, 0.0
         for guess in self._guesses():
@@ -137,9 +144,14 @@ class Row:
             _Guess(guess.kind, self._draft if guess is best and self._draft else guess.tokens[:_WATCHED])
             for guess in guesses
         ]
-        self.share = most
+        self._best = None if best is None else (best.kind, most)
         self._tire()
         return self._draft
+
+    @property
+    def share(self) -> float:
+        """Of its draft's tokens, what is right, as far as can be told."""
+        return 0.0 if self._best is None else self._calibration.of(*self._best)
 
     def cut(self, length: int) -> list[int]:
         """So many tokens of the draft are verified, no more: the others are compared with what comes, a few of them."""

@@ -61,6 +61,8 @@ class Asked:
     """Tokens of its prompt."""
     extra: Mapping[str, Any]
     """What came with it: `SamplingParams.extra_args`, which is `vllm_xargs` of a request over HTTP."""
+    ends: int | None = None
+    """Tokens that it has at most in the end, those of its prompt among them; None where nobody says so."""
 
 
 class Runner:
@@ -84,8 +86,9 @@ class Runner:
         params = None if state is None else state.sampling_params
         if params is None:
             return Asked(False, 0, {})
-        greedy = params.temperature < 1e-5
-        return Asked(greedy, len(state.prompt_token_ids or ()), params.extra_args or {})
+        greedy, prompt = params.temperature < 1e-5, len(state.prompt_token_ids or ())
+        most = getattr(params, "max_tokens", None)
+        return Asked(greedy, prompt, params.extra_args or {}, None if most is None else prompt + most)
 
 
 def proposer_of(worker: Any) -> Any:

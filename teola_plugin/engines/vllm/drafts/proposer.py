@@ -97,7 +97,9 @@ class DraftProposer:
         told = Told.of(asked.extra)
         self._drafter.end_unless(runner.runs)
         texts = (told.tokens or self._encoded(told.texts)) if asked.greedy else ()
-        return self._drafter.begin(name, told.source, tokens, asked.prompt, texts, greedy=asked.greedy, kept=told.kept)
+        return self._drafter.begin(
+            name, told.source, tokens, asked.prompt, texts, greedy=asked.greedy, kept=told.kept, ends=asked.ends
+        )
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         return [] if self._encode is None else [with_gaps(text, GAP, self._encode) for text in texts]
