@@ -154,8 +154,14 @@ class Drafter:
         """Drafts of one step of so many rows, each under its row's number, cut to what pays of them together."""
         if not self._together or rows < 2 or self._fixed is not None:
             return {i: draft for i, (_, draft) in drafts.items()}
-        lengths = self._together.lengths([(len(draft), row.share) for row, draft in drafts.values()], rows)
+        lengths = self._together.lengths([row.offer for row, _ in drafts.values()], self._speeds(rows))
         return {i: row.cut(length) for (i, (row, _)), length in zip(drafts.items(), lengths, strict=True)}
+
+    def _speeds(self, rows: int) -> Sequence[float]:
+        """Of all rows of a step. Those that run and have not written in it are as good as others; sampled ones write a
+        token a step."""
+        found = [1.0 if one.row is None else one.row.speed for one in self._running.values()][-rows:]
+        return [*found, *[1.0] * (rows - len(found))]
 
     def _longest(self, rows: int) -> Sequence[int]:
         """Tokens that pay for each of so many rows, by the share of them that is right."""

@@ -10,6 +10,7 @@ from teola_plugin.engines.drafts.corpus import LONGEST, Corpus
 from teola_plugin.engines.drafts.followed import FollowedText
 from teola_plugin.engines.drafts.lengths import of_share
 from teola_plugin.engines.drafts.skeleton import GAP_TOKEN, Skeleton
+from teola_plugin.engines.drafts.together import Offer
 
 _WATCHED = 2
 """Tokens of a guess that is not drafted: whether they come is seen anyhow."""
@@ -19,6 +20,10 @@ _MOST_REST = 8
 """Tokens that are written without a look for guesses, where many looks in a row led to no draft."""
 _PATIENCE = 4
 """Looks without a draft for each of them, of a row alone; beside others, whose step it holds up as well, fewer."""
+
+
+_STEADY = 8
+"""Steps of one token by which its speed is taken for less of a difference at first."""
 
 
 class _Guess(NamedTuple):
@@ -66,6 +71,7 @@ class Row:
         self._guessed: list[_Guess] = []
         self._draft: list[int] = []
         self.drafted = self.accepted = 0
+        self._begun = len(tokens)
         self.grow(tokens[prompt:])
 
     def __len__(self) -> int:
@@ -83,8 +89,8 @@ class Row:
     def trust(self, kind: Kind) -> Trust:
         found = self._trust.get(kind)
         if found is None:
-            known = expected(kind) if self._learned is None else self._learned.share(kind)
-            found = self._trust[kind] = Trust(known)
+            found = Trust(expected(kind)) if self._learned is None else self._learned.begin(kind)
+            self._trust[kind] = found
         return found
 
     def grow(self, new: Sequence[int]) -> None:
@@ -107,9 +113,9 @@ class Row:
         self.accepted += _common(self._draft, new)
         for kind, tokens in self._guessed:
             right = _common(tokens, new)
-            if self._best is not None and kind == self._best[0]:
-                self._calibration.saw(*self._best, min(len(tokens), len(new), right + 1), right)
             wrong = right < min(len(tokens), len(new))
+            if self._best is not None and kind == self._best[0]:
+                self._calibration.saw(*self._best, len(tokens) if wrong else right, right)
             self.trust(kind).saw(right, wrong=wrong)
             if self._learned is not None:
                 self._learned.saw(kind, right, wrong=wrong)
@@ -149,9 +155,16 @@ class Row:
         return self._draft
 
     @property
-    def share(self) -> float:
-        """Of its draft's tokens, what is right, as far as can be told."""
-        return 0.0 if self._best is None else self._calibration.of(*self._best)
+    def speed(self) -> float:
+        """Tokens a step, of those that it has written here; 1 at first."""
+        written = len(self._own) - self._begun + self.passed
+        return (written + _STEADY) / (written - self.accepted + _STEADY)
+
+    @property
+    def offer(self) -> Offer:
+        """The draft, for weighing it against those of others."""
+        kind, share = self._best or (Kind.ONE, 0.0)
+        return Offer(len(self._draft), share, self._calibration.of(kind), self.speed)
 
     def cut(self, length: int) -> list[int]:
         """So many tokens of the draft are verified, no more: the others are compared with what comes, a few of them."""
