@@ -177,8 +177,10 @@ class Row:
     def _tire(self) -> None:
         """Looks that lead to no draft are made less and less often."""
         self._idle = 0 if self._draft else self._looks + 1
-        most = _MOST_REST if self._rows == 1 else _MOST_REST + self._rows
-        self._rest = min(most, self._idle * self._rows // _PATIENCE)
+        if self._rows == 1:
+            self._rest = min(_MOST_REST, self._idle // _PATIENCE)
+        else:
+            self._rest = min(_MOST_REST + self._rows, self._idle**2 * self._rows // (2 * _PATIENCE))
 
     def first_tokens(self, count: int) -> list[int]:
         """Of the prompt, whatever comes next: a draft for measuring what verifying takes."""

@@ -88,7 +88,8 @@ class Together:
             return [0] * len(drafts)
         least = gains[best - 1]
         return [
-            sum(worth * offer.share**k >= least for k in offer.tokens) for worth, offer in zip(each, drafts, strict=True)
+            sum(worth * offer.share**k >= least for k in offer.tokens)
+            for worth, offer in zip(each, drafts, strict=True)
         ]
 
 
