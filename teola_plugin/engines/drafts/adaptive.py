@@ -79,7 +79,7 @@ class Experience:
         self._kinds[Kind.ONE] = Trust(_UNSEEN, _MEMORY, _QUICKLY)
 
     def begin(self, kind: Kind) -> Trust:
-        """Of a new request. Behind a single token there are guesses everywhere, and it is soon seen what they are worth."""
+        """Of a new request. Behind single tokens there are guesses everywhere: it is soon seen what they are worth."""
         return Trust(self._kinds[kind].share, weight=_QUICKLY if kind is Kind.ONE else _FIRST)
 
     def saw(self, kind: Kind, right: int, *, wrong: bool) -> None:

@@ -73,8 +73,8 @@ class Drafter:
             self._steps.append((rows, time.perf_counter()))
 
     def forget(self, tenant: str | None) -> None:
-        """Recent outputs, and how often guesses were right: all of it, or a tenant's; those of requests that run are not
-        kept either."""
+        """Recent outputs, and how often guesses were right: all of it, or a tenant's; those of requests that run are
+        not kept either."""
         for learned in [one for one in self._learned if tenant in (None, one[0][1])]:
             del self._learned[learned]
         if tenant is None:

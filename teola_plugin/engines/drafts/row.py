@@ -53,8 +53,8 @@ class Row:
     ) -> None:
         """`tokens`: the prompt, which has `prompt` of them, and what is written already. `texts`: what the output may
         repeat; one with a `GAP_TOKEN` is a skeleton. `most`: of one draft. `lookup`: whether the tokens are looked
-        through themselves. `learned`: how often guesses were right in the requests of its app and tenant, of which it is one;
-        `calibration`: the same of its engine. `ends`: tokens that it has at most in the end."""
+        through themselves. `learned`: how often guesses were right in the requests of its app and tenant, of which it
+        is one; `calibration`: the same of its engine. `ends`: tokens that it has at most in the end."""
         self._own = Corpus(tokens[:prompt])
         self._prompt, self._most = prompt, most
         self._texts = [FollowedText(text) for text in texts if text and GAP_TOKEN not in text]
@@ -64,8 +64,8 @@ class Row:
         self._trust: dict[Kind, Trust] = {}
         self._rest = self._idle = self._looks = 0
         self._rows = 1
-        self.passed = 0
-        """Tokens written since it began to rest that it was not told of."""
+        self._unread: list[int] = []
+        """Tokens written since it began to rest."""
         self._best: tuple[Kind, float] | None = None
         """The likeliest guess: its kind and share."""
         self._guessed: list[_Guess] = []
@@ -75,7 +75,7 @@ class Row:
         self.grow(tokens[prompt:])
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._own) + len(self._unread)
 
     def forget(self) -> None:
         """Recent outputs are no source any more."""
@@ -84,7 +84,7 @@ class Row:
     @property
     def output(self) -> list[int]:
         """What the request has written."""
-        return self._own.tokens[self._prompt :]
+        return [*self._own.tokens[self._prompt :], *self._unread]
 
     def trust(self, kind: Kind) -> Trust:
         found = self._trust.get(kind)
@@ -94,8 +94,9 @@ class Row:
         return found
 
     def grow(self, new: Sequence[int]) -> None:
-        """The model has written these: what was accepted of the draft, and one more; or all since it began to rest."""
-        self.passed = 0
+        """The model has written these: what was accepted of the draft, and one more."""
+        if self._unread:
+            new, self._unread = [*self._unread, *new], []
         if self._guessed:
             self._learn(new)
         self._rest = max(0, self._rest - len(new))
@@ -121,11 +122,11 @@ class Row:
                 self._learned.saw(kind, right, wrong=wrong)
         self._guessed, self._draft = [], []
 
-    def rests(self, new: int) -> bool:
-        """Whether so many tokens more need not be told yet: then they are counted, and told with those that follow."""
-        if self.passed + new >= self._rest:
+    def rests(self, new: Sequence[int]) -> bool:
+        """Whether these need not be looked at yet: then they are kept, for the next `grow` to begin with."""
+        if len(self._unread) + len(new) >= self._rest:
             return False
-        self.passed += new
+        self._unread += new
         return True
 
     def draft(self, room: int, longest: Sequence[int] | None = None, rows: int = 1) -> list[int]:
@@ -157,7 +158,7 @@ class Row:
     @property
     def speed(self) -> float:
         """Tokens a step, of those that it has written here; 1 at first."""
-        written = len(self._own) - self._begun + self.passed
+        written = len(self) - self._begun
         return (written + _STEADY) / (written - self.accepted + _STEADY)
 
     @property

@@ -1,9 +1,9 @@
 """What a step takes by how many tokens are drafted in it, of all rows together; and how many pay there.
 
-Measured on vLLM's CPU build, a step grows with the tokens drafted in all, whosever they are, and the first of them costs
-some more: one row's draft is paid for by all that share the step. What it is worth to them is less: a row that ends
-sooner makes their steps shorter by its part, while the part that a row alone would take is there until the last has
-ended. So tokens of rows that are ahead count for less than those of rows that are behind.
+Measured on vLLM's CPU build, a step grows with the tokens drafted in all, whosever they are, and the first of them
+costs some more: one row's draft is paid for by all that share the step. What it is worth to them is less: a row that
+ends sooner makes their steps shorter by its part, while the part that a row alone would take is there until the last
+has ended. So tokens of rows that are ahead count for less than those of rows that are behind.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from teola_plugin.graph import Curve, EngineProfile
 
 Steps = Sequence[tuple[int, float, Sequence[tuple[int, float]]]]
-"""(rows, seconds of a row's step alone, [(tokens drafted by all of them, seconds of such a step)]), ascending; seconds in
-those of a step of so many rows without drafts."""
+"""(rows, seconds of a row's step alone, [(tokens drafted by all of them, seconds of such a step)]), ascending. Seconds
+are in those of a step of so many rows without drafts."""
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DRAFTED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -95,5 +95,5 @@ class Together:
 
 def _filled(points: Sequence[tuple[int, float]]) -> Sequence[float]:
     """By tokens drafted, from 0 to the most that is known."""
-    curve = Curve(tuple((float(k), took) for k, took in points))
+    curve = Curve(tuple((k, took) for k, took in points))
     return [curve(k) for k in range(points[-1][0] + 1)]
