@@ -46,6 +46,10 @@ class LiveQuery:
     seconds: float | None = None
     models: dict[str, int] = field(default_factory=dict)
     """Requests by model."""
+    traces: list[str] = field(default_factory=list)
+    """Ids in the pool of queries that its apps have begun, beside its own."""
+    submitted: list[str] = field(default_factory=list)
+    """Ids of submitted queries that were run as part of it: their answers are kept."""
 
 
 class LiveQueries:
@@ -56,6 +60,8 @@ class LiveQueries:
         self._joined: dict[tuple[str, str], LiveQuery] = {}
         self.running: set[LiveQuery] = set()
         self.ended: deque[LiveQuery] = deque(maxlen=KEPT)
+        self.on_end: Callable[[LiveQuery], object] = lambda _: None
+        """Told of every query that is over."""
 
     def joined(self, tenant: str, id: str) -> LiveQuery | None:
         """The query of this name that is under way; each tenant has names of its own."""
@@ -107,6 +113,7 @@ class LiveQueries:
             (run.cancel if outcome == "cancelled" else run.close)()
         query.ticket.end(whole=query.status == "done")
         self.ended.append(query)
+        self.on_end(query)
 
     def sweep(self) -> None:
         """Queries that nobody has joined for a while are over since then."""
@@ -114,22 +121,29 @@ class LiveQueries:
         for one in [q for q in self._joined.values() if not q.users and now - q.last > self._idle]:
             self.close(one, "done", one.last)
 
+    def traced(self, trace: str) -> LiveQuery | None:
+        """The one whose trace has this id."""
+        known = [*self.running, *reversed(self.ended)]
+        return next((query for query in known if query.trace == trace), None)
+
     def find(self, tenant: str, id: str) -> LiveQuery | None:
         """Under way or ended, of this tenant."""
         known = [*self.running, *reversed(self.ended)]
         return next((q for q in known if q.id == id and q.tenant == tenant), None)
 
-    async def forget(self, tenant: str) -> None:
-        """Ends its queries, and forgets what happened to them."""
+    async def forget(self, tenant: str) -> set[str]:
+        """Ends its queries, and forgets what happened to them; the ids of their traces."""
         under_way = [(one, one.run) for one in self.running if one.tenant == tenant]
         for one, _ in under_way:
             self.close(one, "cancelled", self._clock())
         traces = [asyncio.wrap_future(run.trace) for _, run in under_way if run is not None]
         if traces:
             await asyncio.wait(traces, timeout=_ENDING)
+        gone = {id for one in self.ended if one.tenant == tenant for id in (one.trace, *one.traces)}
         kept = [one for one in self.ended if one.tenant != tenant]
         self.ended.clear()
         self.ended.extend(kept)
+        return gone
 
     def of(self, tenant: str) -> list[LiveQuery]:
         """Of this tenant, latest first."""

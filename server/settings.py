@@ -80,8 +80,26 @@ class AppSettings(BaseModel):
     """Of a graph without a checkpointer: its checkpoints are kept in the server's store, so that its queries go on from
     the last one after a crash, and may stop to ask somebody."""
     description: str = ""
+    example: str = ""
+    """A text to ask it, for the commands that `teola serve` prints and the page to try it."""
     goal: float | None = Field(None, gt=0)
     """Seconds that its queries should take, unless the caller says otherwise."""
+
+
+class TracingSettings(BaseModel):
+    """Where spans of requests, queries and primitives go: a collector of OpenTelemetry."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    endpoint: str = Field(pattern=r"^https?://[^/@\s]+(/[^?#\s]*)?$")
+    """Of the collector, e.g. `http://127.0.0.1:4317`."""
+    protocol: Literal["grpc", "http/protobuf"] = "grpc"
+    """Of OTLP; each has a package of its own, `opentelemetry-exporter-otlp-proto-grpc` and `-http`."""
+    headers: dict[str, str] = Field(default_factory=dict, repr=False)
+    """Sent along: a collector's key."""
+    service: str = Field("teola", min_length=1)
+    """`service.name` of the spans."""
+    share: float = Field(1.0, ge=0, le=1)
+    """Of the requests that no caller has decided for."""
 
 
 class ServerSettings(BaseModel):
@@ -119,6 +137,10 @@ class ServerSettings(BaseModel):
     drain: float = Field(30.0, ge=0)
     """Seconds that requests under way have to end when the server is told to stop."""
     log: Literal["json", "text", "off"] = "text"
+    """One line for each request; `off`: warnings and errors alone."""
+    log_details: bool = False
+    """Whether messages of exceptions are logged: an app's code may repeat in them what it was asked."""
+    tracing: TracingSettings | None = None
 
     @field_validator("log", mode="before")
     @classmethod

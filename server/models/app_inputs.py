@@ -7,9 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from teola_plugin.graph import LLM_PREFILLS, PrimitiveKind
+from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace
 from teola_plugin.server.documents.parts import DOCUMENT
 from teola_plugin.server.errors import bad_request
-from teola_plugin.server.wire.answers import Answer
+from teola_plugin.server.wire.answers import Answer, Usage
 from teola_plugin.server.wire.chat import ChatMessage, ChatRequest
 from teola_plugin.server.wire.sampling import text_of
 
@@ -65,6 +67,18 @@ def answer_of(value: Any, key: str = "") -> Answer:
         found = value.outputs.get(key) if key else value.answer
         return Answer(text_in(found), more={"sources": plain(value.sources)} if value.sources else {})
     return Answer(text_in(value, key), more=_sources(value))
+
+
+def usage_in(trace: QueryTrace) -> Usage:
+    """Tokens of the generations of a query, but for those that nobody used."""
+    used = [span for span in trace.spans if not span.unused]
+    read = [span for span in used if span.kind in _READ]
+    wrote = sum(span.tokens for span in used if span.kind in _WROTE) + sum(span.written for span in read)
+    return Usage(sum(span.tokens for span in read), wrote, sum(span.cached for span in read))
+
+
+_READ = {*(kind.name for kind in LLM_PREFILLS - {PrimitiveKind.PARTIAL_PREFILLING}), GENERATION, PROVISIONAL}
+_WROTE = {PrimitiveKind.DECODING.name, PrimitiveKind.PARTIAL_DECODING.name}
 
 
 def text_in(value: Any, key: str = "") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -15,6 +15,7 @@ from teola_plugin.adapters.named_objects import load, named
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.usage import Tally, atallied, tallied
 from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.models.app_inputs import given_inputs, without_documents
@@ -26,7 +27,7 @@ from teola_plugin.server.models.ways import DEPLOYMENT, way_of
 from teola_plugin.server.queries.records import Record
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.visits import Visit
-from teola_plugin.server.wire.answers import Answer, Delta, Deltas
+from teola_plugin.server.wire.answers import Answer, Delta, Deltas, Usage
 from teola_plugin.server.wire.chat import ChatRequest
 
 T = TypeVar("T")
@@ -52,30 +53,32 @@ class App:
     kind: str = "app"
 
     def told(self) -> dict[str, Any]:
-        return {"root": self.name, "description": self.settings.description}
+        return {"root": self.name, "description": self.settings.description, "example": self.settings.example}
 
     def tokens(self, text: int, answer: int | None, n: int) -> int:
         return text // 4 + 256
 
     async def whole(self, body: ChatRequest, visit: Visit) -> list[Answer]:
-        asked = self._input(body, visit)
+        asked, tally = self._input(body, visit), Tally()
         with visit.inside() as run:
             async with interrupting(Deadline.of(run)), self._turn():
-                return [await self.way.whole(self.own.of(visit.caller.tenant), asked, self.settings)]
+                with tallied(tally):
+                    answer = await self.way.whole(self.own.of(visit.caller.tenant), asked, self.settings)
+        return [_costing(answer, tally, visit)]
 
     async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
-        asked, run, text = self._input(body, visit), visit.run, ""
+        asked, run, text, tally = self._input(body, visit), visit.run, "", Tally()
         fast = self.own.of(visit.caller.tenant)
         async with self._turn():
-            pieces = astreamed_in(run, None, self.way.stream(fast, asked, self.settings))
+            pieces = astreamed_in(run, None, atallied(tally, self.way.stream(fast, asked, self.settings)))
             async with aclosing(_timely(pieces, Deadline.of(run))) as found:
                 async for piece in found:
                     if isinstance(piece, Answer):
-                        yield Delta(end=piece)
+                        yield Delta(end=_costing(piece, tally, visit))
                         return
                     text += piece
                     yield Delta(text=piece)
-        yield Delta(end=Answer(text))
+        yield Delta(end=_costing(Answer(text), tally, visit))
 
     def check(self, body: ChatRequest) -> None:
         """Raises `HttpError`, `RegistrationError` for what is known to be wrong before anything runs."""
@@ -103,7 +106,14 @@ class App:
         value = self.way.given(self.fast, asked, self.settings) if found is None and not told else found
         value = value if told else self.takes.given(value, documents)
         name = said.get(THREAD) or (visit.query.id if kept is None else kept.id)
-        return Asked(value, self._thread(visit.caller.tenant, str(name)), said.get(CONFIG), kept, told)
+        return Asked(
+            value,
+            self._thread(visit.caller.tenant, str(name)),
+            said.get(CONFIG),
+            kept,
+            told,
+            visit.query.traces.append,
+        )
 
     def _told(self, said: Mapping[str, Any]) -> tuple[Any, ...]:
         """What its thread is told, if that is what the request is for. Raises `HttpError`."""
@@ -147,6 +157,14 @@ class App:
     def waits(self, stop: Stop, approved: str) -> bool:
         """See `graphs.waits`."""
         return waits(self.fast, stop, approved)
+
+
+def _costing(answer: Answer, tally: Tally, visit: Visit) -> Answer:
+    """With the tokens of its calls."""
+    found, own = tally.tokens, answer.usage
+    usage = Usage(own.prompt + found.prompt, own.completion + found.completion, own.cached + found.cached)
+    visit.cost(usage.total)
+    return replace(answer, usage=usage)
 
 
 def no_settings(model: str) -> HttpError:

@@ -25,6 +25,8 @@ class Asked:
     """Of a submitted query."""
     told: tuple[Any, ...] = ()
     """What a graph that has stopped to ask somebody is told; one value, or none where it has not asked."""
+    began: Callable[[str], object] = bool
+    """Is told the id of a query of its own in the pool, where the app begins one."""
 
 
 Pieces = AsyncIterator["str | Answer"]

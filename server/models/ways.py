@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from teola_plugin.server.errors import bad_request
-from teola_plugin.server.models.app_inputs import answer_of, last_text, roles_and_texts, text_in
+from teola_plugin.server.models.app_inputs import answer_of, last_text, roles_and_texts, text_in, usage_in
 from teola_plugin.server.models.asked import Asked, Pieces, Way
 from teola_plugin.server.models.graphs import GRAPH
 from teola_plugin.server.settings import AppSettings
@@ -187,14 +188,23 @@ def _texts(fast: Any, settings: AppSettings) -> list[str]:
 
 
 async def _deployment_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
-    return answer_of(await fast.arun(asked.value, asked.config), settings.output)
+    running = fast.astream(asked.value, asked.config)
+    asked.began(running.running.id)
+    return _deployment_answer(await running, settings)
 
 
 async def _deployment_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
     stream = fast.astream(asked.value, asked.config)
+    asked.began(stream.running.id)
     async for text in stream:
         yield text
-    yield answer_of(await stream, settings.output)
+    yield _deployment_answer(await stream, settings)
+
+
+def _deployment_answer(result: Any, settings: AppSettings) -> Answer:
+    """Its queries are their own: what they took stands in their traces."""
+    answer, trace = answer_of(result, settings.output), result.trace
+    return answer if trace is None else replace(answer, usage=usage_in(trace))
 
 
 DEPLOYMENT = Way(_deployment_given, _deployment_whole, _deployment_stream)

@@ -240,6 +240,7 @@ class Queries:
     # ------------------------------------------------------------ running
 
     def _begin(self, record: Record, visit: Visit) -> None:
+        visit.query.submitted.append(record.id)
         live = Running(record)
         live.log.begin(record.attempt + 1)
         self._running[record.tenant, record.id] = live

@@ -151,7 +151,7 @@ async def forget_tenant(request: Request) -> dict[str, Any]:
 
 
 @router.get("/activity")
-def activity(request: Request, limit: int = Query(100, ge=1, le=1000)) -> dict[str, Any]:
+async def activity(request: Request, limit: int = Query(100, ge=1, le=1000)) -> dict[str, Any]:
     """All queries of the tenant, latest first: those that requests make, too."""
     service = service_of(request)
     found = service.live.of(service.caller(request.headers).tenant)[:limit]
@@ -174,7 +174,6 @@ def _shown(query: LiveQuery) -> dict[str, Any]:
 
 
 @router.get("/activity/{id}")
-def trace(request: Request, id: str) -> Response:
+async def trace(request: Request, id: str) -> Response:
     """The page of one query."""
-    service = service_of(request)
-    return trace_page(service, service.caller(request.headers).tenant, id)
+    return await trace_page(request, service_of(request).caller(request.headers).tenant, id)

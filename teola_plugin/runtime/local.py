@@ -31,6 +31,7 @@ from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.timeouts import at_most, ended
+from teola_plugin.runtime.usage import current_tally
 from teola_plugin.runtime.works.work import placed
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.graph_events import CancelQuery, Close
@@ -321,6 +322,9 @@ class LocalRuntime:
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
+        tally = current_tally.get()
+        if tally is not None:
+            tally.watch(future)
         given, log = list(payloads), PieceLog(tentative=tentative) if stream else None
         call = Call(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
         if run is not None:

@@ -47,6 +47,21 @@ def steps(pool: EnginePool) -> Any:
     return _line(plan=plan, work=work, answer=answer).compile()
 
 
+def writing() -> Any:
+    """A chain that may write something: it leaves its line, and takes its time."""
+    from langchain_core.runnables import RunnableLambda
+
+    async def write(text: str) -> str:
+        note("write", text)
+        await asyncio.sleep(float(os.environ.get("TEOLA_TEST_SECONDS", "0")))
+        return f"{text} written"
+
+    def never(text: str) -> str:
+        raise NotImplementedError
+
+    return RunnableLambda(never, afunc=write)
+
+
 def asking(**settings: Any) -> Any:
     """Asks for leave between two nodes; or, by `interrupt_before`, without a question."""
 
