@@ -186,7 +186,8 @@ def remembers(pool: EnginePool) -> Any:
     from langgraph.graph import END, START, MessagesState, StateGraph
 
     async def answer(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [AIMessage(" ".join(str(one.content) for one in state["messages"]))]}
+        heard = [str(one.content) for one in state["messages"] if one.type == "human"]
+        return {"messages": [AIMessage(" ".join(heard))]}
 
     made = StateGraph(MessagesState)
     made.add_node("answer", answer)
