@@ -24,6 +24,7 @@ from teola_plugin.server.models.apps import App, app
 from teola_plugin.server.models.base import Model
 from teola_plugin.server.models.carried import CarriedEngine
 from teola_plugin.server.models.text_engine import TextEngine
+from teola_plugin.server.models.token_ids import TokenIds
 from teola_plugin.server.models.vectors import VectorEngine
 from teola_plugin.server.settings import AppSettings, KeySettings, ServerSettings
 from teola_plugin.server.visits import Visit
@@ -39,11 +40,12 @@ class Service:
     """One server's state. The pool is running."""
 
     def __init__(self, pool: EnginePool, settings: ServerSettings, apps: Mapping[str, AppSettings]) -> None:
-        """Raises `RegistrationError` and `TraceError` for apps that cannot be served."""
+        """Raises `RegistrationError` and `TraceError` for apps that cannot be served, `ConfigError` for settings."""
         self.pool, self.settings = pool, settings
         self.clock = pool.runtime.time
         self.models: dict[str, Model] = engine_models(pool)
         self.models |= {name: app(name, one, pool) for name, one in apps.items()}
+        self.token_ids = TokenIds(settings.token_ids, self.models)
         self.callers = {key.name: Caller(key, KeyLimits(key, self.clock())) for key in (*settings.keys, NOBODY)}
         self.admission = Admission(settings.max_requests, settings.max_tokens, self.clock)
         self.live = LiveQueries(pool, settings.joined_idle, self.clock, time.time)
