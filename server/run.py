@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,9 @@ if TYPE_CHECKING:
 
     from teola_plugin.server.queries.store import Store
     from teola_plugin.server.service import Service
+
+_LOOKING = 0.05
+"""Seconds between looks at what is under way, while the server drains."""
 
 
 def check_files(settings: ServerSettings) -> None:
@@ -81,7 +82,8 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
             on_ready()
 
         async def shutdown(self, sockets: Any = None) -> None:
-            service.draining = True
+            left = await drained(service, lambda: self.force_exit)
+            self.config.timeout_graceful_shutdown = max(1, round(left))
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
@@ -90,21 +92,17 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
         access_log=False,
         server_header=False,
         date_header=True,
-        timeout_graceful_shutdown=max(1, round(settings.drain)),
         ssl_certfile=settings.certificate or None,
         ssl_keyfile=settings.private_key or None,
     )
     return Server(config)
 
 
-def log_to_stderr(settings: ServerSettings) -> None:
-    """One line for each request, unless the settings say otherwise."""
-    if settings.log == "off":
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    form = "%(message)s" if settings.log == "json" else "%(asctime)s %(levelname)s %(message)s"
-    handler.setFormatter(logging.Formatter(form))
-    logger = logging.getLogger("teola_plugin.server")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+async def drained(service: Service, forced: Callable[[], bool]) -> float:
+    """Nothing new is taken, and what is under way ends, in `drain` seconds at most: those that are left. Until then
+    the address answers, with 503 and `Retry-After` to what is new; a second signal ends it at once."""
+    service.draining = True
+    until = service.clock() + service.settings.drain
+    while service.busy and service.clock() < until and not forced():
+        await asyncio.sleep(_LOOKING)
+    return max(0.0, until - service.clock())

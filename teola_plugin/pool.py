@@ -319,8 +319,12 @@ class EnginePool:
 
     def forget(self, tenant: str) -> None:
         """No later request drafts from what this tenant's requests have written: engines keep recent outputs, by app
-        and tenant, to draft from. Traces stay, and so do its prefixes in caches, which no other tenant's prompt finds:
-        they go as their place is needed, or with `reset()`."""
+        and tenant, to draft from. Its traces are dropped, and all plans, which may hold prompts that its queries chose.
+        Its prefixes stay in caches, where no other tenant's prompt finds them, until their place is needed, or
+        `reset()`."""
+        self._caches.clear()
+        for one in self._deployments.values():
+            one.forget()
         self.runtime.forget(tenant)
 
     # ------------------------------------------------------------ plans and traces

@@ -31,7 +31,13 @@ LINES = "one on each line"
 WORDS = ("oats", "ivy", "lambs", "hay", "spring", "walls", "june", "farm", "rain", "sheep", "barn", "grass", "seed")
 
 
-def real_pool(args: argparse.Namespace, functions: Iterable[BaseTool] = ()) -> EnginePool:
+def real_pool(
+    args: argparse.Namespace,
+    functions: Iterable[BaseTool] = (),
+    *,
+    policy: str = "topology-aware",
+    prefix_caching: bool = True,
+) -> EnginePool:
     """vLLM, MiniLM, a cross-encoder, PostgreSQL with pgvector, a search; others by flags. Without a GPU the
     models keep to cores of their own, as in `teola demo`."""
     from teola_plugin.cli.demo.engines import device_cores
@@ -43,20 +49,21 @@ def real_pool(args: argparse.Namespace, functions: Iterable[BaseTool] = ()) -> E
     from teola_plugin.engines.websearch import WebSearch
 
     of_llm, of_others = device_cores()
+    caching = {"enable_prefix_caching": prefix_caching}
     found: list[Any] = [
-        VllmEngine("llm", args.llm or str(llm_folder()), cores=of_llm),
+        VllmEngine("llm", args.llm or str(llm_folder()), engine_args=caching, cores=of_llm),
         EmbeddingEngine("embedder", args.embedder, cores=of_others),
         RerankingEngine("reranker", args.reranker or str(reranker_folder()), cores=of_others),
         PgVectorEngine("store", dsn=args.dsn),
     ]
     if args.proxy:
-        found.append(VllmEngine("proxy", args.proxy, cores=of_llm))
+        found.append(VllmEngine("proxy", args.proxy, engine_args=caching, cores=of_llm))
     if args.app == "search_engine":
         own = FullTextSearch("web", args.pages or PAGES, dsn=args.dsn)
         found.append(own if args.web == "texts" else WebSearch("web", service=args.web))
     if functions:
         found.append(tool_engine(functions))
-    return EnginePool.local(found)
+    return EnginePool.local(found, policy=policy)
 
 
 def fake_pool(

@@ -9,9 +9,10 @@ from typing import Any
 
 from teola_plugin.graph import LLM_PREFILLS, PrimitiveKind
 from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace
+from teola_plugin.server.documents.parts import DOCUMENT
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.wire.answers import Answer, Usage
-from teola_plugin.server.wire.chat import ChatRequest
+from teola_plugin.server.wire.chat import ChatMessage, ChatRequest
 from teola_plugin.server.wire.sampling import text_of
 
 INPUTS = "inputs"
@@ -28,6 +29,22 @@ def given_inputs(body: ChatRequest) -> Any:
     except ValueError as error:
         hint = 'e.g. {"inputs": "{\\"question\\": \\"...\\"}"}'
         raise bad_request(f"metadata.inputs is not JSON: {error}.", hint, param="metadata") from None
+
+
+def without_documents(body: ChatRequest) -> tuple[ChatRequest, list[tuple[str, str]]]:
+    """The chat, and the documents in it: name and text each."""
+    found, messages = list[tuple[str, str]](), list[ChatMessage]()
+    for message in body.messages:
+        content = message.content
+        if isinstance(content, list):
+            found += [(str(p.get("name") or ""), str(p["text"])) for p in content if _is_document(p)]
+            content = [part for part in content if not _is_document(part)]
+        messages.append(message.model_copy(update={"content": content}) if content != message.content else message)
+    return (body.model_copy(update={"messages": messages}) if found else body), found
+
+
+def _is_document(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == DOCUMENT and isinstance(part.get("text"), str)
 
 
 def last_text(body: ChatRequest) -> str:

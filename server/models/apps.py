@@ -16,11 +16,14 @@ from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.usage import Tally, atallied, tallied
-from teola_plugin.server.errors import bad_request
-from teola_plugin.server.models.app_inputs import given_inputs
+from teola_plugin.server.documents.parts import has_files
+from teola_plugin.server.errors import HttpError, bad_request
+from teola_plugin.server.models.app_inputs import given_inputs, without_documents
 from teola_plugin.server.models.asked import Asked, Way
+from teola_plugin.server.models.collections import TenantsOwn
+from teola_plugin.server.models.document_input import DocumentInput, document_input
 from teola_plugin.server.models.graphs import Stop, has_checkpoints, stopped, waits
-from teola_plugin.server.models.ways import way_of
+from teola_plugin.server.models.ways import DEPLOYMENT, way_of
 from teola_plugin.server.queries.records import Record
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.visits import Visit
@@ -30,6 +33,8 @@ from teola_plugin.server.wire.chat import ChatRequest
 T = TypeVar("T")
 THREAD = "thread_id"
 """The key of `metadata` that names a graph's conversation."""
+CONFIG = "config"
+"""The key of `metadata` that holds settings of a workflow, for this query alone."""
 RESUME = "resume"
 """The key of `metadata` that holds what a graph has stopped to ask for."""
 
@@ -42,6 +47,8 @@ class App:
     settings: AppSettings
     fast: Any
     way: Way
+    takes: DocumentInput
+    own: TenantsOwn
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     kind: str = "app"
 
@@ -56,13 +63,14 @@ class App:
         with visit.inside() as run:
             async with interrupting(Deadline.of(run)), self._turn():
                 with tallied(tally):
-                    answer = await self.way.whole(self.fast, asked, self.settings)
+                    answer = await self.way.whole(self.own.of(visit.caller.tenant), asked, self.settings)
         return [_costing(answer, tally, visit)]
 
     async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
         asked, run, text, tally = self._input(body, visit), visit.run, "", Tally()
+        fast = self.own.of(visit.caller.tenant)
         async with self._turn():
-            pieces = astreamed_in(run, None, atallied(tally, self.way.stream(self.fast, asked, self.settings)))
+            pieces = astreamed_in(run, None, atallied(tally, self.way.stream(fast, asked, self.settings)))
             async with aclosing(_timely(pieces, Deadline.of(run))) as found:
                 async for piece in found:
                     if isinstance(piece, Answer):
@@ -71,6 +79,16 @@ class App:
                     text += piece
                     yield Delta(text=piece)
         yield Delta(end=_costing(Answer(text), tally, visit))
+
+    def check(self, body: ChatRequest) -> None:
+        """Raises `HttpError`, `RegistrationError` for what is known to be wrong before anything runs."""
+        config = (body.metadata or {}).get(CONFIG)
+        if self.way is DEPLOYMENT:
+            self.fast.configured(config)
+        elif config is not None:
+            raise no_settings(self.name)
+        if has_files(body):
+            self.takes.check()
 
     def _turn(self) -> AbstractAsyncContextManager[Any]:
         return self.lock if self.way.alone else nullcontext()
@@ -84,12 +102,14 @@ class App:
             raise bad_request(f"the app {self.name!r} takes no tools.", hint, param="tools", code="unsupported")
         found, said, kept = given_inputs(body), body.metadata or {}, visit.kept
         told = self._told(said)
-        value = self.way.given(self.fast, body, self.settings) if found is None and not told else found
+        asked, documents = without_documents(body)
+        value = self.way.given(self.fast, asked, self.settings) if found is None and not told else found
+        value = value if told else self.takes.given(value, documents)
         name = said.get(THREAD) or (visit.query.id if kept is None else kept.id)
         return Asked(
             value,
             self._thread(visit.caller.tenant, str(name)),
-            said.get("config"),
+            said.get(CONFIG),
             kept,
             told,
             visit.query.traces.append,
@@ -103,6 +123,13 @@ class App:
             message = f"metadata.{RESUME} is for a thread of a graph with checkpoints."
             raise bad_request(message, f"name it in metadata.{THREAD}, or leave it out", param="metadata")
         return (said[RESUME],)
+
+    async def forget(self, tenant: str) -> None:
+        """What it keeps itself of a tenant; its threads are `Checkpoints`' to drop. Raises what its store raises."""
+        await self.own.forget(tenant)
+        if self.way.alone:  # its memory is that of the last conversation, whose ever that was
+            async with self.lock:
+                self.fast.reset()
 
     # ------------------------------------------------------------ checkpoints
 
@@ -140,6 +167,11 @@ def _costing(answer: Answer, tally: Tally, visit: Visit) -> Answer:
     return replace(answer, usage=usage)
 
 
+def no_settings(model: str) -> HttpError:
+    hint = "leave them out: only workflows have settings"
+    return bad_request(f"the model {model!r} has no settings.", hint, param="settings", code="unsupported")
+
+
 async def _timely(pieces: AsyncGenerator[T, None], deadline: Deadline | None) -> AsyncGenerator[T, None]:
     """The pieces, as long as there is time. Raises `QueryTimeout`."""
     async with aclosing(pieces):
@@ -167,4 +199,4 @@ def app(name: str, settings: AppSettings, pool: EnginePool) -> App:
             f"app {name!r}: {settings.object} is a {type(target.plain).__qualname__}, which is no app.",
             hint="name a Runnable, a compiled graph, a query or chat engine, or a workflow",
         )
-    return App(name, settings, fast, way)
+    return App(name, settings, fast, way, document_input(name, settings, way, fast), TenantsOwn(fast))

@@ -40,7 +40,8 @@ def _runnable_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     if settings.input:
         return {settings.input: last_text(body)}
     schema: Mapping[str, Any] = fast.get_input_jsonschema()
-    keys = [str(key) for key in schema.get("required") or schema.get("properties") or ()]
+    schema = schema.get("$defs", {}).get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+    keys = [str(key) for key in schema.get("required") or schema.get("properties") or () if key != settings.documents]
     if schema.get("type") == "object" and len(keys) == 1:
         return {keys[0]: roles_and_texts(body) if keys[0] in _MESSAGES else last_text(body)}
     if schema.get("type") == "object" and keys:
@@ -167,7 +168,7 @@ WORKFLOW = Way(_workflow_given, _workflow_whole, _workflow_stream)
 
 def _deployment_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     """The text of the last message for the only input that has to be given."""
-    required = [settings.input] if settings.input else list(fast.workflow.input_schema()["required"])
+    required = [settings.input] if settings.input else _texts(fast, settings)
     if len(required) != 1:
         raise bad_request(
             f"the app {body.model!r} takes {', '.join(required) or 'no text'}, which messages do not say.",
@@ -175,6 +176,15 @@ def _deployment_given(fast: Any, body: ChatRequest, settings: AppSettings) -> An
             param="metadata",
         )
     return {required[0]: last_text(body)}
+
+
+def _texts(fast: Any, settings: AppSettings) -> list[str]:
+    """What has to be given, but for documents."""
+    from teola_plugin.workflow.values import Kind
+
+    found = {one.name for one in fast.workflow.inputs if one.kind is Kind.DOCUMENTS}
+    documents = {settings.documents} if settings.documents else found
+    return [name for name in fast.workflow.input_schema()["required"] if name not in documents]
 
 
 async def _deployment_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:

@@ -12,15 +12,17 @@ from typing import Any, cast
 
 from teola_plugin.errors import TeolaError
 from teola_plugin.server.access.terms import Caller, Told
+from teola_plugin.server.documents.documents import Documents
+from teola_plugin.server.documents.parts import without_files
 from teola_plugin.server.errors import HttpError, bad_request, http_error, not_found, unexpected
 from teola_plugin.server.models.apps import App
-from teola_plugin.server.models.base import ChatModel
+from teola_plugin.server.models.base import ChatModel, Model
 from teola_plugin.server.models.graphs import WAITING as ANSWER_WAITS
 from teola_plugin.server.queries.checkpoints import Checkpoints
 from teola_plugin.server.queries.records import WAITING, Record
 from teola_plugin.server.queries.recovery import Begin, Report, Wait, recovered
 from teola_plugin.server.queries.running import Event, Running, ended, followed
-from teola_plugin.server.queries.said import chat_of, check_told, told_of
+from teola_plugin.server.queries.said import chat_of, check_asked, check_told, told_of
 from teola_plugin.server.queries.store import Store
 from teola_plugin.server.queries.variables import check, filled, references
 from teola_plugin.server.service import Service
@@ -35,8 +37,8 @@ _KEPT_LOGS = 256
 class Queries:
     """`keep`: seconds for which results are kept. The store is open."""
 
-    def __init__(self, service: Service, store: Store, keep: float) -> None:
-        self._service, self.store, self._keep = service, store, keep
+    def __init__(self, service: Service, store: Store, keep: float, documents: Documents) -> None:
+        self._service, self.store, self._keep, self._documents = service, store, keep, documents
         self._running: dict[tuple[str, str], Running] = {}
         self._closing = False
         self.checkpoints = Checkpoints(store, [m for m in service.models.values() if isinstance(m, App)], keep)
@@ -96,6 +98,7 @@ class Queries:
 
     async def _report(self, record: Record, error: dict[str, Any]) -> None:
         await self.store.put(self._ended(record, "interrupted", error=error))
+        await self._documents.query_over(record.tenant, record.id)
 
     # ------------------------------------------------------------ what clients do
 
@@ -105,15 +108,34 @@ class Queries:
         """The query is taken and kept. Raises `HttpError` where it is not."""
         body = chat_of(asked)
         model = self._service.model(body.model, caller, "chat", "app")
-        check(asked, variables)
+        check(without_files(asked), variables)
         for id in references(variables).values():
             await self.get(caller.tenant, id)
-        text = sum(len(m.content) if isinstance(m.content, str) else 256 for m in body.messages)
-        tokens = model.tokens(text, body.max_completion_tokens or body.max_tokens, 1)
+        check_asked(model, body)
+        id = f"q_{secrets.token_hex(12)}"
+        try:
+            kept = await self._documents.kept(caller, asked, id)
+            return await self._taken(id, caller, told, model, kept, variables)
+        except BaseException:
+            await self._documents.query_over(caller.tenant, id)
+            raise
+
+    async def _taken(
+        self,
+        id: str,
+        caller: Caller,
+        told: Told,
+        model: Model,
+        asked: Mapping[str, Any],
+        variables: Mapping[str, Any],
+    ) -> Record:
+        """A query whose documents are kept has a place, and begins. Raises `HttpError`."""
+        body = await self._documents.read(caller.tenant, chat_of(asked))
+        tokens = model.tokens(body.characters, body.max_completion_tokens or body.max_tokens, 1)
         visit = self._service.visit(_request_id(), caller, told, model, tokens)
         repeatable = not isinstance(model, App) or model.settings.repeatable
         record = Record(
-            id=f"q_{secrets.token_hex(12)}",
+            id=id,
             tenant=caller.tenant,
             model=body.model,
             app=visit.query.app,
@@ -179,6 +201,7 @@ class Queries:
         self._running.pop((tenant, id), None)
         await self._drop_thread(record)
         await self.store.delete(tenant, id)
+        await self._documents.query_over(tenant, id)
 
     async def _drop_thread(self, record: Record) -> None:
         model = self._service.models.get(record.model)
@@ -206,7 +229,9 @@ class Queries:
         for key, one in list(self._running.items()):
             if one.record.expires is not None and one.record.expires <= now:
                 del self._running[key]
+                await self._documents.query_over(*key)
         await self.store.expire(now)
+        await self._documents.store.expire(now)
         await self.checkpoints.expire(now)
         over = [key for key, one in self._running.items() if one.record.over]
         for key in over[: max(0, len(over) - _KEPT_LOGS)]:
@@ -215,6 +240,7 @@ class Queries:
     # ------------------------------------------------------------ running
 
     def _begin(self, record: Record, visit: Visit) -> None:
+        visit.query.submitted.append(record.id)
         live = Running(record)
         live.log.begin(record.attempt + 1)
         self._running[record.tenant, record.id] = live
@@ -246,6 +272,8 @@ class Queries:
             rests = self._ended(live.record, outcome, **changes)
         try:
             await self.store.put(rests)
+            if rests.over:
+                await self._documents.query_over(rests.tenant, rests.id)
         except Exception as error:  # whoever waits is told all the same
             log.error("the end of query %s cannot be kept", rests.id, exc_info=error)
         live.record = rests
@@ -254,6 +282,7 @@ class Queries:
     async def _answer(self, live: Running, visit: Visit) -> Answer:
         record = live.record
         body = chat_of(filled(record.body, await self._values(record)))
+        body = await self._documents.read(record.tenant, body)
         live.record = record.with_(status="running", attempt=live.log.attempt, query=visit.query.id)
         await self.store.put(live.record)  # before anything runs: after a crash it is known to have begun
         live.tell("running", {})

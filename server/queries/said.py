@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from teola_plugin.server.errors import bad_request
+from teola_plugin.server.models.apps import CONFIG, App, no_settings
+from teola_plugin.server.models.base import Model
 from teola_plugin.server.queries.records import Record
 from teola_plugin.server.wire.answers import Answer
 from teola_plugin.server.wire.chat import ChatRequest
@@ -21,6 +23,14 @@ def chat_of(asked: Any) -> ChatRequest:
         fault = error.errors()[0]
         where = ".".join(str(one) for one in fault["loc"])
         raise bad_request(f"{where}: {fault['msg']}.", "see OpenAI's reference of chats", param=where) from None
+
+
+def check_asked(model: Model, body: ChatRequest) -> None:
+    """Raises `HttpError`, `RegistrationError` for what is known to be wrong before anything runs."""
+    if isinstance(model, App):
+        model.check(body)
+    elif (body.metadata or {}).get(CONFIG) is not None:
+        raise no_settings(model.name)
 
 
 def check_told(record: Record, value: Any) -> None:

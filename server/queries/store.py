@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -197,6 +198,10 @@ class PostgresStore:
     async def _run(self, text: str, *values: Any) -> int:
         async with self._open().connection() as connection:
             return (await connection.execute(text.encode(), values)).rowcount
+
+    def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
+        """For what else the server keeps in the same database. Raises `EngineUnavailable`."""
+        return self._open().connection()
 
     def _open(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
         if self._connections is None:

@@ -376,10 +376,11 @@ class LocalRuntime:
                 await engine.reset()
 
     def forget(self, tenant: str) -> None:
-        """What engines have learned from a tenant's requests."""
+        """What engines have learned from a tenant's requests, and the traces of its queries."""
         self.loop.run(self.aforget(tenant)).result(60)
 
     async def aforget(self, tenant: str) -> None:
+        self.recorder.forget(tenant)
         for instances in self._engines.values():
             for engine in instances:
                 await forget(engine, tenant)

@@ -59,7 +59,8 @@ def run_serve(options: argparse.Namespace) -> int:
     need_packages()
     from rich.console import Console
 
-    from teola_plugin.server.run import address_of, check_files, listening, log_to_stderr, run
+    from teola_plugin.server.logs import log_to_stderr
+    from teola_plugin.server.run import address_of, check_files, listening, run
     from teola_plugin.server.settings import ServiceConfig
 
     config = ServiceConfig.read(options.config)
@@ -69,12 +70,15 @@ def run_serve(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     with ExitStack() as held:
         bound = held.enter_context(listening(settings))
+        tracing = _tracing(settings)
+        if tracing is not None:
+            held.callback(tracing.shutdown)
         with Console(stderr=True).status(f"starting {', '.join(config.engines)} ..."):
-            pool = held.enter_context(_pool(config, options.connect))
+            pool = held.enter_context(_pool(config, options.connect, tracing))
             from teola_plugin.server.queries.store import store_of
             from teola_plugin.server.service import Service
 
-            service = Service(pool, settings, config.apps)
+            service = Service(pool, settings, config.apps, tracing)
             store = store_of(settings.store, settings.data, config.name)
         url = address_of(settings, bound)
         run(service, store, bound, lambda: _hello(console, url, service.models, bool(settings.keys)))
@@ -83,7 +87,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 def need_packages() -> None:
     """Raises `EngineUnavailable` where the extra is not installed."""
-    for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx"):
+    for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx", "pypdf", "python_multipart"):
         if find_spec(name) is None:
             raise EngineUnavailable(f"teola serve needs {name}, which is not installed.", hint=extra("server"))
 
@@ -103,12 +107,21 @@ def _settings(config: ServiceConfig, options: argparse.Namespace) -> ServerSetti
         raise ConfigError(f"{what}.", hint="see docs/server.md") from None
 
 
-def _pool(config: ServiceConfig, connect: str | None) -> Any:
+def _tracing(settings: ServerSettings) -> Any:
+    """The tracer provider that the file asks for."""
+    if settings.tracing is None:
+        return None
+    from teola_plugin.server.tracing import provider_of
+
+    return provider_of(settings.tracing)
+
+
+def _pool(config: ServiceConfig, connect: str | None, tracing: Any) -> Any:
     from teola_plugin.pool import EnginePool
 
     if connect is None:
-        return EnginePool.from_yaml(config)
-    return EnginePool.connect(None if connect == _OWN else connect, pool=config.name)
+        return EnginePool.from_yaml(config, tracing=tracing)
+    return EnginePool.connect(None if connect == _OWN else connect, pool=config.name, tracing=tracing)
 
 
 def python() -> str:
