@@ -75,6 +75,22 @@ def test_answers_are_sent_at_once(server: Served) -> None:
         assert sent_from.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+def test_head_and_body_of_an_answer_are_one_piece(server: Served) -> None:
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw:
+        for _ in range(5):
+            raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert raw.recv(1 << 16).endswith(b'{"status":"ok"}')
+
+
+def test_a_large_answer_comes_whole_and_in_order(server: Served) -> None:
+    body = {"model": "embedder", "input": [f"text {number}" for number in range(400)]}
+    with server.client() as http:
+        data = http.post("/v1/embeddings", json=body).json()["data"]
+        assert [one["index"] for one in data] == list(range(400))
+        again = http.post("/v1/embeddings", json=body, headers={"Connection": "close"})
+        assert again.json()["data"] == data
+
+
 def test_a_query_is_closed_when_its_answer_is_sent(server: Served) -> None:
     told: list[str] = []
 
