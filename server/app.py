@@ -14,12 +14,14 @@ from starlette.responses import Response
 
 from teola_plugin import __version__
 from teola_plugin.errors import TeolaError
+from teola_plugin.server.documents.documents import Documents
+from teola_plugin.server.documents.files import files_of
 from teola_plugin.server.envelope import Envelope, respond
 from teola_plugin.server.errors import HttpError, bad_request, http_error
 from teola_plugin.server.logs import log, named
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.queries.store import Store
-from teola_plugin.server.routes import openai, operations, pages, responses
+from teola_plugin.server.routes import files, openai, operations, pages, responses
 from teola_plugin.server.routes import queries as queries_routes
 from teola_plugin.server.service import Service
 
@@ -31,10 +33,12 @@ _LOOKING = 0.1
 def create_app(service: Service, store: Store) -> FastAPI:
     """The addresses of a service whose pool is running."""
 
-    queries = Queries(service, store, service.settings.keep)
+    documents = Documents(service.settings.documents, files_of(store), service.clock)
+    queries = Queries(service, store, service.settings.keep, documents)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await documents.store.open()
         await queries.open()
         sweeping = asyncio.create_task(_sweep(service, queries))
         lagging = asyncio.create_task(_lag(service))
@@ -50,8 +54,9 @@ def create_app(service: Service, store: Store) -> FastAPI:
     made = FastAPI(title="teola", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     made.state.service = service
     made.state.queries = queries
+    made.state.documents = documents
     made.state.tickets = pages.Tickets()
-    for rooms in (operations, openai, responses, queries_routes, pages):
+    for rooms in (operations, openai, responses, queries_routes, files, pages):
         made.include_router(rooms.router)
     made.add_exception_handler(TeolaError, _failed)
     made.add_exception_handler(RequestValidationError, _invalid)

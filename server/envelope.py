@@ -49,7 +49,7 @@ class Envelope:
         began = time.perf_counter()
         with self._service.spans.around(scope, headers) as span:
             try:
-                await self._answer(scope, headers, _Limited(receive, self._service.settings.max_body), sent)
+                await self._answer(scope, headers, _Limited(receive, self._most(headers)), sent)
             finally:
                 self._told(scope, sent, time.perf_counter() - began, span)
 
@@ -69,9 +69,15 @@ class Envelope:
         if self._hosts and name_of(headers.get("host", "")) not in self._hosts:
             return bad_request("the Host header names no host of this server.", "see `hosts` in its settings")
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._service.settings.max_body:
-            return HttpError(413, f"{told_of_size(self._service.settings.max_body)}.", hint="send less")
+        if length.isdigit() and int(length) > self._most(headers):
+            return HttpError(413, f"{told_of_size(self._most(headers))}.", hint="send less")
         return None
+
+    def _most(self, headers: Headers) -> int:
+        """Bytes of a body; of a form, with documents."""
+        settings = self._service.settings
+        form = headers.get("content-type", "").lower().startswith("multipart/form-data")
+        return settings.max_body + (settings.documents.max_bytes if form else 0)
 
     def _told(self, scope: Scope, sent: _Sent, seconds: float, span: Any) -> None:
         route = scope.get("route")

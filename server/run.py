@@ -8,37 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.cluster.deployment.engine_factory import build_engine
-from teola_plugin.cluster.names import engine_spec
 from teola_plugin.errors import ConfigError, EngineUnavailable
-from teola_plugin.pool import EnginePool
-from teola_plugin.server.settings import ServerSettings, ServiceConfig
+from teola_plugin.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     import socket
-
-    from opentelemetry.sdk.trace import TracerProvider
 
     from teola_plugin.server.queries.store import Store
     from teola_plugin.server.service import Service
 
 _LOOKING = 0.05
 """Seconds between looks at what is under way, while the server drains."""
-
-
-def embedded_pool(config: ServiceConfig, tracing: TracerProvider | None = None) -> EnginePool:
-    """The file's engines in this process; not started. Raises what engines raise when they are made."""
-    engines = {
-        name: [build_engine(engine_spec(name, one), number) for number in range(one.instances)]
-        for name, one in config.engines.items()
-    }
-    policies = {one.policy for one in config.engines.values()}
-    if len(policies) > 1:
-        raise ConfigError(
-            f"engines of one process share a policy, and these have {', '.join(sorted(policies))}.",
-            hint="give all the same, or start the pool by `teola up` and serve it with --connect",
-        )
-    return EnginePool.local(engines, policy=policies.pop(), tracing=tracing)
 
 
 def check_files(settings: ServerSettings) -> None:

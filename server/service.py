@@ -17,6 +17,7 @@ from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.server.access.admission import Admission, Refused
 from teola_plugin.server.access.keys import found, secret_in
 from teola_plugin.server.access.limits import KeyLimits
+from teola_plugin.server.access.pool_names import PoolNames
 from teola_plugin.server.access.terms import Caller, Told
 from teola_plugin.server.errors import HttpError, not_found, too_many
 from teola_plugin.server.kept_traces import KeptTraces
@@ -25,6 +26,7 @@ from teola_plugin.server.metrics import Metrics, hear
 from teola_plugin.server.models.apps import App, app
 from teola_plugin.server.models.base import Model
 from teola_plugin.server.models.carried import CarriedEngine
+from teola_plugin.server.models.collections import part_tenants
 from teola_plugin.server.models.text_engine import TextEngine
 from teola_plugin.server.models.vectors import VectorEngine
 from teola_plugin.server.settings import AppSettings, KeySettings, ServerSettings
@@ -59,6 +61,10 @@ class Service:
         self.clock = pool.runtime.time
         self.models: dict[str, Model] = engine_models(pool)
         self.models |= {name: app(name, one, pool) for name, one in apps.items()}
+        self._apps = [one for one in self.models.values() if isinstance(one, App)]
+        if settings.keys:
+            part_tenants(one.own for one in self._apps)
+        self.names = PoolNames()
         self.callers = {key.name: Caller(key, KeyLimits(key, self.clock())) for key in (*settings.keys, NOBODY)}
         self.admission = Admission(settings.max_requests, settings.max_tokens, self.clock)
         self.live = LiveQueries(pool, settings.joined_idle, self.clock, time.time)
@@ -99,8 +105,13 @@ class Service:
         return model
 
     async def forget(self, tenant: str) -> None:
-        """No later request drafts from what this tenant's requests have written."""
-        await asyncio.get_running_loop().run_in_executor(None, self.pool.forget, tenant)
+        """Ends what this tenant has under way, and forgets what happened to it: traces, outputs to draft from, what
+        apps keep. What caches still hold of it is found by nobody. Raises what stores raise."""
+        name = self.names.renewed(tenant)
+        self.traces.forget(await self.live.forget(tenant))
+        for one in self._apps:
+            await one.forget(tenant)
+        await asyncio.get_running_loop().run_in_executor(None, self.pool.forget, name)
 
     # ------------------------------------------------------------ one request
 
@@ -135,8 +146,10 @@ class Service:
             raise _refused(ticket, wanted)
         now = self.clock()
         until = None if deadline is None else now + deadline
-        query = Query({"input": None}, app=name, tenant=caller.tenant, deadline=until, weight=caller.key.weight)
-        return self.live.begin(query, ticket, id=told.query, goal=wanted)
+        query = Query(
+            {"input": None}, app=name, tenant=self.names.of(caller.tenant), deadline=until, weight=caller.key.weight
+        )
+        return self.live.begin(query, ticket, tenant=caller.tenant, id=told.query, goal=wanted)
 
     def _app(self, name: str) -> str:
         """Names come from callers: those that are too many count as one."""

@@ -13,11 +13,15 @@ from starlette.types import Receive, Scope, Send
 
 from teola_plugin.errors import TeolaError
 from teola_plugin.server.access.terms import Told
+from teola_plugin.server.documents.documents import Documents
+from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import CLIENT_GONE, HttpError, http_error, unexpected
 from teola_plugin.server.models.base import Model
+from teola_plugin.server.models.carried import CarriedEngine
 from teola_plugin.server.service import Service
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import event
+from teola_plugin.server.wire.chat import ChatRequest
 
 T = TypeVar("T")
 log = logging.getLogger("teola_plugin.server")
@@ -32,6 +36,16 @@ def model_of(request: Request, name: str, *kinds: str) -> Model:
     """The model that the request may ask. Raises `HttpError`."""
     service = service_of(request)
     return service.model(name, service.caller(request.headers), *kinds)
+
+
+async def with_documents_read(request: Request, model: Model, body: ChatRequest) -> ChatRequest:
+    """The chat with the texts of its documents. Raises `HttpError`."""
+    if not has_files(body):
+        return body
+    documents: Documents = request.app.state.documents
+    caller = service_of(request).caller(request.headers)
+    carried = isinstance(model, CarriedEngine)
+    return await while_connected(request, documents.read(caller.tenant, body, caller, carried=carried))
 
 
 def begin(request: Request, model: Model, tokens: int) -> Visit:

@@ -15,7 +15,14 @@ from teola_plugin.server.errors import bad_request
 from teola_plugin.server.models.base import ChatModel, TextModel
 from teola_plugin.server.models.carried import CarriedEngine
 from teola_plugin.server.models.vectors import VectorEngine
-from teola_plugin.server.routes.answering import begin, model_of, service_of, streamed, whole
+from teola_plugin.server.routes.answering import (
+    begin,
+    model_of,
+    service_of,
+    streamed,
+    whole,
+    with_documents_read,
+)
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import (
     DONE,
@@ -59,9 +66,9 @@ def _model(model: Any) -> dict[str, Any]:
 @router.post("/chat/completions")
 async def chat(request: Request, body: ChatRequest) -> Response:
     model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
-    text = sum(len(m.content) if isinstance(m.content, str) else 256 for m in body.messages)
+    body = await with_documents_read(request, model, body)
     answer = body.max_completion_tokens or body.max_tokens
-    visit = begin(request, model, model.tokens(text, answer, body.n or 1))
+    visit = begin(request, model, model.tokens(body.characters, answer, body.n or 1))
     if isinstance(model, CarriedEngine):
         if body.stream:
             return await streamed(request, visit, _carried(model, body, visit))

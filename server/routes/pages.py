@@ -19,6 +19,7 @@ from teola_plugin.server.live_queries import LiveQuery
 from teola_plugin.server.metrics import loads
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.query_page import sections
+from teola_plugin.server.query_traces import whole_trace
 from teola_plugin.server.routes.answering import service_of
 from teola_plugin.server.routes.operations import operators_only
 from teola_plugin.server.service import Service
@@ -43,6 +44,9 @@ class Tickets:
         made = secrets.token_urlsafe(24)
         self._made[made] = (tenant, id, now + _SECONDS)
         return made
+
+    def forget(self, tenant: str) -> None:
+        self._made = {ticket: kept for ticket, kept in self._made.items() if kept[0] != tenant}
 
     def taken(self, ticket: str, now: float) -> tuple[str, str] | None:
         """Whose, and of what."""
@@ -149,7 +153,7 @@ async def trace_page(request: Request, tenant: str, id: str) -> Response:
 def traced(service: Service, tenant: str, id: str) -> tuple[LiveQuery, Any]:
     """Raises `HttpError` for a query that this tenant does not have, or that is not over."""
     query = service.live.find(tenant, id)
-    found = None if query is None else service.traces.get(query.trace)
+    found = None if query is None else whole_trace(service.traces.get, query)
     if query is None or found is None:
         why = "is under way" if query is not None and query.run is not None else "has no trace"
         raise not_found(f"the query {id!r:.140} {why}.", "see GET /v1/activity", code="no_trace")

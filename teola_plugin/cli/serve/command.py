@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 import sys
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -85,7 +87,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 def need_packages() -> None:
     """Raises `EngineUnavailable` where the extra is not installed."""
-    for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx"):
+    for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx", "pypdf", "python_multipart"):
         if find_spec(name) is None:
             raise EngineUnavailable(f"teola serve needs {name}, which is not installed.", hint=extra("server"))
 
@@ -116,10 +118,9 @@ def _tracing(settings: ServerSettings) -> Any:
 
 def _pool(config: ServiceConfig, connect: str | None, tracing: Any) -> Any:
     from teola_plugin.pool import EnginePool
-    from teola_plugin.server.run import embedded_pool
 
     if connect is None:
-        return embedded_pool(config, tracing)
+        return EnginePool.from_yaml(config, tracing=tracing)
     return EnginePool.connect(None if connect == _OWN else connect, pool=config.name, tracing=tracing)
 
 
@@ -130,16 +131,24 @@ def python() -> str:
 
 
 def _hello(console: Any, url: str, models: Any, keys: bool) -> None:
+    """Three ways to ask it, each to be run as it stands."""
     names = [name for kind in ("app", "chat") for name, model in models.items() if model.kind == kind]
-    chat = next(iter(names), "")
-    header = ' -H "Authorization: Bearer $TEOLA_API_KEY"' if keys else ""
     console.print(f"serving {', '.join(models)} at {url}")
-    if chat:
-        body = f'{{"model": "{chat}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-        console.print(f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'")
-        code = (
-            f"import openai, os; c = openai.OpenAI(base_url='{url}/v1', api_key=os.getenv('TEOLA_API_KEY', 'none')); "
-            f"print(c.responses.create(model='{chat}', input='Hello').output_text)"
-        )
-        console.print(f'  {python()} -c "{code}"')
+    if names:
+        text = models[names[0]].told().get("example") or "Hello"
+        for command in commands(url, names[0], text, keys=keys):
+            console.print(f"  {command}")
     console.print(f"  a browser: {url}/")
+
+
+def commands(url: str, model: str, text: str, *, keys: bool) -> tuple[str, str]:
+    """What asks the model this, in a shell: by curl, and by the official client."""
+    header = ' -H "Authorization: Bearer $TEOLA_API_KEY"' if keys else ""
+    body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}))
+    asked = f"model={json.dumps(model)}, input={json.dumps(text)}"
+    code = (
+        f'import openai, os; c = openai.OpenAI(base_url="{url}/v1", api_key=os.getenv("TEOLA_API_KEY", "none")); '
+        f"print(c.responses.create({asked}).output_text)"
+    )
+    by_curl = f"curl -s {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d {body}"
+    return by_curl, f"{shlex.quote(python())} -c {shlex.quote(code)}"
