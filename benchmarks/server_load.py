@@ -209,7 +209,9 @@ async def nothing(options: argparse.Namespace, rate: float) -> list[float]:
     served = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{served.sockets[0].getsockname()[1]}"
     async with served:
-        return await over_the_wire(options, url, rate, options.seed)
+        found = await over_the_wire(options, url, rate, options.seed)
+        await asyncio.sleep(0.1)  # until it has heard that the connections are closed
+        return found
 
 
 async def over_the_wire(options: argparse.Namespace, url: str, rate: float, seed: int) -> list[float]:

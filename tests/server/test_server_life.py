@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import socket
@@ -215,6 +216,23 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     assert process.returncode in (0, -signal.SIGTERM), errors
     assert "route=/v1/chat/completions status=200" in errors
     assert "hello" not in errors  # of what was asked, nothing is logged
+
+
+def test_every_line_of_the_command_is_json_where_that_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "pool.yaml").write_text(POOL.replace("store: memory", "store: memory, log: json"))
+    command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        try:
+            httpx.post(f"{url}/v1/chat/completions", json=CHAT, trust_env=False)
+            httpx.post(f"{url}/v1/chat/completions", json={**CHAT, "model": "nowhere"}, trust_env=False)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=20)
+    found = [json.loads(line) for line in errors.splitlines()]
+    assert [one["status"] for one in found] == [200, 404]
+    assert found[0]["query"].startswith("query_") and found[0]["request"].startswith("req_")
 
 
 @pytest.mark.parametrize(
