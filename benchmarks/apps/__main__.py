@@ -14,26 +14,13 @@ import asyncio
 import time
 from typing import Any
 
-from benchmarks.apps.pipelines import human
+from benchmarks.apps.inputs import given
 from benchmarks.apps.schemes import APPS, SCHEMES, Ask, Scheme, Told
 from benchmarks.common import arguments, environment, report, summary
-from benchmarks.rag.apps import document
 from examples.apps.runner import fresh
 from teola_plugin import EnginePool
 
-PARAGRAPHS = {"naive_rag": 50, "advanced_rag": 50, "contextual_retrieval": 6}
-"""Of an upload, two chunks each. Contextual retrieval asks its model about every chunk."""
 Case = tuple[Scheme, EnginePool, Ask]
-
-
-def given(app: str, number: int) -> dict[str, Any]:
-    """The input of one query."""
-    question = f"What does report {number} say about the terms that have to change first?"
-    if app == "agent":
-        return human(question)
-    if app == "search_engine":
-        return {"question": question}
-    return {"question": question, "document": document(number, PARAGRAPHS[app])}
 
 
 async def timed(pool: EnginePool, ask: Ask, asked: dict[str, Any]) -> tuple[float, Told]:
