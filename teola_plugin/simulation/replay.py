@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -160,6 +160,8 @@ class _Live:
     """A warm-up's end."""
     cached: int = 0
     """Of a warm-up's tokens, those that were in the cache before."""
+    lost: bool = False
+    """Whether it was begun on a guess, and stopped."""
     found: bool = False
     """Whether a prompt has found what a warm-up left in the cache."""
 
@@ -232,8 +234,21 @@ class _Query:
         else:
             self._clock.call_soon(partial(port.enqueue, live))
 
+    def lost(self, live: _Live) -> None:
+        """What had begun on a guess was stopped, as others came."""
+        live.lost = True
+        now = self._clock.time()
+        self.served.work += now - live.started
+        self.served.wasted += now - live.started
+        self.served.wasted_tokens += sum(one.prompt for one in live.work.asks)
+
     def _change(self, live: _Live, change: FlowChange) -> None:
-        if not live.ended:
+        if live.lost and change.objective is not None:
+            live.lost, live.started = False, -1.0
+            depth = live.work.depth if change.depth is None else change.depth
+            live.work = replace(live.work, depth=depth, objective=change.objective, gang=change.gang)
+            self._ask(live)
+        elif not live.ended:
             self._ports[live.work.engine].change(live, change)
 
     def _give_up(self, live: _Live) -> None:
@@ -274,7 +289,7 @@ class _Query:
             return
         live.ended = True
         now = self._clock.time() if live.over_at < 0 else live.over_at
-        if live.started >= 0:
+        if live.started >= 0 and not live.lost:
             self.served.queued += live.started - live.asked_at
             self.served.work += now - live.started
             if live.number not in self._used and not live.found:
@@ -371,6 +386,9 @@ class _Port:
             for name in order.requests:
                 if self._instances[order.instance].drop(name):
                     self._let_go(name)
+                    live, _ = self._requests[name]
+                    if not live.ended:  # a guess that makes room: it is asked for anew when somebody comes for it
+                        live.query.lost(live)
 
     # ------------------------------------------------------------ what instances say
 

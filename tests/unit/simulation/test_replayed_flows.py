@@ -152,6 +152,16 @@ def test_what_is_given_up_ends_and_what_becomes_known_is_told() -> None:
     assert seconds(embeds(), busy, claimed, end=((2, END),)) < seconds(embeds(), busy, waits, end=((2, END),))
 
 
+def test_a_guess_that_makes_room_is_asked_for_anew_when_somebody_comes_for_it() -> None:
+    guess = replace(generates(100, 10), objective=Objective.PROVISIONAL)
+    claim = replace(guess, changes=(FlowChange(((0, END),), 0, Objective.LATENCY),))
+    guessing = FlowArrival(0.0, "app", Flow((embeds(), claim), ((0, END), (1, END))))
+    other = FlowArrival(EMBEDDING / 2, "app", Flow((generates(16, 1),), ((0, END),)))
+    alone, first = (replay(CLUSTER, queries).served[0] for queries in ([guessing], [guessing, other]))
+    assert first.seconds == pytest.approx(alone.seconds + EMBEDDING, rel=0.05)
+    assert first.wasted == pytest.approx(EMBEDDING / 2)
+
+
 def test_a_warm_up_that_a_prompt_finds_is_not_wasted() -> None:
     warm = generates(32, 0, kind=K.PARTIAL_PREFILLING, keys=(1, 2))
     for keys, wasted in (((1, 2, 3), 0), ((4, 5, 6), 32)):
