@@ -13,13 +13,14 @@ from benchmarks.apps.pipelines import PIPELINES, Found, Given, Kit
 from benchmarks.apps.script import SCRIPTS
 from examples.apps import advanced_rag, agent, contextual_retrieval, naive_rag, search_engine
 from examples.apps.engines import fake_pool
-from examples.apps.runner import App
+from examples.apps.runner import COLLECTION, App
 from teola_plugin import EnginePool, accelerate
 
 PO, TO = "per-invocation", "throughput-oriented"
 APPS: dict[str, App] = {
     one.name: one for one in (search_engine.APP, agent.APP, naive_rag.APP, advanced_rag.APP, contextual_retrieval.APP)
 }
+UPLOADS = ("naive_rag", "advanced_rag", "contextual_retrieval")
 Told = tuple[str, tuple[str, ...]]
 """An answer, and the texts of its sources."""
 Ask = Callable[[Given], Awaitable[Told]]
@@ -43,12 +44,13 @@ class Scheme:
         """Two instances of each LLM, one of everything else, as in the paper."""
         return fake_pool(agent.TOOLS, factor=scale, policy=self.policy, prefix_caching=self.caching, llms=2)
 
-    def ask(self, app: App, pool: EnginePool, *, proxy: str = "proxy") -> Ask:
-        """How one query is asked; `proxy`: the engine of the small model."""
+    def ask(self, app: App, pool: EnginePool, collection: str = COLLECTION, *, proxy: str = "proxy") -> Ask:
+        """How one query is asked; `proxy`: the engine of the small model. What it uploads goes into the collection."""
         if self.how in ("object", "accelerated"):
-            made = app.make(pool, proxy=proxy)
+            own = {"collection": collection} if app.name in UPLOADS else {}
+            made = app.make(pool, proxy=proxy, **own)
             return _of_object(app, accelerate(made) if self.how == "accelerated" else made)
-        return _of_pipeline(app.name, self.how, Kit(pool, proxy))
+        return _of_pipeline(app.name, self.how, Kit(pool, proxy, collection=collection))
 
 
 def _of_object(app: App, made: Any) -> Ask:

@@ -80,7 +80,7 @@ def fake_pool(
     model = replace(machine["llm"], prefix_caching=prefix_caching)
     by_name = {tool.name: tool.func for tool in functions if getattr(tool, "func", None)}
     engines: dict[str, Any] = {
-        name: [FakeLLM(name, replace(model, device=f"{name}{n}"), answer) for n in range(llms)]
+        name: [FakeLLM(name, replace(model, device=f"{name}{n}"), answer, tells_first=True) for n in range(llms)]
         for name in ("llm", "proxy")
     }
     engines |= {

@@ -495,6 +495,22 @@ def five_apps() -> str:
     return "\n".join(rows)
 
 
+def apps_under_load() -> str:
+    """The table of the committed run of benchmarks.apps --ground simulated."""
+    apps = json.loads((ROOT / "benchmarks" / "results" / "apps_simulated.json").read_text())["apps"]
+    names = list(dict.fromkeys(name for app in apps.values() for name in app["speedup_low"]))
+    rows = [f"| application | load | {' | '.join(names)} |", "|---|---|" + "--:|" * len(names)]
+    for app, found in apps.items():
+        for label, key, at in (("low", "speedup_low", 0), ("high", "speedup_high", -1)):
+            ratios = [found[key].get(name) for name in names]
+            cells = ["" if one is None else f"{one['median']:.2f}" for one in ratios]
+            rows.append(f"| {app.replace('_', ' ')} | {label}, {found['rates'][at]:g}/s | {' | '.join(cells)} |")
+        goodput = [found["goodput"].get(name) for name in names]
+        cells = ["" if one is None else f"{one:.2f}" for one in goodput]
+        rows.append(f"| | goodput; accelerated {found['goodput']['accelerated']:.2f}/s | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def neighbours() -> str:
     """The table of the committed run of benchmarks.neighbours."""
     found = json.loads((ROOT / "benchmarks" / "results" / "neighbours.json").read_text())
@@ -606,6 +622,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "provisional": provisional,
     "five apps": five_apps,
     **report_tables.TABLES,
+    "apps under load": apps_under_load,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))
