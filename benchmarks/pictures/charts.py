@@ -84,8 +84,11 @@ def lines(panel: Panel, series: Sequence[Series]) -> str:
     across = Scale(min(xs), max(xs), panel.x + LEFT, right, panel.logarithmic[0])
     up = Scale(low, high, bottom, panel.y + TOP, panel.logarithmic[1])
     drawn = _frame(panel, up)
+    told = -math.inf
     for value in sorted(set(xs)) if len(set(xs)) <= 7 else steps(min(xs), max(xs)):
-        drawn += text(across(value), bottom + 14, f"{value:g}", "small", text_anchor="middle")
+        if across(value) - told > 7.5 * len(f"{value:g}"):  # else it would stand on the one before
+            told = across(value)
+            drawn += text(told, bottom + 14, f"{value:g}", "small", text_anchor="middle")
     return drawn + "".join(_line(one, across, up) for one in series)
 
 

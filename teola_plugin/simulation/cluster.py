@@ -18,6 +18,7 @@ from teola_plugin.engines.profiles import web_search
 from teola_plugin.errors import ConfigError, unknown_name
 from teola_plugin.graph import EngineProfile
 from teola_plugin.requests.payloads import Prompt, Sampling
+from teola_plugin.scheduling.placement import RequestPlacement
 
 if TYPE_CHECKING:
     from teola_plugin.cluster.config import EngineConfig
@@ -50,6 +51,8 @@ class SimulatedEngine:
     policy: str = "topology-aware"
     output_tokens: int = 0
     """Of each answer of an LLM; 0 for 16 to 63, by the prompt. `max_tokens` of a call cuts longer ones."""
+    placement: Callable[[EngineProfile], RequestPlacement] | None = None
+    """Chooses instances in replays, where another way than the scheduler's own is to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)

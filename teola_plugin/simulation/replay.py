@@ -63,7 +63,8 @@ def replay(cluster: Cluster, arrivals: Sequence[FlowArrival], progressed: Callab
             hint="record it again with another seed, or simulate the app itself",
         )
     end = max((one.ended for one in served), default=0.0)
-    return Run(served, {name: port.busy(end) for name, port in ports.items()}, end)
+    cached = {name: port.cached / port.prompted for name, port in ports.items() if port.prompted}
+    return Run(served, {name: port.busy(end) for name, port in ports.items()}, end, cached=cached)
 
 
 def replayed(
@@ -251,11 +252,14 @@ class _Port:
     def __init__(self, name: str, engine: SimulatedEngine, clock: _Clock) -> None:
         self._clock, self._like = clock, engine.like
         names = tuple(str(number) for number in range(engine.instances))
-        self._scheduler = EngineScheduler(engine.profile, names, POLICIES[engine.policy]())
+        placement = None if engine.placement is None else engine.placement(engine.profile)
+        self._scheduler = EngineScheduler(engine.profile, names, POLICIES[engine.policy](), placement=placement)
         make = _LlmInstance if engine.like == "llm" else _BatchInstance
         self._instances = {one: make(engine, clock, self) for one in names}
         self._requests: dict[str, tuple[_Live, FlowRequest]] = {}
         self._free_soon: list[str] = []
+        self.prompted = self.cached = 0
+        """Tokens of prompts, and those of them that caches held."""
 
     @property
     def wants_blocks(self) -> bool:
@@ -437,6 +441,8 @@ class _LlmInstance:
         self.busy.end(self._clock.time())
         listener: Any = job.run
         if not job.warmup:
+            self._port.prompted += job.prompt_tokens
+            self._port.cached += job.cached
             listener.live.query.served.first_token = job.first
         self._port.ended((name,))
 
