@@ -5,17 +5,23 @@ Engines are fakes that take as long as RTX 3090s (`profiles.rtx3090`; two instan
 emptied before it; who is first alternates; answers and sources are compared.
 
     python -m benchmarks.apps --ground profile --json
+    python -m benchmarks.apps --ground real --json
+
+`real` takes small models of this machine: it shows that answers are equal, and what all of it costs there.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from typing import Any
 
+from benchmarks.apps import real
 from benchmarks.apps.pipelines import human
-from benchmarks.apps.schemes import APPS, SCHEMES, Ask, Scheme, Told
+from benchmarks.apps.real import RealPools
+from benchmarks.apps.schemes import APPS, SCHEMES, Ask, Scheme, Told, left_out
 from benchmarks.common import arguments, environment, report, summary
 from benchmarks.rag.apps import document
 from examples.apps.runner import fresh
@@ -50,17 +56,26 @@ def measure(app: str, queries: int, scale: float) -> dict[str, Any]:
             if scheme.takes(app):
                 pool = scheme.pool(scale).start()
                 cases.append((scheme, pool, scheme.ask(APPS[app], pool)))
-        return _summed(_runs(app, cases, queries))
+        return _summed(_runs(cases, [given(app, number) for number in range(queries + 1)]))
     finally:
         for _, pool, _ in cases:
             pool.close()
 
 
-def _runs(app: str, cases: list[Case], queries: int) -> list[dict[str, tuple[float, Told]]]:
-    """By query and scheme. The first query is not counted: it plans."""
+def measure_real(app: str, queries: int, pools: RealPools) -> dict[str, Any]:
+    """The same on real engines."""
+    cases: list[Case] = []
+    for scheme in SCHEMES:
+        if scheme.takes(app):
+            pool = pools.of(scheme)
+            cases.append((scheme, pool, scheme.ask(APPS[app], pool, proxy="llm")))
+    return _summed(_runs(cases, [real.given(app, number) for number in range(queries + 1)]))
+
+
+def _runs(cases: list[Case], inputs: list[dict[str, Any]]) -> list[dict[str, tuple[float, Told]]]:
+    """By query and scheme. The first query is not counted: it plans, and warms up."""
     found = []
-    for number in range(queries + 1):
-        asked = given(app, number)
+    for number, asked in enumerate(inputs):
         turn = number % len(cases)
         row = {}
         for scheme, pool, ask in cases[turn:] + cases[:turn]:
@@ -83,14 +98,13 @@ def _summed(runs: list[dict[str, tuple[float, Told]]]) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    chosen = [name for name in APPS if options.only in name]
-    apps = {name: measure(name, options.queries, options.scale) for name in chosen}
+    apps = _apps([name for name in APPS if options.only in name], options)
     ratios = [one["median"] for app in apps.values() for one in app["speedup_low"].values()]
     return {
         "benchmark": "apps",
         "environment": environment(),
         "ground": options.ground,
-        "scale": options.scale,
+        "scale": options.scale if options.ground == "profile" else None,
         "load": "one query at a time",
         "worst_ratio": min(ratios),
         "answers_equal": all(app["answers_equal"] for app in apps.values()),
@@ -98,8 +112,19 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _apps(chosen: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    if options.ground == "profile":
+        return {name: measure(name, options.queries, options.scale) for name in chosen}
+    pools = RealPools()
+    try:
+        return {name: measure_real(name, options.queries, pools) for name in chosen}
+    finally:
+        pools.close()
+
+
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ground", choices=("profile",), default="profile", help="engines that sleep by a profile")
+    told = "engines that sleep by a profile, or real ones of this machine"
+    parser.add_argument("--ground", choices=("profile", "real"), default="profile", help=told)
     parser.add_argument("--queries", type=int, default=3, help="of each scheme")
     parser.add_argument("--scale", type=float, default=1.0, help="latencies, times this; 1 is an RTX 3090")
     parser.add_argument("--only", default="", help="only applications whose name contains this")
@@ -107,6 +132,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     options = arguments(__doc__ or "", _options)
+    for line in left_out():
+        print(line, file=sys.stderr)
     result = run(options)
     rows = [
         {
