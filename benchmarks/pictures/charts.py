@@ -167,7 +167,8 @@ def _bar(bar: Bar, x: float, wide: float, up: Scale) -> str:
 def _frame(panel: Panel, up: Scale) -> str:
     drawn = text(panel.x + 6, panel.y + 16, panel.title, "title")
     right, bottom = panel.x + panel.width - 10, panel.y + panel.height - BOTTOM
-    for value in powers(up.low, up.high) if up.logarithmic else steps(up.low, up.high, 4):
+    values = powers(up.low, up.high) if up.logarithmic else []
+    for value in values if len(values) > 2 else steps(up.low, up.high, 4):
         y = round(up(value), 1)
         drawn += element("line", x1=panel.x + LEFT, x2=right, y1=y, y2=y, cls="grid")
         drawn += text(panel.x + LEFT - 5, y + 4, f"{value:g}", "small", text_anchor="end")
