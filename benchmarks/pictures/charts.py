@@ -84,8 +84,11 @@ def lines(panel: Panel, series: Sequence[Series]) -> str:
     across = Scale(min(xs), max(xs), panel.x + LEFT, right, panel.logarithmic[0])
     up = Scale(low, high, bottom, panel.y + TOP, panel.logarithmic[1])
     drawn = _frame(panel, up)
+    told = -math.inf
     for value in sorted(set(xs)) if len(set(xs)) <= 7 else steps(min(xs), max(xs)):
-        drawn += text(across(value), bottom + 14, f"{value:g}", "small", text_anchor="middle")
+        if across(value) - told > 7.5 * len(f"{value:g}"):  # else it would stand on the one before
+            told = across(value)
+            drawn += text(told, bottom + 14, f"{value:g}", "small", text_anchor="middle")
     return drawn + "".join(_line(one, across, up) for one in series)
 
 
@@ -164,7 +167,8 @@ def _bar(bar: Bar, x: float, wide: float, up: Scale) -> str:
 def _frame(panel: Panel, up: Scale) -> str:
     drawn = text(panel.x + 6, panel.y + 16, panel.title, "title")
     right, bottom = panel.x + panel.width - 10, panel.y + panel.height - BOTTOM
-    for value in powers(up.low, up.high) if up.logarithmic else steps(up.low, up.high, 4):
+    values = powers(up.low, up.high) if up.logarithmic else []
+    for value in values if len(values) > 2 else steps(up.low, up.high, 4):
         y = round(up(value), 1)
         drawn += element("line", x1=panel.x + LEFT, x2=right, y1=y, y2=y, cls="grid")
         drawn += text(panel.x + LEFT - 5, y + 4, f"{value:g}", "small", text_anchor="end")

@@ -59,7 +59,7 @@ def latency(found: Result) -> Picture:
             series.append(Series(scheme, points, colour, dashes, good if good and good >= points[0][0] else None))
             known[scheme] = None
         panel = Panel(said(app), "queries a second", "mean latency, s", x, y, 375, 240, (False, True))
-        body += lines(panel, series)
+        body += lines(panel, sorted(series, key=lambda one: -_place(one.name)))  # ours on top
     keys = [Key(name, *SCHEMES.get(name, OTHER)) for name in sorted(known, key=_place)]
     rows = math.ceil(len(found["apps"]) / 2)
     notes = ("A ring: the highest rate at which nearly all queries are within five times the idle latency.",)

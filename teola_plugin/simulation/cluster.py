@@ -18,6 +18,7 @@ from teola_plugin.engines.profiles import web_search
 from teola_plugin.errors import ConfigError, unknown_name
 from teola_plugin.graph import EngineProfile
 from teola_plugin.requests.payloads import Prompt, Sampling
+from teola_plugin.scheduling.placement import RequestPlacement
 
 if TYPE_CHECKING:
     from teola_plugin.cluster.config import EngineConfig
@@ -52,6 +53,8 @@ class SimulatedEngine:
     """Of each answer of an LLM; 0 for 16 to 63, by the prompt. `max_tokens` of a call cuts longer ones."""
     make: Callable[[str, EngineProfile, int], Engine] | None = None
     """Makes one instance of (name, profile, number), where it is to answer as the shipped fakes of its kind do not."""
+    placement: Callable[[EngineProfile], RequestPlacement] | None = None
+    """Chooses instances in replays, where another way than the scheduler's own is to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)

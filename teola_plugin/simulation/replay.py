@@ -306,7 +306,8 @@ class _Port:
     def __init__(self, name: str, engine: SimulatedEngine, clock: _Clock) -> None:
         self._clock, self._like = clock, engine.like
         names = tuple(str(number) for number in range(engine.instances))
-        self._scheduler = EngineScheduler(engine.profile, names, POLICIES[engine.policy]())
+        placement = None if engine.placement is None else engine.placement(engine.profile)
+        self._scheduler = EngineScheduler(engine.profile, names, POLICIES[engine.policy](), placement=placement)
         make = _LlmInstance if engine.like == "llm" else _BatchInstance
         self._instances = {one: make(engine, clock, self) for one in names}
         self._requests: dict[str, tuple[_Live, FlowRequest]] = {}

@@ -58,8 +58,8 @@ def test_arguments_are_those_of_the_documents(tmp_path: Path) -> None:
     table = (ROOT / "docs" / "benchmarks.md").read_text()
     assert f"benchmarks.ablation --kept {tmp_path}/out/ablation.jsonl --json" in commands
     assert "benchmarks.llamaindex_patterns --objects own --json" in commands
-    for name in ("graphs", "single_query", "apps"):
-        assert re.search(rf"`python -m {next(one for one in commands if f'.{name} ' in one)}`", table)
+    for command in [one for one in commands if re.search(r"\.(graphs|single_query|apps) ", one)]:
+        assert f"`python -m {command}`" in table
 
 
 def test_make_bench_keeps_draws_and_writes_tables() -> None:

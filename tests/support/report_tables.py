@@ -155,5 +155,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablation, drafts": drafts,
     "ablation, together": together,
     "ablation, sensitivity": sensitivity,
+    "overhead shares": shares,
+    "orchestration costs": costs,
 }
 """Block name -> its text."""
