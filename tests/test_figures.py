@@ -40,6 +40,7 @@ SENTENCES = {
         "the least of all is {drafts[worst_at_load]:.2f} ({drafts[worst_is]})",
         "(load {apps[environment][load_1m]:.1f} of other work beside it)",
         "the worst of all is {apps[worst_ratio]:.2f}:",
+        "other work ran on (load {apps_real[environment][load_1m]:.1f})",
     ],
     "docs/cluster.md": ["One process needs {overhead[per_primitive_ms][chain][median]:.2f} ms for each"],
 }
