@@ -482,9 +482,9 @@ def _case(one: dict[str, Any]) -> tuple[str, int, int]:
     return one["guess"], one["passages"], one["answer_tokens"]
 
 
-def five_apps() -> str:
-    """The table of the committed run of benchmarks.apps: how many times as long each baseline takes."""
-    apps = json.loads((ROOT / "benchmarks" / "results" / "apps.json").read_text())["apps"]
+def five_apps(run: str = "apps") -> str:
+    """The table of a committed run of benchmarks.apps: how many times as long each baseline takes."""
+    apps = json.loads((ROOT / "benchmarks" / "results" / f"{run}.json").read_text())["apps"]
     schemes = list(dict.fromkeys(name for app in apps.values() for name in app["speedup_low"]))
     rows = [f"| application | accelerated, s | {' | '.join(schemes)} |", "|---|--:|" + "--:|" * len(schemes)]
     for name, app in apps.items():
@@ -621,6 +621,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "neighbours": neighbours,
     "provisional": provisional,
     "five apps": five_apps,
+    "five apps, real": lambda: five_apps("apps_real"),
     **report_tables.TABLES,
     "apps under load": apps_under_load,
     **{

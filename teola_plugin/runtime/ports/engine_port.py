@@ -104,7 +104,7 @@ class EnginePort:
 
     @property
     def engine(self) -> Engine:
-        return next(iter(self.instances.values()))
+        return next(iter(self._instances.engines.values()))
 
     # ------------------------------------------------------------ requests
 
