@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +11,7 @@ from typing import Any, Self
 import httpx
 
 from teola_plugin.errors import EngineUnavailable, QueryError
+from teola_plugin.server.client.documents import GivenFile, document
 from teola_plugin.server.client.joining import AsyncQueryClient, QueryClient
 
 ENDED = ("done", "failed", "cancelled", "interrupted")
@@ -95,9 +96,16 @@ def _unreachable(url: str, error: httpx.TransportError) -> EngineUnavailable:
 
 
 def _submission(
-    model: str, input: Any, inputs: Any, parameters: Mapping[str, Any], variables: Mapping[str, Any]
+    model: str,
+    input: Any,
+    inputs: Any,
+    parameters: Mapping[str, Any],
+    variables: Mapping[str, Any],
+    documents: Sequence[GivenFile],
+    settings: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    given = {"input": input, "inputs": inputs}
+    sent = [document(one) for one in documents] or None
+    given = {"input": input, "inputs": inputs, "documents": sent, "settings": settings}
     values = {name: {"query": one.id} if isinstance(one, SubmittedQuery) else one for name, one in variables.items()}
     asked = {"model": model, "parameters": dict(parameters), "variables": values}
     return asked | {key: value for key, value in given.items() if value is not None}
@@ -145,9 +153,14 @@ class TeolaClient:
         inputs: Any = None,
         parameters: Mapping[str, Any] | None = None,
         variables: Mapping[str, str | SubmittedQuery] | None = None,
+        documents: Sequence[GivenFile] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> SubmittedQuery:
-        """A query: text or messages, or an app's whole `inputs`. A variable may be another query, done or not."""
-        body = _submission(model, input, inputs, parameters or {}, variables or {})
+        """A query: text or messages, or an app's whole `inputs`. A variable may be another query, done or not.
+
+        `documents`: paths of files, or objects as the server takes them. `settings`: of a workflow, for this query.
+        """
+        body = _submission(model, input, inputs, parameters or {}, variables or {}, documents, settings)
         return _query(self._ask("POST", "/v1/queries", json=body))
 
     def get(self, id: str, *, wait: float = 0.0) -> SubmittedQuery:
@@ -232,8 +245,10 @@ class AsyncTeolaClient:
         inputs: Any = None,
         parameters: Mapping[str, Any] | None = None,
         variables: Mapping[str, str | SubmittedQuery] | None = None,
+        documents: Sequence[GivenFile] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> SubmittedQuery:
-        body = _submission(model, input, inputs, parameters or {}, variables or {})
+        body = _submission(model, input, inputs, parameters or {}, variables or {}, documents, settings)
         return _query(await self._ask("POST", "/v1/queries", json=body))
 
     async def get(self, id: str, *, wait: float = 0.0) -> SubmittedQuery:

@@ -55,6 +55,13 @@ class App:
     def told(self) -> dict[str, Any]:
         return {"root": self.name, "description": self.settings.description, "example": self.settings.example}
 
+    def form(self) -> dict[str, Any]:
+        """JSON schemas of what a workflow is asked with, and the input that documents are."""
+        documents = {"documents": self.takes.key} if self.takes.key else {}
+        if self.way is not DEPLOYMENT:
+            return documents
+        return {"inputs": self.fast.input_schema(), "settings": self.fast.config_schema(), **documents}
+
     def tokens(self, text: int, answer: int | None, n: int) -> int:
         return text // 4 + 256
 

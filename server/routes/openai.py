@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from teola_plugin.server.errors import bad_request
+from teola_plugin.server.models.apps import App
 from teola_plugin.server.models.base import ChatModel, Model, TextModel
 from teola_plugin.server.models.carried import CarriedEngine
 from teola_plugin.server.models.vectors import VectorEngine
@@ -52,7 +53,9 @@ def models(request: Request) -> dict[str, Any]:
 
 @router.get("/models/{name:path}")
 def model(request: Request, name: str) -> dict[str, Any]:
-    return _model(model_of(request, name, "chat", "app", "embedding", "reranking"))
+    """Of an app, also what it takes."""
+    found = model_of(request, name, "chat", "app", "embedding", "reranking")
+    return _model(found) | (found.form() if isinstance(found, App) else {})
 
 
 def _model(model: Any) -> dict[str, Any]:

@@ -321,6 +321,14 @@ def test_a_workflow_reads_documents_and_takes_settings(http: httpx.Client) -> No
     )
 
 
+def test_an_app_tells_what_it_takes(http: httpx.Client) -> None:
+    told = http.get("/v1/models/template").json()
+    assert (told["documents"], sorted(told["inputs"]["required"])) == ("documents", ["documents", "question"])
+    assert "k" in told["settings"]["properties"]["found"]["properties"]
+    assert http.get("/v1/models/chain").json()["documents"] == "documents"
+    assert "documents" not in http.get("/v1/models/plain").json()
+
+
 def test_a_chain_reads_documents(http: httpx.Client) -> None:
     texts = [{"name": "a", "text": "one"}, {"text": "two {{x}}"}]
     assert answered(http, model="chain", input="q", documents=texts)["answer"]["text"] == "q: one|two {{x}}"

@@ -16,7 +16,7 @@ from support.service import Served, key, served
 schemathesis = pytest.importorskip("schemathesis", reason="it comes with the extra dev")
 
 LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
-EXAMPLES = 300 if LONG else 5
+EXAMPLES = 300 if LONG else 3
 """Of each operation, of each mode."""
 ONE = key("one", operator=True)
 APPS = {
