@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from teola_plugin.observe.recorder import MOST_KEPT
@@ -22,6 +23,7 @@ class Shared:
     engine: str
     instance: str
     batch: int
+    """-1 at an engine whose batches have no begin and no end."""
     primitives: tuple[str, ...]
     """Of the query."""
     others: tuple[str, ...]
@@ -64,15 +66,32 @@ class KeptTraces:
             for id in ids & self._traces.keys():
                 self._drop(id)
 
-    def shared(self, trace: QueryTrace) -> list[Shared]:
-        """Its batches that other queries were part of, in the order in which they began."""
-        found: dict[Batch, list[str]] = {}
+    def shared(self, trace: QueryTrace, continuous: Collection[str] = ()) -> list[Shared]:
+        """Its batches that other queries were part of, in the order in which they began. At `continuous` engines a
+        batch is what runs at an instance at the same time."""
+        found: dict[Batch, list[Span]] = {}
         for span in sorted(trace.spans, key=lambda one: one.begin):
             if (batch := batch_of(span)) is not None:
-                found.setdefault(batch, []).append(span.primitive)
+                key = (span.engine, span.instance, -1) if span.engine in continuous else batch
+                found.setdefault(key, []).append(span)
         with self._lock:
-            others = {b: tuple(id for id in self._batches.get(b, ()) if id != trace.query_id) for b in found}
-        return [Shared(*batch, tuple(names), others[batch]) for batch, names in found.items() if others[batch]]
+            others = {b: self._beside(trace, b, spans) for b, spans in found.items()}
+        return [
+            Shared(*batch, tuple(dict.fromkeys(span.primitive for span in spans)), others[batch])
+            for batch, spans in found.items()
+            if others[batch]
+        ]
+
+    def _beside(self, trace: QueryTrace, batch: Batch, spans: Sequence[Span]) -> tuple[str, ...]:
+        engine, instance, number = batch
+        if number >= 0:
+            return tuple(id for id in self._batches.get(batch, ()) if id != trace.query_id)
+        met = []
+        for id, other in self._traces.items():
+            there = (one for one in other.spans if (one.engine, one.instance) == (engine, instance))
+            if id != trace.query_id and any(_meet(one, span) for one in there for span in spans):
+                met.append(id)
+        return tuple(met)
 
     def _drop(self, id: str) -> None:
         trace = self._traces.pop(id)
@@ -82,6 +101,13 @@ class KeptTraces:
             left.pop(id, None)
             if not left:
                 self._batches.pop(batch, None)
+
+
+def _meet(one: Span, other: Span) -> bool:
+    """Whether both ran at some time."""
+    if one.started is None or other.started is None or one.done is None or other.done is None:
+        return False
+    return one.started < other.done and other.started < one.done
 
 
 def batch_of(span: Span) -> Batch | None:

@@ -103,6 +103,7 @@ class LiveQueries:
         """It is over, and was at that time. Idempotent."""
         if query not in self.running:
             return
+        self.ended.append(query)  # first: whoever looks from another thread finds it in either
         self.running.discard(query)
         if query.joined:
             self._joined.pop((query.tenant, query.id), None)
@@ -112,7 +113,6 @@ class LiveQueries:
         if run is not None:
             (run.cancel if outcome == "cancelled" else run.close)()
         query.ticket.end(whole=query.status == "done")
-        self.ended.append(query)
         self.on_end(query)
 
     def sweep(self) -> None:
@@ -121,10 +121,10 @@ class LiveQueries:
         for one in [q for q in self._joined.values() if not q.users and now - q.last > self._idle]:
             self.close(one, "done", one.last)
 
-    def traced(self, trace: str) -> LiveQuery | None:
-        """The one whose trace has this id."""
-        known = [*self.running, *reversed(self.ended)]
-        return next((query for query in known if query.trace == trace), None)
+    def by_trace(self, tenant: str) -> dict[str, LiveQuery]:
+        """This tenant's queries by the ids of their traces, those that their apps have begun included."""
+        known = [query for query in (*self.ended, *self.running) if query.tenant == tenant]
+        return {trace: query for query in known for trace in (query.trace, *query.traces)}
 
     def find(self, tenant: str, id: str) -> LiveQuery | None:
         """Under way or ended, of this tenant."""

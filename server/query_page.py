@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from teola_plugin.graph import Batching
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.server.live_queries import LiveQuery
 from teola_plugin.server.queries.records import Record
@@ -42,13 +43,15 @@ def answers(records: Iterable[Record]) -> Iterable[tuple[str, str]]:
 
 
 def mates(service: Service, query: LiveQuery, trace: QueryTrace) -> Iterable[tuple[str, str]]:
-    """Who was in its batches: queries of its tenant by their ids; of others, nothing is told."""
+    """Who was in its batches: queries of its tenant by their ids; of others, nothing is told. What runs at an LLM at
+    the same time is one batch, whenever it came."""
+    own = service.live.by_trace(query.tenant)
+    continuous = [n for n, profile in service.pool.profiles.items() if profile.batching is Batching.CONTINUOUS]
     rows = []
-    for shared in service.traces.shared(trace):
-        found = (service.live.traced(id) for id in shared.others)
-        own = [one for one in found if one is not None and one.tenant == query.tenant]
-        if own:
-            names = ", ".join(f"{one.id} ({one.app})" for one in own[:MOST])
+    for shared in service.traces.shared(trace, continuous):
+        found = dict.fromkeys(own[id] for id in shared.others if id in own and own[id] is not query)
+        if found:
+            names = ", ".join(f"{one.id} ({one.app})" for one in list(found)[:MOST])
             rows.append((shared.engine, ", ".join(shared.primitives), names))
     if rows:
         yield "Batch-mates", _table(("engine", "of this query", "in the same batch"), rows[:MOST])

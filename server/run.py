@@ -92,6 +92,7 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
     import uvicorn
 
     from teola_plugin.server.app import create_app
+    from teola_plugin.server.together import together
 
     settings = service.settings
 
@@ -114,6 +115,8 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
         ssl_certfile=settings.certificate or None,
         ssl_keyfile=settings.private_key or None,
     )
+    config.load()
+    config.http_protocol_class = together(config.http_protocol_class)
     return Server(config)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from teola_plugin.graph import LLM_KINDS
 from teola_plugin.observe.html import html_page
 from teola_plugin.server.errors import HttpError, not_found
 from teola_plugin.server.live_queries import LiveQuery
@@ -107,10 +108,13 @@ def _figures(service: Service) -> dict[str, Any]:
 
 def _engine(service: Service, name: str) -> dict[str, Any]:
     load = loads(service.pool.engine(name))
-    figures = (
-        {"requests": None, "kv_used": None} if load is None else {"requests": load.requests, "kv_used": load.kv_used}
-    )
-    return {"name": name, "model": service.pool.versions()[name].get("model", ""), **figures}
+    writes = service.pool.engine(name).kinds & LLM_KINDS
+    return {
+        "name": name,
+        "model": service.pool.versions()[name].get("model", ""),
+        "requests": None if load is None else load.requests,
+        "kv_used": load.kv_used if load is not None and writes else None,
+    }
 
 
 @router.post("/pages/tickets/{id}", include_in_schema=False)

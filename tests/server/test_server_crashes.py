@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,11 +137,23 @@ def test_a_server_with_a_store_of_its_own_that_is_killed_loses_nothing(tmp_path:
     killed(tmp_path, {"data": str(open_folder / "data")}, 20)
 
 
-def test_one_server_at_a_time(tmp_path: Path, postgres_dsn: str) -> None:
-    """What the first one runs is not begun again by a second one."""
-    with server(tmp_path, {"store": postgres_dsn}, 60, signal.SIGTERM) as client:
-        other = store.PostgresStore(postgres_dsn, tmp_path.name)
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(EngineUnavailable, match="another server"):
-            patch.setattr(store, "_PATIENCE", 0.3)
-            asyncio.run(other.open())
-        assert client.latest() == []
+async def test_one_server_at_a_time(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first one runs is not begun again by a second one, which takes over when the first has ended."""
+    name = f"pool {time.monotonic_ns()}"
+    one, other = (store.PostgresStore(postgres_dsn, name) for _ in range(2))
+    elsewhere = store.PostgresStore(postgres_dsn, f"{name} too")
+    await one.open()
+    try:
+        await elsewhere.open()
+        await elsewhere.close()
+        monkeypatch.setattr(store, "_PATIENCE", 0.3)
+        with pytest.raises(EngineUnavailable, match="another server"):
+            await other.open()
+        monkeypatch.setattr(store, "_PATIENCE", 20)
+        opening = asyncio.create_task(other.open())
+        await asyncio.sleep(0.2)
+        assert not opening.done()
+    finally:
+        await one.close()
+    await opening
+    await other.close()

@@ -78,7 +78,7 @@ def _run(command: str) -> str:
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_told_to_stop_it_stops_what_it_has_started(tmp_path: Path, open_folder: Path, end: signal.Signals) -> None:
     """A PostgreSQL of its own, here."""
     pool = {"engines": {"llm": {"kind": "fake"}}, "server": {"port": 0, "data": str(open_folder / "data")}}

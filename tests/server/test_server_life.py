@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import socket
@@ -73,6 +74,22 @@ def test_answers_are_sent_at_once(server: Served) -> None:
         (connection,) = server.server.server_state.connections
         sent_from = connection.transport.get_extra_info("socket")
         assert sent_from.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_head_and_body_of_an_answer_are_one_piece(server: Served) -> None:
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw:
+        for _ in range(5):
+            raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert raw.recv(1 << 16).endswith(b'{"status":"ok"}')
+
+
+def test_a_large_answer_comes_whole_and_in_order(server: Served) -> None:
+    body = {"model": "embedder", "input": [f"text {number}" for number in range(400)]}
+    with server.client() as http:
+        data = http.post("/v1/embeddings", json=body).json()["data"]
+        assert [one["index"] for one in data] == list(range(400))
+        again = http.post("/v1/embeddings", json=body, headers={"Connection": "close"})
+        assert again.json()["data"] == data
 
 
 def test_a_query_is_closed_when_its_answer_is_sent(server: Served) -> None:
@@ -199,6 +216,23 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     assert process.returncode == 0, errors
     assert "route=/v1/chat/completions status=200" in errors
     assert "hello" not in errors  # of what was asked, nothing is logged
+
+
+def test_every_line_of_the_command_is_json_where_that_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "pool.yaml").write_text(POOL.replace("store: memory", "store: memory, log: json"))
+    command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        try:
+            httpx.post(f"{url}/v1/chat/completions", json=CHAT, trust_env=False)
+            httpx.post(f"{url}/v1/chat/completions", json={**CHAT, "model": "nowhere"}, trust_env=False)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=20)
+    found = [json.loads(line) for line in errors.splitlines()]
+    assert [one["status"] for one in found] == [200, 404]
+    assert found[0]["query"].startswith("query_") and found[0]["request"].startswith("req_")
 
 
 @pytest.mark.parametrize(

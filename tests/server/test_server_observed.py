@@ -104,6 +104,16 @@ def test_who_shared_a_batch_is_known_as_long_as_their_traces_are() -> None:
     assert kept.get("q3") is None
 
 
+def test_at_an_llm_a_batch_is_what_runs_at_the_same_time() -> None:
+    kept = KeptTraces()
+    for name, at in (("q0", 0.0), ("q1", 0.5), ("q2", 1.0), ("q3", 5.0)):  # each runs for a second
+        kept.ended(QueryTrace(name, "a", at, at + 1, (span(name, "x", int(at), at=at),)))
+    trace = kept.get("q1")
+    assert trace is not None
+    assert [one.others for one in kept.shared(trace, ["embedder"])] == [("q0", "q2")]
+    assert [one.others for one in kept.shared(trace)] == [("q0",)]
+
+
 def test_traces_are_fewer_where_they_are_large() -> None:
     kept = KeptTraces(keep=100, spans=10)
     for number in range(5):
