@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +57,25 @@ def address_of(settings: ServerSettings, bound: socket.socket) -> str:
 
 def run(service: Service, store: Store, bound: socket.socket, on_ready: Callable[[], object] = lambda: None) -> None:
     """Answers until SIGTERM or SIGINT; then takes nothing new, and gives what is under way `drain` seconds."""
-    asyncio.run(serve(server_of(service, store, on_ready), store, bound))
+    server = server_of(service, store, on_ready)
+    with ending_well(server):
+        asyncio.run(serve(server, store, bound))
+
+
+@contextmanager
+def ending_well(server: Any) -> Iterator[None]:
+    """uvicorn sends itself the signal again once it has stopped. By its default SIGTERM would end the process there,
+    and what was started would be left behind; Ray's handler exits with its number."""
+
+    def again(number: int, _: Any) -> None:
+        if not server.should_exit:  # before uvicorn listens for it
+            raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, again)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def serve(server: Any, store: Store, bound: socket.socket) -> None:

@@ -23,7 +23,7 @@ from teola_plugin.server.models.asked import Asked, Way
 from teola_plugin.server.models.collections import TenantsOwn
 from teola_plugin.server.models.document_input import DocumentInput, document_input
 from teola_plugin.server.models.graphs import Stop, has_checkpoints, stopped, waits
-from teola_plugin.server.models.ways import DEPLOYMENT, way_of
+from teola_plugin.server.models.ways import DEPLOYMENT, pure, way_of
 from teola_plugin.server.queries.records import Record
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.visits import Visit
@@ -137,6 +137,10 @@ class App:
         if self.way.alone:  # its memory is that of the last conversation, whose ever that was
             async with self.lock:
                 self.fast.reset()
+
+    def repeatable(self, said: Mapping[str, Any]) -> bool:
+        """Whether a query may be begun again after a crash. `said`: its metadata."""
+        return self.settings.repeatable or pure(self.fast, said.get("config"))
 
     # ------------------------------------------------------------ checkpoints
 

@@ -10,6 +10,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from teola_plugin.errors import TeolaError
+from teola_plugin.graph import Graph
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.models.app_inputs import answer_of, last_text, roles_and_texts, text_in, usage_in
 from teola_plugin.server.models.asked import Asked, Pieces, Way
@@ -209,3 +211,19 @@ def _deployment_answer(result: Any, settings: AppSettings) -> Answer:
 
 DEPLOYMENT = Way(_deployment_given, _deployment_whole, _deployment_stream)
 """What `workflow.deploy(pool)` gives."""
+
+
+def pure(fast: Any, config: Any) -> bool:
+    """Whether a query of a deployment, with these settings, is made of primitives that may be done again: none writes,
+    and none runs code of the user's. False for what cannot be told."""
+    if not hasattr(fast, "workflow"):
+        return False
+    try:
+        return _pure(fast.plan(None, config).graph)
+    except TeolaError:  # settings without sense: the query will say so
+        return False
+
+
+def _pure(graph: Graph) -> bool:
+    held = (one.graph for p in graph for one in (p.fragment, p.otherwise) if one is not None)
+    return all(p.pure for p in graph) and all(map(_pure, held))

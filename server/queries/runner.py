@@ -133,7 +133,7 @@ class Queries:
         body = await self._documents.read(caller.tenant, chat_of(asked))
         tokens = model.tokens(body.characters, body.max_completion_tokens or body.max_tokens, 1)
         visit = self._service.visit(_request_id(), caller, told, model, tokens)
-        repeatable = not isinstance(model, App) or model.settings.repeatable
+        repeatable = not isinstance(model, App) or model.repeatable(body.metadata or {})
         record = Record(
             id=id,
             tenant=caller.tenant,

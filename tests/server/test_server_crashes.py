@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +24,9 @@ from teola_plugin.server.client import SubmittedQuery, TeolaClient
 from teola_plugin.server.queries import store
 
 TESTS = Path(__file__).parents[1]
-KINDS = ("slow", "pure", "writing", "steps", "asking")
-"""What is asked: an engine, an app that may be repeated, one that may write, a graph, a graph that stops to ask."""
+KINDS = ("slow", "pure", "writing", "steps", "asking", "flow", "code")
+"""What is asked: an engine, an app that may be repeated, one that may write, a graph, a graph that stops to ask,
+a workflow without code of its user's, and one with a function."""
 POOL: dict[str, Any] = {
     "engines": {
         "llm": {"kind": "fake"},
@@ -35,6 +37,8 @@ POOL: dict[str, Any] = {
         "writing": {"object": "support.stopping_graphs:writing"},
         "steps": {"object": "support.stopping_graphs:steps", "checkpoints": True},
         "asking": {"object": "support.stopping_graphs:asking", "checkpoints": True},
+        "flow": {"object": "support.stopping_graphs:pure_workflow"},
+        "code": {"object": "support.stopping_graphs:workflow_with_code"},
     },
 }
 for _graph in ("steps", "asking"):
@@ -95,6 +99,7 @@ def killed(folder: Path, kept: dict[str, Any], each: int) -> None:
             ran = lines(folder)
             begun = Counter(one.model for one in now if one.status in ("running", "waiting"))
             begun["steps"] = sum(ran[f"work steps {i}"] for i in range(each))
+            begun["code"] = sum(ran[f"write code {i}"] for i in range(each))
             begun["asking"] = sum(one.status == "waiting" for one in now)
         heard = {key: next(iter(client.events(one.id))).id for key, one in asked.items()}
     with server(folder, kept, 0.01, signal.SIGTERM) as client:
@@ -118,10 +123,12 @@ def check(found: dict[tuple[str, int], SubmittedQuery], ran: Counter[str], each:
         "writing": {"interrupted"},
         "steps": {"done"},
         "asking": {"waiting"},
+        "flow": {"done"},
+        "code": {"interrupted"},
     }
     for i in range(each):
         assert ran[f"write pure {i}"] == 2  # said to write nothing
-        assert ran[f"write writing {i}"] == 1  # at most once
+        assert ran[f"write writing {i}"] == ran[f"write code {i}"] == 1  # at most once
         assert (ran[f"plan steps {i}"], ran[f"work steps {i}"], ran[f"answer steps {i}"]) == (1, 2, 1)
         assert (ran[f"plan asking {i}"], ran[f"answer asking {i}"]) == (1, 1)
 
@@ -133,14 +140,26 @@ def test_a_server_that_is_killed_loses_nothing(tmp_path: Path, postgres_dsn: str
 @pytest.mark.long
 def test_a_server_with_a_store_of_its_own_that_is_killed_loses_nothing(tmp_path: Path, open_folder: Path) -> None:
     """A hundred queries; its PostgreSQL goes with it."""
-    killed(tmp_path, {"data": str(open_folder / "data")}, 20)
+    killed(tmp_path, {"data": str(open_folder / "data")}, 15)
 
 
-def test_one_server_at_a_time(tmp_path: Path, postgres_dsn: str) -> None:
-    """What the first one runs is not begun again by a second one."""
-    with server(tmp_path, {"store": postgres_dsn}, 60, signal.SIGTERM) as client:
-        other = store.PostgresStore(postgres_dsn, tmp_path.name)
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(EngineUnavailable, match="another server"):
-            patch.setattr(store, "_PATIENCE", 0.3)
-            asyncio.run(other.open())
-        assert client.latest() == []
+async def test_one_server_at_a_time(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first one runs is not begun again by a second one, which takes over when the first has ended."""
+    name = f"pool {time.monotonic_ns()}"
+    one, other = (store.PostgresStore(postgres_dsn, name) for _ in range(2))
+    elsewhere = store.PostgresStore(postgres_dsn, f"{name} too")
+    await one.open()
+    try:
+        await elsewhere.open()
+        await elsewhere.close()
+        monkeypatch.setattr(store, "_PATIENCE", 0.3)
+        with pytest.raises(EngineUnavailable, match="another server"):
+            await other.open()
+        monkeypatch.setattr(store, "_PATIENCE", 20)
+        opening = asyncio.create_task(other.open())
+        await asyncio.sleep(0.2)
+        assert not opening.done()
+    finally:
+        await one.close()
+    await opening
+    await other.close()

@@ -75,3 +75,22 @@ def test_what_is_printed_works(tmp_path: Path, open_folder: Path) -> None:
 
 def _run(command: str) -> str:
     return subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+def test_told_to_stop_it_stops_what_it_has_started(tmp_path: Path, open_folder: Path, end: signal.Signals) -> None:
+    """A PostgreSQL of its own, here."""
+    pool = {"engines": {"llm": {"kind": "fake"}}, "server": {"port": 0, "data": str(open_folder / "data")}}
+    (tmp_path / "pool.yaml").write_text(yaml.safe_dump(pool))
+    command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        started = [process.pid, *(one.pid for one in psutil.Process(process.pid).children(recursive=True))]
+        assert len(started) > 1
+        process.send_signal(end)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == (0 if end is signal.SIGTERM else 130)
+    assert "Traceback" not in errors
+    assert [pid for pid in started if psutil.pid_exists(pid)] == []

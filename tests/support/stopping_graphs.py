@@ -62,6 +62,23 @@ def writing() -> Any:
     return RunnableLambda(never, afunc=write)
 
 
+def pure_workflow() -> Any:
+    from teola_plugin.workflow import Generation, Workflow
+
+    return Workflow("pure", Generation("answer", "On {text}", engine="slow"))
+
+
+def workflow_with_code() -> Any:
+    """A workflow with a function that may write something."""
+    from teola_plugin.workflow import Function, Generation, Workflow
+
+    def write(text: str) -> str:
+        note("write", text)
+        return text
+
+    return Workflow("code", Function("write", write) >> Generation("answer", "On {write}", engine="slow"))
+
+
 def asking(**settings: Any) -> Any:
     """Asks for leave between two nodes; or, by `interrupt_before`, without a question."""
 
