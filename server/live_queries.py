@@ -103,6 +103,7 @@ class LiveQueries:
         """It is over, and was at that time. Idempotent."""
         if query not in self.running:
             return
+        self.ended.append(query)  # first: whoever looks from another thread finds it in either
         self.running.discard(query)
         if query.joined:
             self._joined.pop((query.tenant, query.id), None)
@@ -112,7 +113,6 @@ class LiveQueries:
         if run is not None:
             (run.cancel if outcome == "cancelled" else run.close)()
         query.ticket.end(whole=query.status == "done")
-        self.ended.append(query)
         self.on_end(query)
 
     def sweep(self) -> None:

@@ -28,6 +28,7 @@ from teola_plugin.server.models.base import Model
 from teola_plugin.server.models.carried import CarriedEngine
 from teola_plugin.server.models.collections import part_tenants
 from teola_plugin.server.models.text_engine import TextEngine
+from teola_plugin.server.models.token_ids import TokenIds
 from teola_plugin.server.models.vectors import VectorEngine
 from teola_plugin.server.settings import AppSettings, KeySettings, ServerSettings
 from teola_plugin.server.tracing import RequestSpans
@@ -55,12 +56,13 @@ class Service:
     ) -> None:
         """`tracing`: where spans of requests go; those of queries go where the pool sends them.
 
-        Raises `RegistrationError` and `TraceError` for apps that cannot be served.
+        Raises `RegistrationError` and `TraceError` for apps that cannot be served, `ConfigError` for settings.
         """
         self.pool, self.settings = pool, settings
         self.clock = pool.runtime.time
         self.models: dict[str, Model] = engine_models(pool)
         self.models |= {name: app(name, one, pool) for name, one in apps.items()}
+        self.token_ids = TokenIds(settings.token_ids, self.models)
         self._apps = [one for one in self.models.values() if isinstance(one, App)]
         if settings.keys:
             part_tenants(one.own for one in self._apps)

@@ -124,6 +124,8 @@ class ServerSettings(BaseModel):
     """The same in tokens, of prompts and answers as far as is known."""
     max_batch: int = Field(2048, ge=1)
     """Texts of one request for embeddings or reranking."""
+    token_ids: dict[str, str] = Field(default_factory=dict)
+    """Model -> tiktoken's name of the encoding of token ids that it is sent instead of text."""
     goal: float | None = Field(None, gt=0)
     """Seconds that a query should take where nobody says otherwise. None: no query is refused for its time."""
     joined_idle: float = Field(30.0, gt=0)

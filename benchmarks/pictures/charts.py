@@ -123,7 +123,8 @@ class Bar:
 
 def bars(panel: Panel, groups: Mapping[str, Sequence[Bar]], *, least: float = 0.0, line: float | None = None) -> str:
     """Bars in groups, from `least` up; what is lower is not seen. `line`: a value that is drawn across."""
-    tops = [sum(value for _, value in bar.parts) for found in groups.values() for bar in found]
+    every = [bar for found in groups.values() for bar in found]
+    tops = [max(sum(value for _, value in bar.parts), bar.high or 0.0) for bar in every]
     bottom, right = panel.y + panel.height - BOTTOM, panel.x + panel.width - 10
     up = Scale(least, max(tops) * 1.08, bottom, panel.y + TOP)
     drawn = _frame(panel, up)
@@ -148,8 +149,9 @@ def _bar(bar: Bar, x: float, wide: float, up: Scale) -> str:
         top = max(total, below)
         high = up(below) - up(top)
         if high > 0.05:
-            at = {"x": round(x + 1, 1), "y": round(up(top), 1), "width": round(wide - 2, 1), "height": round(high, 1)}
-            drawn += element("rect", cls=f"f-{colour}", **at)
+            size = round(wide - 2, 1), round(high, 1)
+            y = round(up(top), 1)
+            drawn += element("rect", cls=f"f-{colour}", x=round(x + 1, 1), y=y, width=size[0], height=size[1])
         below = top
     if bar.low is not None and bar.high is not None and bar.high - bar.low > 1e-9:
         middle = round(x + wide / 2, 1)
@@ -213,14 +215,13 @@ class Picture:
     def _key(self, key: Key, x: float, y: float) -> str:
         if not self.lined:
             return element("rect", x=x + 4, y=y - 6, width=11, height=11, rx=2, cls=f"f-{key.colour}")
-        ends = {"x1": x, "x2": x + 18, "y1": y, "y2": y, "stroke_dasharray": key.dashes}
-        return element("line", cls=f"l-{key.colour}", **ends)
+        return element("line", cls=f"l-{key.colour}", x1=x, x2=x + 18, y1=y, y2=y, stroke_dasharray=key.dashes)
 
 
 def _colours(drawn: str) -> str:
     """Rules for the colours that are used."""
-    names = ("accent", "edge", "ink", "dim", "chunking", "embedding", "ingestion", "searching", "reranking")
-    names += ("prefilling", "decoding", "tool", "queue")
+    names = ["accent", "edge", "ink", "dim", "chunking", "embedding", "ingestion", "searching", "reranking"]
+    names += ["prefilling", "decoding", "tool", "queue"]
     used = [name for name in names if f"f-{name}" in drawn or f"l-{name}" in drawn]
     return "".join(
         f".f-{name} {{ fill: {name.upper()} }} .l-{name} {{ stroke: {name.upper()}; stroke-width: 1.6 }}\n"

@@ -100,7 +100,7 @@ def breakdown(found: Result) -> Picture:
     for app in dict.fromkeys(row["app"] for row in found["graph"]):
         rows = [row for row in found["graph"] if row["app"] == app and row["passes"] in ("none", "full")]
         ends = dict.fromkeys((rows[0]["rate"], rows[-1]["rate"]))
-        bars_ = [
+        found_ = [
             Bar(
                 "-" if row["passes"] == "none" else "+",
                 tuple((PARTS[part], value) for part, value in row["spent"].items()),
@@ -109,18 +109,18 @@ def breakdown(found: Result) -> Picture:
             for row in rows
             if row["rate"] == at
         ]
-        groups[said(app).replace(" 600", " 600")] = bars_
+        groups[_short(said(app))] = found_
     panel = Panel("What the time of a query goes to", "", "s", 0, 0, 760, 300)
     keys = [Key(part, colour) for part, colour in PARTS.items()]
     notes = (
         "Of each: - without passes, + with all four; the left pair one query at a time, the right one at load.",
-        "A moment in which several things run counts for the first of those named here.",
+        "A moment in which several things run counts for the first of those named here. Large: uploads of 600 chunks.",
     )
-    return Picture(760, 305, bars(panel, {_short(name): one for name, one in groups.items()}), keys, notes)
+    return Picture(760, 305, bars(panel, groups), keys, notes)
 
 
 def _short(app: str) -> str:
-    return app.replace("contextual retrieval", "contextual").replace(", 600 chunks", ", large")
+    return app.replace("contextual retrieval", "contextual").replace(" RAG, 600 chunks", ", large")
 
 
 def together(found: Result) -> Picture:

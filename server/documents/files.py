@@ -131,6 +131,8 @@ class PostgresFiles:
         await self._run(_PUT, self._pool, file.tenant, file.id, *figures, about, file.text)
 
     async def get(self, tenant: str, id: str) -> StoredFile | None:
+        if "\0" in id:  # of which PostgreSQL has none
+            return None
         rows = await self._rows(f"SELECT about, content {_MINE} AND id = %s", tenant, id)
         return StoredFile(**{**rows[0][0], "text": rows[0][1]}) if rows else None
 

@@ -172,6 +172,8 @@ class PostgresStore:
         await self._run(_PUT, self.pool, *about, Jsonb(_storable(record.to_json())))
 
     async def get(self, tenant: str, id: str) -> Record | None:
+        if "\0" in id:  # of which PostgreSQL has none
+            return None
         found = await self._read("tenant = %s AND id = %s", tenant, id)
         return found[0] if found else None
 

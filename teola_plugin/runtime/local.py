@@ -379,8 +379,14 @@ class LocalRuntime:
         """What engines have learned from a tenant's requests, and the traces of its queries."""
         self.loop.run(self.aforget(tenant)).result(60)
 
-    async def aforget(self, tenant: str) -> None:
+    def _forget_queries(self, tenant: str) -> None:
+        """Their traces, and the texts of plans, which may hold prompts that they chose."""
         self.recorder.forget(tenant)
+        _text.cache_clear()
+        _view.cache_clear()
+
+    async def aforget(self, tenant: str) -> None:
+        self._forget_queries(tenant)
         for instances in self._engines.values():
             for engine in instances:
                 await forget(engine, tenant)

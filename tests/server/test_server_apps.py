@@ -194,7 +194,9 @@ def test_what_an_app_took_is_told(server: Served, name: str, stream: bool) -> No
         found = http.post("/v1/chat/completions", json=asked(name, "goats", **options))
     told = [line for line in found.text.splitlines() if '"usage":{' in line][-1].removeprefix("data: ")
     usage = json.loads(told)["usage"]
-    live = server.service.live.find("anonymous", found.headers["x-teola-query"])
+    id = found.headers["x-teola-query"]
+    until(lambda: server.service.live.find("anonymous", id))  # it ends on the server's own thread
+    live = server.service.live.find("anonymous", id)
     assert live is not None
     until(lambda: whole_trace(server.pool.runtime.recorder.get, live) is not None)
     trace = whole_trace(server.pool.runtime.recorder.get, live)

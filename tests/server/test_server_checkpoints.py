@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.service import Key, Served, key, served
+from support.service import Key, Served, key, served, until
 
 from teola_plugin.errors import RegistrationError
 from teola_plugin.server.client import TeolaClient
@@ -178,10 +178,8 @@ def test_what_nobody_answers_expires(postgres_dsn: str, notes: Path) -> None:
     with served(apps=APPS, store=store, keep=0.8) as server, server.client() as http:
         id = http.post("/v1/queries", json={"model": "asking", "input": "x"}).json()["id"]
         assert http.get(f"/v1/queries/{id}", params={"wait": 10}).json()["status"] == "waiting"
-        for _ in range(200):
-            if http.get(f"/v1/queries/{id}", params={"wait": 0.05}).status_code == 404 and not threads(server):
-                return
-    raise AssertionError("it is still there")
+        until(lambda: http.get(f"/v1/queries/{id}").status_code == 404, 20)
+        until(lambda: not threads(server), 20)
 
 
 # ------------------------------------------------------------ crashes

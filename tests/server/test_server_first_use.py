@@ -52,7 +52,7 @@ def open_folder() -> Iterator[Path]:
 def test_what_is_printed_works(tmp_path: Path, open_folder: Path) -> None:
     """On the bundled models; the server's folder and port are its own here, for others may run."""
     pool = yaml.safe_load((ROOT / EXAMPLE).read_text())
-    pool["server"] = {"port": 0, "data": str(open_folder / "data")}
+    pool["server"] |= {"port": 0, "data": str(open_folder / "data")}
     (tmp_path / "pool.yaml").write_text(yaml.safe_dump(pool))
     command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", str(tmp_path / "pool.yaml")]
     with (tmp_path / "log").open("w") as log:

@@ -165,3 +165,32 @@ def joins_documents() -> Any:
         documents: list[str]
 
     return RunnableLambda(joined).with_types(input_type=Question)
+
+
+def keeps_documents() -> Any:
+    """A workflow that indexes what comes with its query where later ones find it."""
+    from teola_plugin.workflow import Indexing, Searching, Synthesis, Workflow
+
+    return Workflow(
+        "notes",
+        Indexing("index", chunk_size=40, chunk_overlap=2, collection="notes")
+        >> Searching("found", k=8, collection="notes")
+        >> Synthesis("answer", context="found", mode="compact", max_tokens=200),
+    )
+
+
+def remembers(pool: EnginePool) -> Any:
+    """A graph that says all that its thread has heard."""
+    from langchain_core.messages import AIMessage
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        heard = [str(one.content) for one in state["messages"] if one.type == "human"]
+        return {"messages": [AIMessage(" ".join(heard))]}
+
+    made = StateGraph(MessagesState)
+    made.add_node("answer", answer)
+    made.add_edge(START, "answer")
+    made.add_edge("answer", END)
+    return made.compile(checkpointer=InMemorySaver())

@@ -38,6 +38,8 @@ class Kind(IntEnum):
 _BEHIND = {n: Kind(n) if n <= AGREED else Kind.SOME for n in range(1, 2 * AGREED)} | {2 * AGREED: Kind.MANY}
 _UNSEEN = 0.05
 """Share expected behind a single token where nothing is known of an app: too few for a draft, until one was right."""
+_QUICKLY = 2.0
+"""As `_FIRST`, for those."""
 _MEMORY = 0.995
 """As `_KEPT`, of what all requests of an app have seen."""
 _EXPECTED = {1: 0.3, 2: 0.5, 3: 0.6, 4: 0.85, 5: 0.89, 6: 0.9, 7: 0.95, 8: 0.97}
@@ -48,9 +50,9 @@ class Trust:
 
     __slots__ = ("_kept", "_right", "_seen")
 
-    def __init__(self, expected: float, kept: float = _KEPT) -> None:
-        """`expected`: the share, of what was not seen yet."""
-        self._right, self._seen, self._kept = expected * _FIRST, _FIRST, kept
+    def __init__(self, expected: float, kept: float = _KEPT, weight: float = _FIRST) -> None:
+        """`expected`: the share, of what was not seen yet, which counts for `weight` tokens."""
+        self._right, self._seen, self._kept = expected * weight, weight, kept
 
     @property
     def share(self) -> float:
@@ -73,11 +75,12 @@ class Experience:
     """The same of all requests of one app and tenant, with which new ones begin."""
 
     def __init__(self) -> None:
-        unseen = {Kind.ONE: _UNSEEN}
-        self._kinds = {kind: Trust(unseen.get(kind, expected(kind)), _MEMORY) for kind in Kind}
+        self._kinds = {kind: Trust(expected(kind), _MEMORY) for kind in Kind}
+        self._kinds[Kind.ONE] = Trust(_UNSEEN, _MEMORY, _QUICKLY)
 
-    def share(self, kind: Kind) -> float:
-        return self._kinds[kind].share
+    def begin(self, kind: Kind) -> Trust:
+        """Of a new request. Behind single tokens there are guesses everywhere: it is soon seen what they are worth."""
+        return Trust(self._kinds[kind].share, weight=_QUICKLY if kind is Kind.ONE else _FIRST)
 
     def saw(self, kind: Kind, right: int, *, wrong: bool) -> None:
         self._kinds[kind].saw(right, wrong=wrong)
@@ -96,7 +99,7 @@ class Calibration:
         kept = _MEMORY**guessed
         self._kinds[kind] = came * kept + right, promised * kept + sum(share**k for k in range(1, guessed + 1))
 
-    def of(self, kind: Kind, share: float) -> float:
-        """The share that is to be expected where a request's own guesses say so much."""
+    def of(self, kind: Kind) -> float:
+        """Tokens that come for each that is expected, 1 at most."""
         came, promised = self._kinds[kind]
-        return share * min(1.0, came / promised)
+        return min(1.0, came / promised)

@@ -73,8 +73,8 @@ class Drafter:
             self._steps.append((rows, time.perf_counter()))
 
     def forget(self, tenant: str | None) -> None:
-        """Recent outputs, and how often guesses were right: all of it, or a tenant's; those of requests that run are not
-        kept either."""
+        """Recent outputs, and how often guesses were right: all of it, or a tenant's; those of requests that run are
+        not kept either."""
         for learned in [one for one in self._learned if tenant in (None, one[0][1])]:
             del self._learned[learned]
         if tenant is None:
@@ -154,8 +154,14 @@ class Drafter:
         """Drafts of one step of so many rows, each under its row's number, cut to what pays of them together."""
         if not self._together or rows < 2 or self._fixed is not None:
             return {i: draft for i, (_, draft) in drafts.items()}
-        lengths = self._together.lengths([(len(draft), row.share) for row, draft in drafts.values()], rows)
+        lengths = self._together.lengths([row.offer for row, _ in drafts.values()], self._speeds(rows))
         return {i: row.cut(length) for (i, (row, _)), length in zip(drafts.items(), lengths, strict=True)}
+
+    def _speeds(self, rows: int) -> Sequence[float]:
+        """Of all rows of a step. Those that run and have not written in it are as good as others; sampled ones write a
+        token a step."""
+        found = [1.0 if one.row is None else one.row.speed for one in self._running.values()][-rows:]
+        return [*found, *[1.0] * (rows - len(found))]
 
     def _longest(self, rows: int) -> Sequence[int]:
         """Tokens that pay for each of so many rows, by the share of them that is right."""

@@ -108,10 +108,10 @@ def attach(worker: Any) -> bool:
 
 
 def _spare(runner: Any) -> None:
-    """Steps in which no token is drafted cost what they cost without speculation: `_sample`, `take_draft_token_ids` and,
-    on the CPU, `_prepare_inputs` of the model runner, as in 0.32. That goes through its rejection sampler in every step,
-    a twentieth of the time of a small model's, and tells its scheduler of each row that it drafts nothing. Where the
-    names are not there they are as vLLM has them."""
+    """Steps in which no token is drafted cost what they cost without speculation: `_sample`, `take_draft_token_ids`
+    and, on the CPU, `_prepare_inputs` of the model runner, as in 0.32. That goes through its rejection sampler in every
+    step, a twentieth of the time of a small model's, and tells its scheduler of each row that it drafts nothing. Where
+    the names are not there they are as vLLM has them."""
     from vllm.platforms import current_platform
 
     if getattr(runner, "use_async_scheduling", True):
@@ -147,8 +147,8 @@ def _unless_none(take: Any) -> Any:
 
 
 def _undrafted(runner: Any) -> Any:
-    """`_prepare_inputs(scheduler_output, ...)`, as a runner's without `speculative_config` where no token is drafted: of
-    each request the last token's logits count, and there is nothing else to say."""
+    """`_prepare_inputs(scheduler_output, ...)`, as a runner's without `speculative_config` where no token is drafted:
+    of each request the last token's logits count, and there is nothing else to say."""
     prepare = runner._prepare_inputs
 
     def prepared(scheduler_output: Any, *more: Any, **named: Any) -> Any:

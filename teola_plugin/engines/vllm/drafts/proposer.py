@@ -84,11 +84,11 @@ class DraftProposer:
         row = known.row
         if row is None:
             return None
-        if len(row) + row.passed + len(new) != length:
+        if len(row) + len(new) != length:
             return self._begin(runner, name, tokens[i, :length].tolist())
-        if row.rests(len(new)):
+        if row.rests(new):
             return None
-        row.grow(tokens[i, len(row) : length].tolist() if row.passed else new)
+        row.grow(new)
         return row
 
     def _begin(self, runner: shim.Runner, name: str, tokens: list[int]) -> Row | None:
