@@ -20,8 +20,9 @@ from engines.drafts.draft_cases import DraftCase, batches, cases, drafts_of_case
 
 from teola_plugin.engines.bundled import files
 from teola_plugin.engines.drafts.lengths import SHARES, lengths_that_pay
+from teola_plugin.engines.drafts.together import steps_of
 from teola_plugin.engines.vllm import VllmEngine
-from teola_plugin.engines.vllm.drafts.worker import AFFORD
+from teola_plugin.engines.vllm.drafts.worker import AFFORD, WEIGH
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece
@@ -115,7 +116,16 @@ def count_batch(found: Found, batch: Sequence[DraftCase]) -> None:
     found.kinds["beside a sampled one"] += 0 if all(greedy) else sum(greedy)
 
 
-async def compared(count: int, seed: int, model: str) -> Found:
+WEIGHED = [(16, 0.6, [(0, 1.0), (1, 1.02), (64, 1.4), (256, 4.0)])]
+"""A machine on which drafts of several are worth their while, some cut and some whole: see `drafts.together`."""
+
+
+async def weigh(engine: VllmEngine) -> None:
+    await engine.tell_drafts(AFFORD, [(16, (16,) * SHARES)])
+    await engine.tell_drafts(WEIGH, WEIGHED)
+
+
+async def compared(count: int, seed: int, model: str, *, weighed: bool = False) -> Found:
     """On an engine without drafts, one by one; on one with them, in batches."""
     given = list(cases(seed, count))
     plainly = VllmEngine("plain", model, cores="0", drafts="off", engine_args=SMALL_CACHE)
@@ -124,9 +134,12 @@ async def compared(count: int, seed: int, model: str) -> Found:
         plain = await alone(plainly, given)
     finally:
         await plainly.stop()
-    drafted = VllmEngine("drafted", model, cores="0", drafts={"tokens": 16, "budget": 64}, engine_args=SMALL_CACHE)
+    options = {"tokens": 16} if weighed else {"tokens": 16, "budget": 64}
+    drafted = VllmEngine("drafted", model, cores="0", drafts=options, engine_args=SMALL_CACHE)
     await drafted.start()
     try:
+        if weighed:
+            await weigh(drafted)
         return await together(drafted, given, plain, seed)
     finally:
         await drafted.stop()
@@ -137,24 +150,29 @@ def test_the_first_cases_on_the_tests_engine(session_llm: SessionLlm) -> None:
     """Where no draft pays none is made: that is how the cases are answered without."""
     engine, given = session_llm.engine, list(cases(11, 32))
 
-    async def run() -> Found:
+    async def run() -> tuple[Found, Found]:
         await engine.tell_drafts(AFFORD, [(1, (0,) * SHARES)])
         plain = await alone(engine, given)
         await engine.tell_drafts(AFFORD, [(16, (4,) * SHARES)])
-        return await together(engine, given, plain, 11)
+        found = await together(engine, given, plain, 11)
+        await weigh(engine)
+        return found, await together(engine, given, plain, 12)
 
     try:
-        found = session_llm.run(run())
+        found, weighed = session_llm.run(run())
     finally:
         session_llm.run(engine.tell_drafts(AFFORD, lengths_that_pay(engine.profile, engine.profile.drafts)))
-    assert not found.differ
+        session_llm.run(engine.tell_drafts(WEIGH, steps_of(engine.profile)))
+    assert not found.differ and not weighed.differ
     assert found.compared > 20 and found.accepted > 100
+    assert weighed.compared > 20 and weighed.accepted > 100
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-async def test_token_for_token_as_without_drafts() -> None:
-    found = await compared(1300, 0, str(files.llm_folder()))
+@pytest.mark.parametrize("weighed", [False, True], ids=["a budget", "weighed against each other"])
+async def test_token_for_token_as_without_drafts(weighed: bool) -> None:
+    found = await compared(1300, int(weighed), str(files.llm_folder()), weighed=weighed)
     print(f"\n{found.compared} compared, {found.drafted} tokens drafted, {found.accepted} of them accepted")
     for kind, number in sorted(found.kinds.items()):
         print(f"{number:5} {kind}")
