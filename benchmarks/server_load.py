@@ -259,15 +259,9 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         more = added(options, url, found["capacity_per_s"] / 2)
     through = {"throughput_ratio": None} if options.no_throughput else throughput(options.rounds)
     top = {name: found[name] for name in ("lost", "within_goal")}
-    return {
-        **top,
-        **more,
-        **through,
-        **found,
-        "goal_s": options.goal,
-        "times": options.times,
-        "environment": environment(),
-    }
+    asked = {"goal_s": options.goal, "times": options.times}
+    told = {"benchmark": "server_load", "environment": environment()}
+    return {**top, **more, **through, **found, **asked, **told}
 
 
 def main() -> None:

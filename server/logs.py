@@ -10,7 +10,8 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -39,6 +40,14 @@ class Lines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s")
         self._details = details
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Python keeps an exception's text for the handlers that come next, and other handlers tell other things."""
+        kept, record.exc_text = record.exc_text, None
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = kept
+
     def formatException(self, ei: _Info) -> str:
         """Where it was raised, and its type; its message and that of its causes only if details are wanted."""
         if self._details or ei[1] is None:
@@ -62,13 +71,22 @@ class JsonLines(Lines):
         return json.dumps(found, ensure_ascii=False)
 
 
-def log_to_stderr(settings: ServerSettings) -> None:
-    """Warnings and errors, and one line for each request unless the settings say `off`."""
+@contextmanager
+def logging_to_stderr(settings: ServerSettings) -> Iterator[None]:
+    """In the body: warnings and errors, and one line for each request unless the settings say `off`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter((JsonLines if settings.log == "json" else Lines)(details=settings.log_details))
-    for name in _OURS:
-        logger = logging.getLogger(name)
+    loggers = [logging.getLogger(name) for name in _OURS]
+    before = [(logger, logger.level, logger.propagate) for logger in (*loggers, log)]
+    for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     log.setLevel(logging.WARNING if settings.log == "off" else logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, level, propagate in before:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate

@@ -100,9 +100,15 @@ async function showTry() {
   $("model").replaceChildren(...found.map((m) => new Option(m.id + (m.description ? ": " + m.description : ""), m.id)));
 }
 
+function parsed(text) {
+  try { return JSON.parse(text); } catch { throw new Error("The inputs are no JSON."); }
+}
+
 async function ask(event) {
   event.preventDefault();
   if (asking) return;
+  if (!$("question").value.trim() && !$("inputs").value.trim()) { note("Write a message first."); return; }
+  note("");
   asking = new AbortController();
   $("send").disabled = true;
   $("stop").disabled = false;
@@ -111,9 +117,10 @@ async function ask(event) {
   $("answer-query").hidden = true;
   const began = performance.now();
   try {
+    const inputs = $("inputs").value.trim();
     const body = {
       model: $("model").value, stream: true, stream_options: { include_usage: true },
-      messages: [{ role: "user", content: $("question").value }],
+      messages: [{ role: "user", content: $("question").value }], ...(inputs ? { metadata: { inputs: parsed(inputs) } } : {}),
     };
     const found = await api("/v1/chat/completions", {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: asking.signal,

@@ -123,6 +123,8 @@ def test_the_page_of_a_submitted_query_has_its_answer(server: Served, tab: Tab) 
         assert tab.value("document.documentElement.scrollWidth <= innerWidth")
         for part in ("Timeline", "What the answer waited for", f"Answer of {id}"):
             assert part in shown
+    tab.value("""document.querySelector('a[href="/"]').click()""")
+    tab.until("location.pathname === '/' && document.body.innerText.includes('Recent queries')")
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(tab: Tab) -> None:
@@ -153,6 +155,21 @@ def test_nothing_that_is_asked_or_answered_becomes_markup(server: Served, tab: T
     tab.value("document.getElementById('send').click()")
     tab.until("document.getElementById('answer-facts').textContent.includes('s')")
     assert tab.value("document.title") == "teola" and tab.value("document.querySelectorAll('img').length") == 0
+
+
+def test_inputs_are_json_and_something_is_asked(server: Served, tab: Tab) -> None:
+    tab.open(f"{server.url}/#try")
+    tab.until("document.getElementById('model').options.length > 0")
+    for question, inputs, told in (("", "", "Write a message"), ("", "{no}", "The inputs are no JSON")):
+        tab.value(f"document.getElementById('question').value = {question!r}")
+        tab.value(f"document.getElementById('inputs').value = {inputs!r}")
+        tab.value("document.getElementById('send').click()")
+        tab.until(f"document.getElementById('note').textContent.includes({told!r})")
+    tab.value("document.getElementById('question').value = 'hello'")
+    tab.value("""document.getElementById('inputs').value = '{"question": "lambs"}'""")
+    tab.value("document.getElementById('send').click()")
+    tab.until("document.getElementById('answer-facts').textContent.includes('tokens')")
+    assert tab.value("document.getElementById('note').textContent") == ""
 
 
 def test_the_pool_is_live(server: Served, tab: Tab) -> None:

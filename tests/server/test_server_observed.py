@@ -26,7 +26,7 @@ from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.kept_traces import KeptTraces
-from teola_plugin.server.logs import JsonLines, Lines
+from teola_plugin.server.logs import JsonLines, Lines, logging_to_stderr
 from teola_plugin.server.settings import ServerSettings, ServiceConfig, TracingSettings
 from teola_plugin.server.tracing import provider_of
 
@@ -283,7 +283,9 @@ def test_messages_of_exceptions_are_logged_only_where_that_is_wanted(details: bo
     except ValueError as error:
         info = (type(error), error, error.__traceback__)
     record = logging.LogRecord("teola_plugin", logging.ERROR, "", 0, "request %s failed", ("r1",), info)
+    others = logging.Formatter().format(record)  # which Python keeps
     told = Lines(details=details).format(record)
+    assert SECRET in others and logging.Formatter().format(record) == others
     assert "r1" in told and "ValueError" in told
     assert (SECRET in told) is details
 
@@ -381,6 +383,15 @@ def test_what_does_not_end_in_time_is_cut_off() -> None:
 def _broken(server: Served) -> None:
     with server.client() as http, pytest.raises((httpx.TransportError, AssertionError)):
         assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def test_logging_is_as_before_when_the_server_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = logging.getLogger("teola_plugin")
+    before = (list(ours.handlers), ours.propagate, ours.level)
+    with logging_to_stderr(ServerSettings(log="json")):
+        ours.warning("within")
+    assert (list(ours.handlers), ours.propagate, ours.level) == before
+    assert json.loads(capsys.readouterr().err)["message"] == "within"
 
 
 def test_settings_hide_what_is_secret() -> None:

@@ -59,16 +59,16 @@ def run_serve(options: argparse.Namespace) -> int:
     need_packages()
     from rich.console import Console
 
-    from teola_plugin.server.logs import log_to_stderr
+    from teola_plugin.server.logs import logging_to_stderr
     from teola_plugin.server.run import address_of, check_files, listening, run
     from teola_plugin.server.settings import ServiceConfig
 
     config = ServiceConfig.read(options.config)
     settings = _settings(config, options)
     check_files(settings)
-    log_to_stderr(settings)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     with ExitStack() as held:
+        held.enter_context(logging_to_stderr(settings))
         bound = held.enter_context(listening(settings))
         tracing = _tracing(settings)
         if tracing is not None:
