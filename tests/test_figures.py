@@ -48,16 +48,13 @@ SENTENCES = {
         "the least of all is {drafts[worst_at_load]:.2f} ({drafts[worst_is]})",
         "(load {apps[environment][load_1m]:.1f} of other work beside it)",
         "the worst of all is {apps[worst_ratio]:.2f}:",
-<<<<<<< HEAD
         "default: {apps_simulated[queries_per_rate]} at each rate",
         "{apps_simulated[worst_ratio][median]:.2f}; of so few queries",
         "at most {percent[worst_processor_share]:.2f} % of any application's latency by processor time, and "
         "{percent[worst_share][clock, process]:.2f} % by the clock",
         "Over Ray it is {percent[worst_share][clock, ray]:.1f} % by the clock where an upload",
         "(load {overheads[environment][load_1m]:.1f} on four cores",
-=======
         "other work ran on (load {apps_real[environment][load_1m]:.1f})",
->>>>>>> w/appforms
     ],
     "docs/cluster.md": ["One process needs {overhead[per_primitive_ms][chain][median]:.2f} ms for each"],
 }
