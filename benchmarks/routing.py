@@ -1,7 +1,7 @@
 """Where requests go when an LLM has several instances: what a decision costs, and what it gains in virtual time.
 
 Decisions are timed on 64 instances that hold 5,000 prefixes, with prompts of 8,192 tokens. The gain is simulated
-(`placement.simulator` says what is modelled) on Preble's two workloads without data sets, with others' routers beside.
+(`placement.machine` says on which machine), on Preble's two workloads without data sets, with others' routers beside.
 
     python -m benchmarks.routing --json
 """
@@ -9,23 +9,26 @@ Decisions are timed on 64 instances that hold 5,000 prefixes, with prompts of 8,
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.common import arguments, environment, print_table, report, summary
 from benchmarks.placement.baselines import LeastLoaded, RayServe, RoundRobin, VllmRouter
-from benchmarks.placement.simulator import CACHE_TOKENS, Job, profile, simulate
+from benchmarks.placement.machine import CACHE_TOKENS, profile
 from benchmarks.placement.workloads import WORKLOADS, Workload
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.observe.progress import progress
 from teola_plugin.scheduling import E2, E2Options, EngineScheduler, PrefixBlocks, RequestPlacement, block_hashes
 from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded
 from teola_plugin.scheduling.placement import Asked
+from teola_plugin.simulation import Cluster, Run, SimulatedEngine, replay
 
 INSTANCES, PREFIXES, TOKENS, SHARED = 64, 5000, 8192, 7168
 RUNNING = 1000
@@ -127,6 +130,7 @@ def timed(work: Callable[[], object], repeats: int) -> dict[str, Any]:
 
 def costs(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"placement": {}, "scheduler": {}, "hashing": hashing(20 * options.repeats)}
+    found["environment"] = environment()
     ways = {"placement": decisions, "scheduler": scheduled}
     with progress(len(ways) * len(MIXES) * options.repeats, "decisions") as bar:
         for way, measure in ways.items():
@@ -150,6 +154,9 @@ class Way:
     make: Callable[[EngineProfile], RequestPlacement]
     profile: EngineProfile = NO_LIMIT
 
+    def cluster(self, instances: int) -> Cluster:
+        return Cluster({"llm": SimulatedEngine("llm", self.profile, instances, placement=self.make)})
+
 
 def e2(known: EngineProfile) -> E2:
     return E2(known, E2Options(capacity=CACHE_TOKENS // 16))
@@ -169,10 +176,7 @@ def case(workload: Workload, progressed: Callable[[], object], seed: int = 0) ->
     """Latencies in seconds, from arrival to the last token, by each way; and by how many times E2's is shorter."""
     ways = {}
     for way in WAYS:
-        router = way.make(way.profile)
-        instances = tuple(str(i) for i in range(workload.instances))
-        scheduler = EngineScheduler(way.profile, instances, placement=router)
-        ways[way.name] = latencies(simulate(workload.jobs(seed), scheduler, progressed))
+        ways[way.name] = latencies(replay(way.cluster(workload.instances), workload.arrivals(seed), progressed))
     ours = ways["E2"]
     return {
         "workload": workload.name,
@@ -185,14 +189,14 @@ def case(workload: Workload, progressed: Callable[[], object], seed: int = 0) ->
     }
 
 
-def latencies(jobs: Sequence[Job]) -> dict[str, Any]:
-    took = sorted(job.ended - job.arrives for job in jobs)
+def latencies(run: Run) -> dict[str, Any]:
+    took = sorted(one.seconds for one in run.served)
     return {
         "mean_s": round(fmean(took), 3),
         "p50_s": round(took[len(took) // 2], 3),
         "p99_s": round(took[int(0.99 * len(took))], 3),
-        "first_token_mean_s": round(fmean(job.first_token - job.arrives for job in jobs), 3),
-        "cached": round(sum(job.cached for job in jobs) / sum(job.tokens for job in jobs), 3),
+        "first_token_mean_s": round(fmean((one.first_token or one.ended) - one.at for one in run.served), 3),
+        "cached": round(run.cached["llm"], 3),
     }
 
 
@@ -206,7 +210,7 @@ def best(cases: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def main(options: argparse.Namespace) -> dict[str, Any]:
-    cost = costs(options)
+    cost = json.loads(options.costs.read_text())["costs"] if options.costs else costs(options)
     chosen = [workload for workload in WORKLOADS if options.only in workload.name]
     with progress(sum(workload.requests for workload in chosen) * len(WAYS), "simulated requests") as bar:
         cases = [case(workload, bar.advance, options.seed) for workload in chosen]
@@ -255,6 +259,7 @@ if __name__ == "__main__":
             parser.add_argument("--repeats", type=int, default=5, help="timed runs of each mix of requests"),
             parser.add_argument("--requests", type=int, default=6000, help="requests in a timed run"),
             parser.add_argument("--seed", type=int, default=0, help="of the simulated workloads"),
+            parser.add_argument("--costs", type=Path, help="an earlier result, to take what decisions cost from"),
             parser.add_argument("--only", default="", help="only workloads whose name contains this"),
         ),
     )

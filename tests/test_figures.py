@@ -15,6 +15,14 @@ FOUND: dict[str, Any] = {path.stem: json.loads(path.read_text()) for path in RES
 DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 DOCUMENTS += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
 
+
+def hundredfold(found: Any) -> Any:
+    """The same with every number a hundred times as large."""
+    if isinstance(found, dict):
+        return {name: hundredfold(one) for name, one in found.items()}
+    return 100 * found if isinstance(found, int | float) else found
+
+
 SENTENCES = {
     "README.md": [
         "a primitive of a chain costs {ray_overhead[per_primitive_ms][chain][median]:.1f} ms there "
@@ -40,6 +48,13 @@ SENTENCES = {
         "the least of all is {drafts[worst_at_load]:.2f} ({drafts[worst_is]})",
         "(load {apps[environment][load_1m]:.1f} of other work beside it)",
         "the worst of all is {apps[worst_ratio]:.2f}:",
+        "default: {apps_simulated[queries_per_rate]} at each rate",
+        "{apps_simulated[worst_ratio][median]:.2f}; of so few queries",
+        "at most {percent[worst_processor_share]:.2f} % of any application's latency by processor time, and "
+        "{percent[worst_share][clock, process]:.2f} % by the clock",
+        "Over Ray it is {percent[worst_share][clock, ray]:.1f} % by the clock where an upload",
+        "(load {overheads[environment][load_1m]:.1f} on four cores",
+        "other work ran on (load {apps_real[environment][load_1m]:.1f})",
     ],
     "docs/cluster.md": ["One process needs {overhead[per_primitive_ms][chain][median]:.2f} ms for each"],
 }
@@ -47,7 +62,7 @@ SENTENCES = {
 
 GIVEN = {
     "docs/benchmarks.md": {
-        "2.09": "the paper's",
+        **dict.fromkeys(("2.09", "19.2", "1.2", "1.55"), "the paper's"),
         **dict.fromkeys(("0.35", "28.5", "0.164"), "the profile rtx3090"),
         "1.10": "what tests/benchmarks/test_single_query.py asserts",
         "0.25": "the default of --scale",
@@ -66,6 +81,10 @@ VERSION = (
 """Numbers with a point that are no figures: versions, papers, names."""
 
 
+PERCENT = {"percent": hundredfold(FOUND["overheads"])}
+"""Shares of the results, as they are told."""
+
+
 def prose(document: str) -> str:
     """Its sentences in one line: no made tables (test_docs.py makes them again), no code, no links' targets."""
     text = (ROOT / document).read_text()
@@ -78,14 +97,14 @@ def prose(document: str) -> str:
 def test_sentences_tell_what_was_measured(document: str) -> None:
     text = prose(document)
     for sentence in SENTENCES[document]:
-        assert sentence.format(**FOUND) in text
+        assert sentence.format(**FOUND, **PERCENT) in text
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_no_other_figure_is_told(document: str) -> None:
     text = prose(document)
     for sentence in SENTENCES.get(document, ()):
-        text = text.replace(sentence.format(**FOUND), " ")
+        text = text.replace(sentence.format(**FOUND, **PERCENT), " ")
     left = re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", re.sub(VERSION, " ", text))
     assert sorted(set(left)) == sorted(GIVEN.get(document, {})), "make it a sentence of the results, or say whose it is"
 

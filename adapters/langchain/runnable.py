@@ -225,18 +225,20 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         kwargs: Mapping[str, Any] | None = None,
         kind: type[CallTable] | None = None,
         limit: ConcurrencyLimit | None = None,
+        *,
+        alone: bool = False,
     ) -> StartedCall:
         """Start the live query; without one when there is nothing to run ahead, or planning failed: the original.
 
-        `kind`: where the user's own models and retrievers are called, for entries that may call them ahead. Raises
-        `RegistrationError` for terms that make no sense.
+        `kind`: where the user's own models and retrievers are called, for entries that may call them ahead. `alone`:
+        all of the call runs in `StartedCall.running`. Raises `RegistrationError` for terms that make no sense.
         """
         routed = None if kind is None or kwargs else self._routed
         merged = ensure_config(self._with_own(config) if self.config else config)
         asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
         if self._pool is not None or routed is not None:
             try:
-                started = self._started(input, merged, _Terms(asked, runs), routed, kind, limit)
+                started = self._started(input, merged, _Terms(asked, runs), routed, kind, limit, alone)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.bound)
             else:
@@ -263,6 +265,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         routed: Routed | None,
         kind: type[CallTable] | None,
         limit: ConcurrencyLimit | None,
+        alone: bool,
     ) -> StartedCall | None:
         table = None
         if routed is not None and kind is not None:
@@ -277,8 +280,11 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         self._last[:] = [run]
         if kind is not None and routed is None and not run.claims:
             return started  # only traced: the context variable of `live` will do, without a callback at every node
+        watched = traced.watched if run.claims else {}
+        if alone and routed is None and not watched and all(node.level == "lowered" for node in traced.report):
+            return started  # no code of the user's runs, which might leave the context for a thread of its own
         try:
-            handler = SessionHandler(run, traced.watched if run.claims else {})
+            handler = SessionHandler(run, watched)
             started = started._replace(config=joined_config(config, handler))
         except BaseException:
             started.give_up()
@@ -323,7 +329,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self._invoke(input, config, **kwargs)
 
     def _invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        started = self._start(input, config, kwargs, SyncCallTable)
+        started = self._start(input, config, kwargs, SyncCallTable, alone=True)
         with started.running():
             return started.chain.invoke(input, started.config, **self._arguments(started, kwargs))
 
@@ -334,7 +340,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return await self._ainvoke(input, config, **kwargs)
 
     async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        started = self._start(input, config, kwargs, AsyncCallTable)
+        started = self._start(input, config, kwargs, AsyncCallTable, alone=True)
         with started.running():
             async with interrupting(started.deadline):
                 return await started.chain.ainvoke(input, started.config, **self._arguments(started, kwargs))

@@ -45,8 +45,8 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
         llm = TeolaLLM(pool=pool, engine="llm", max_tokens=128)
 
     Keyword arguments of a call: `max_tokens`, `temperature`, `top_p`, `top_k`, `seed`, `stop`, `ignore_eos`,
-    `json_schema` (dict or JSON text) and `response_format` as OpenAI spells it. Others raise `RegistrationError`, as do
-    messages that hold more than text. Engine errors pass through as they are.
+    `json_schema` (dict or JSON text) and `response_format` as OpenAI spells it; `extra_headers` of a chat go nowhere.
+    Others raise `RegistrationError`, as do messages that hold more than text. Engine errors pass through as they are.
 
     With `is_function_calling_model=True` it calls tools (`chat_with_tools`, `FunctionAgent`, ...). They are told to the
     model by its chat template; of a streamed answer that may be a call, only what is certainly text comes in pieces.

@@ -49,12 +49,16 @@ class Tools(ToolText):
         return plain.model_copy(update={"message": message})
 
 
+_HEADERS = "extra_headers"
+"""Of a request over HTTP, which LlamaIndex's `DocumentContextExtractor` gives to every LLM; an engine is sent none."""
+
+
 def taken(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tools | None]:
-    """The arguments of a call without those of tools; the tools, if there are any that may be called.
+    """The arguments of a call without those of tools, and headers; the tools, if there are any that may be called.
 
     Raises `RegistrationError` for a choice that is none of the tools.
     """
-    rest = {key: value for key, value in kwargs.items() if key not in ARGUMENTS}
+    rest = {key: value for key, value in kwargs.items() if key not in (*ARGUMENTS, _HEADERS)}
     shown = list(kwargs.get("tools") or ())
     choice = chosen(kwargs.get("tool_choice"), [tool["function"]["name"] for tool in shown]) if shown else ""
     made = tool_text(shown, choice)

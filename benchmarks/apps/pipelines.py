@@ -17,6 +17,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 
 from examples.apps import advanced_rag, agent, contextual_retrieval, naive_rag, search_engine
 from examples.apps.prompts import ANSWER, COMBINE
+from examples.apps.runner import COLLECTION
 from teola_plugin import EnginePool
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaRerank, TeolaWebSearch, on_engine
 
@@ -34,6 +35,8 @@ class Kit:
 
     pool: EnginePool
     proxy: str = "proxy"
+    collection: str = COLLECTION
+    """Of the upload."""
 
     def llm(self, tokens: int) -> ChatTeola:
         return ChatTeola(pool=self.pool, max_tokens=tokens)
@@ -45,11 +48,11 @@ class Kit:
         return await TeolaEmbeddings(pool=self.pool).aembed_query(text)
 
     async def near(self, vector: list[float], k: int) -> list[Document]:
-        return await naive_rag.uploads(self.pool).asimilarity_search_by_vector(vector, k)
+        return await naive_rag.uploads(self.pool, self.collection).asimilarity_search_by_vector(vector, k)
 
 
 async def naive(kit: Kit, given: Given, way: Way) -> Found:
-    index, question = naive_rag.indexer(kit.pool), given["question"]
+    index, question = naive_rag.indexer(kit.pool, kit.collection), given["question"]
     if way == "modules":
         await index.ainvoke(given["document"])
         vector = await kit.embed(question)
@@ -64,7 +67,7 @@ async def naive(kit: Kit, given: Given, way: Way) -> Found:
 
 
 async def advanced(kit: Kit, given: Given, way: Way) -> Found:
-    index, llm = naive_rag.indexer(kit.pool), kit.llm(naive_rag.ANSWER_TOKENS)
+    index, llm = naive_rag.indexer(kit.pool, kit.collection), kit.llm(naive_rag.ANSWER_TOKENS)
 
     async def expanded() -> list[list[float]]:
         """The vectors of the further questions, where nothing has to wait for the index."""
@@ -95,7 +98,7 @@ async def contextual(kit: Kit, given: Given, way: Way) -> Found:
     async def indexed() -> None:
         lines = await asyncio.gather(*map(line.ainvoke, chunks))
         documents = contextual_retrieval.situated({"lines": lines, "chunks": chunks})
-        await contextual_retrieval.indexer(kit.pool).ainvoke(documents)
+        await contextual_retrieval.indexer(kit.pool, kit.collection).ainvoke(documents)
 
     if way == "modules":
         await indexed()

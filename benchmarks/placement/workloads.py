@@ -11,8 +11,17 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.placement.simulator import Job
+from teola_plugin.graph import PrimitiveKind
 from teola_plugin.scheduling import block_hashes
+from teola_plugin.simulation import Flow, FlowArrival, FlowRequest, FlowWork
+from teola_plugin.simulation.flows import END
+
+
+def asked(at: float, tokens: list[int], output: int = 1) -> FlowArrival:
+    """A query that is one request, of this prompt."""
+    blocks = block_hashes(tokens)
+    one = FlowRequest(len(tokens), len(tokens), output, blocks, blocks)
+    return FlowArrival(at, "asked", Flow((FlowWork("llm", PrimitiveKind.PREFILLING, (one,)),), ((0, END),)))
 
 
 @dataclass(frozen=True)
@@ -34,13 +43,13 @@ class Workload:
     def output(self) -> int:
         return 64 if self.examples else 1
 
-    def jobs(self, seed: int = 0) -> list[Job]:
+    def arrivals(self, seed: int = 0) -> list[FlowArrival]:
         rng = random.Random(seed)
         prompts = list(self._prompts(rng))
         rng.shuffle(prompts)
         at, made = 0.0, []
-        for number, tokens in enumerate(prompts):
-            made.append(Job(f"r{number}", at, len(tokens), block_hashes(tokens), self.output))
+        for tokens in prompts:
+            made.append(asked(at, tokens, self.output))
             at += rng.expovariate(self.rate)
         return made
 

@@ -19,7 +19,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 
 from examples.apps.naive_rag import ANSWER_TOKENS, given, indexer, uploads
 from examples.apps.prompts import ANSWER, EXPAND, REFINE
-from examples.apps.runner import App, run
+from examples.apps.runner import COLLECTION, App, run
 from teola_plugin import EnginePool
 from teola_plugin.langchain import ChatTeola, TeolaRerank
 
@@ -27,13 +27,16 @@ EXPANSIONS, SEARCHED, TOP = 3, 16, 3
 QUESTIONS = {"type": "array", "items": {"type": "string"}, "minItems": EXPANSIONS, "maxItems": EXPANSIONS}
 
 
-def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> Runnable[Any, Any]:
-    """Nothing in here knows of `accelerate`. Input: `question` and `document`; output: `answer` and `sources`."""
+def app(
+    pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS, collection: str = COLLECTION
+) -> Runnable[Any, Any]:
+    """Nothing in here knows of `accelerate`. Input: `question` and `document`; output: `answer` and `sources`.
+    Uploads go into `collection`: whoever asks about several at once has one for each."""
     llm = ChatTeola(pool=pool, max_tokens=tokens)
-    search = uploads(pool).as_retriever(search_kwargs={"k": SEARCHED})
+    search = uploads(pool, collection).as_retriever(search_kwargs={"k": SEARCHED})
     rerank = TeolaRerank(pool=pool, top_n=TOP).as_runnable()
     return (
-        RunnablePassthrough.assign(indexed=itemgetter("document") | indexer(pool))
+        RunnablePassthrough.assign(indexed=itemgetter("document") | indexer(pool, collection))
         | RunnablePassthrough.assign(queries=expansion(llm))
         | RunnablePassthrough.assign(found=itemgetter("queries") | search.map())
         | RunnablePassthrough.assign(candidates=itemgetter("found") | RunnableLambda(union))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import AnyMessage, HumanMessage
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -57,22 +58,31 @@ class State(MessagesState, total=False):
 
 
 def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> CompiledStateGraph:
-    """Nothing in here knows of `accelerate`. Input: `messages`; output: `messages` and `answer`."""
+    """Nothing in here knows of `accelerate`. Input: `messages`; output: `messages` and `answer`. Every node has a sync
+    and an async form, for `invoke` and `ainvoke`."""
     llm, tools = ChatTeola(pool=pool, max_tokens=tokens), on_engine(TOOLS, pool)
     caller = llm.bind_tools(tools, tool_choice="any")
 
     def plan(state: State) -> dict[str, Any]:
         return {"messages": [caller.invoke(for_call(state["messages"][-1].content))]}
 
+    async def aplan(state: State) -> dict[str, Any]:
+        return {"messages": [await caller.ainvoke(for_call(state["messages"][-1].content))]}
+
     def report(state: State) -> dict[str, Any]:
         told = [message.content for message in results(state["messages"])]
         reply = llm.invoke(for_answer(question(state["messages"]), told))
         return {"messages": [reply], "answer": reply.content}
 
+    async def areport(state: State) -> dict[str, Any]:
+        told = [message.content for message in results(state["messages"])]
+        reply = await llm.ainvoke(for_answer(question(state["messages"]), told))
+        return {"messages": [reply], "answer": reply.content}
+
     graph = StateGraph(State)
-    graph.add_node("plan", plan)
+    graph.add_node("plan", RunnableLambda(plan, aplan))
     graph.add_node("tools", ToolNode(tools))
-    graph.add_node("report", report)
+    graph.add_node("report", RunnableLambda(report, areport))
     graph.add_edge(START, "plan")
     graph.add_edge("plan", "tools")
     graph.add_edge("tools", "report")

@@ -20,7 +20,7 @@ from langchain_text_splitters import CharacterTextSplitter, RecursiveCharacterTe
 
 from examples.apps.naive_rag import ANSWER_TOKENS, TOP, uploads
 from examples.apps.prompts import ANSWER, SITUATE
-from examples.apps.runner import App, run
+from examples.apps.runner import COLLECTION, App, run
 from examples.apps.uploads import CHARACTERS, CHUNK, OVERLAP, read
 from teola_plugin import EnginePool
 from teola_plugin.langchain import ChatTeola, TeolaIndexer
@@ -29,15 +29,18 @@ WHOLE, LINE_TOKENS = 3000, 32
 """Characters of the document that a model sees with each chunk, and tokens of what it says."""
 
 
-def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> Runnable[Any, Any]:
-    """Nothing in here knows of `accelerate`. Input: `question` and `document`; output: `answer` and `sources`."""
+def app(
+    pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS, collection: str = COLLECTION
+) -> Runnable[Any, Any]:
+    """Nothing in here knows of `accelerate`. Input: `question` and `document`; output: `answer` and `sources`.
+    Uploads go into `collection`: whoever asks about several at once has one for each."""
     llm = ChatTeola(pool=pool, max_tokens=tokens)
     return (
         RunnablePassthrough.assign(chunks=itemgetter("document") | RunnableLambda(chunks))
         | RunnablePassthrough.assign(lines=itemgetter("chunks") | line(pool, proxy).map())
-        | RunnablePassthrough.assign(indexed=RunnableLambda(situated) | indexer(pool))
+        | RunnablePassthrough.assign(indexed=RunnableLambda(situated) | indexer(pool, collection))
         | RunnablePassthrough.assign(
-            sources=itemgetter("question") | uploads(pool).as_retriever(search_kwargs={"k": TOP})
+            sources=itemgetter("question") | uploads(pool, collection).as_retriever(search_kwargs={"k": TOP})
         )
         | RunnablePassthrough.assign(passage=itemgetter("sources") | RunnableLambda(together))
         | RunnablePassthrough.assign(answer=ANSWER | llm | StrOutputParser())
@@ -49,10 +52,10 @@ def line(pool: EnginePool, engine: str) -> Runnable[Any, str]:
     return SITUATE | ChatTeola(pool=pool, engine=engine, max_tokens=LINE_TOKENS) | StrOutputParser()
 
 
-def indexer(pool: EnginePool) -> TeolaIndexer:
+def indexer(pool: EnginePool, collection: str = COLLECTION) -> TeolaIndexer:
     """Of chunks that are made already."""
     as_they_are = CharacterTextSplitter(separator="\0", chunk_size=10**9, chunk_overlap=0)
-    return TeolaIndexer(store=uploads(pool), splitter=as_they_are)
+    return TeolaIndexer(store=uploads(pool, collection), splitter=as_they_are)
 
 
 def chunks(document: str) -> list[dict[str, str]]:

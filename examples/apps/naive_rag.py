@@ -26,23 +26,26 @@ from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaIndexer, Teo
 TOP, ANSWER_TOKENS = 3, 64
 
 
-def uploads(pool: EnginePool) -> TeolaVectorStore:
-    return TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection=COLLECTION)
+def uploads(pool: EnginePool, collection: str = COLLECTION) -> TeolaVectorStore:
+    return TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection=collection)
 
 
-def indexer(pool: EnginePool) -> TeolaIndexer:
+def indexer(pool: EnginePool, collection: str = COLLECTION) -> TeolaIndexer:
     """Chunks of 256 tokens that overlap by 30."""
     splitter = RecursiveCharacterTextSplitter(chunk_size=CHUNK * CHARACTERS, chunk_overlap=OVERLAP * CHARACTERS)
-    return TeolaIndexer(store=uploads(pool), splitter=splitter)
+    return TeolaIndexer(store=uploads(pool, collection), splitter=splitter)
 
 
-def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> Runnable[Any, Any]:
-    """Nothing in here knows of `accelerate`. Input: `question` and `document`; output: `answer` and `sources`."""
+def app(
+    pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS, collection: str = COLLECTION
+) -> Runnable[Any, Any]:
+    """Nothing in here knows of `accelerate`. Input: `question` and `document`; output: `answer` and `sources`.
+    Uploads go into `collection`: whoever asks about several at once has one for each."""
     llm = ChatTeola(pool=pool, max_tokens=tokens)
     return (
-        RunnablePassthrough.assign(indexed=itemgetter("document") | indexer(pool))
+        RunnablePassthrough.assign(indexed=itemgetter("document") | indexer(pool, collection))
         | RunnablePassthrough.assign(
-            sources=itemgetter("question") | uploads(pool).as_retriever(search_kwargs={"k": TOP})
+            sources=itemgetter("question") | uploads(pool, collection).as_retriever(search_kwargs={"k": TOP})
         )
         | RunnablePassthrough.assign(a=leaf(0, llm), b=leaf(1, llm), c=leaf(2, llm))
         | RunnablePassthrough.assign(answer=COMBINE | llm | StrOutputParser())

@@ -14,6 +14,7 @@ import argparse
 from typing import Any, Literal, TypedDict
 
 from langchain_core.documents import Document
+from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from pydantic import BaseModel
@@ -41,7 +42,8 @@ class State(TypedDict, total=False):
 
 
 def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> CompiledStateGraph:
-    """Nothing in here knows of `accelerate`. Input: `question`; output: `answer`, and `sources` if it has searched."""
+    """Nothing in here knows of `accelerate`. Input: `question`; output: `answer`, and `sources` if it has searched.
+    Every node has a sync and an async form, for `invoke` and `ainvoke`."""
     small = ChatTeola(pool=pool, engine=proxy, max_tokens=GUESS_TOKENS)
     judge = small.with_structured_output(Verdict)
     core, web = ChatTeola(pool=pool, max_tokens=tokens), TeolaWebSearch(pool=pool, k=RESULTS)
@@ -49,22 +51,37 @@ def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) ->
     def guess(state: State) -> State:
         return {"guess": small.invoke(for_guess(state["question"])).content}
 
+    async def aguess(state: State) -> State:
+        return {"guess": (await small.ainvoke(for_guess(state["question"]))).content}
+
     def decide(state: State) -> State:
         return {"alone": judge.invoke(for_verdict(state["question"], state["guess"])).alone}
 
+    async def adecide(state: State) -> State:
+        return {"alone": (await judge.ainvoke(for_verdict(state["question"], state["guess"]))).alone}
+
     def search(state: State) -> State:
         return {"sources": web.invoke(state["question"])}
+
+    async def asearch(state: State) -> State:
+        return {"sources": await web.ainvoke(state["question"])}
 
     def answer(state: State) -> State:
         passages = [document.page_content for document in state.get("sources", [])]
         return {"answer": core.invoke(for_answer(state["question"], state["guess"], passages)).content}
 
+    async def aanswer(state: State) -> State:
+        passages = [document.page_content for document in state.get("sources", [])]
+        return {"answer": (await core.ainvoke(for_answer(state["question"], state["guess"], passages))).content}
+
     def needed(state: State) -> str:
         return "answer" if state["alone"] == "yes" else "search"
 
     graph = StateGraph(State)
-    for node in (guess, decide, search, answer):
-        graph.add_node(node.__name__, node)
+    graph.add_node("guess", RunnableLambda(guess, aguess))
+    graph.add_node("decide", RunnableLambda(decide, adecide))
+    graph.add_node("search", RunnableLambda(search, asearch))
+    graph.add_node("answer", RunnableLambda(answer, aanswer))
     graph.add_edge(START, "guess")
     graph.add_edge("guess", "decide")
     graph.add_conditional_edges("decide", needed, ["search", "answer"])

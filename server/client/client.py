@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self
@@ -11,9 +11,11 @@ from typing import Any, Self
 import httpx
 
 from teola_plugin.errors import EngineUnavailable, QueryError
+from teola_plugin.server.client.documents import GivenFile, document
 from teola_plugin.server.client.joining import AsyncQueryClient, QueryClient
 
 ENDED = ("done", "failed", "cancelled", "interrupted")
+_RESTS = (*ENDED, "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class SubmittedQuery:
     model: str
     app: str
     status: str
-    """queued, running, done, failed, cancelled or interrupted."""
+    """queued, running, waiting (for somebody), done, failed, cancelled or interrupted."""
     created: float
     attempt: int
     ended: float | None = None
@@ -35,10 +37,17 @@ class SubmittedQuery:
     answer: Mapping[str, Any] | None = None
     """`text`, `finish_reason`, `usage`, and what an app tells beside them."""
     error: Mapping[str, Any] | None = None
+    waiting: Mapping[str, Any] | None = None
+    """Of a graph that has stopped to ask: `interrupts`, each an `id` and a `value`; `next`, the nodes to come."""
 
     @property
     def over(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is over, or waits for somebody: see `resume`."""
+        return self.status in _RESTS
 
     @property
     def text(self) -> str:
@@ -87,9 +96,16 @@ def _unreachable(url: str, error: httpx.TransportError) -> EngineUnavailable:
 
 
 def _submission(
-    model: str, input: Any, inputs: Any, parameters: Mapping[str, Any], variables: Mapping[str, Any]
+    model: str,
+    input: Any,
+    inputs: Any,
+    parameters: Mapping[str, Any],
+    variables: Mapping[str, Any],
+    documents: Sequence[GivenFile],
+    settings: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    given = {"input": input, "inputs": inputs}
+    sent = [document(one) for one in documents] or None
+    given = {"input": input, "inputs": inputs, "documents": sent, "settings": settings}
     values = {name: {"query": one.id} if isinstance(one, SubmittedQuery) else one for name, one in variables.items()}
     asked = {"model": model, "parameters": dict(parameters), "variables": values}
     return asked | {key: value for key, value in given.items() if value is not None}
@@ -137,9 +153,14 @@ class TeolaClient:
         inputs: Any = None,
         parameters: Mapping[str, Any] | None = None,
         variables: Mapping[str, str | SubmittedQuery] | None = None,
+        documents: Sequence[GivenFile] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> SubmittedQuery:
-        """A query: text or messages, or an app's whole `inputs`. A variable may be another query, done or not."""
-        body = _submission(model, input, inputs, parameters or {}, variables or {})
+        """A query: text or messages, or an app's whole `inputs`. A variable may be another query, done or not.
+
+        `documents`: paths of files, or objects as the server takes them. `settings`: of a workflow, for this query.
+        """
+        body = _submission(model, input, inputs, parameters or {}, variables or {}, documents, settings)
         return _query(self._ask("POST", "/v1/queries", json=body))
 
     def get(self, id: str, *, wait: float = 0.0) -> SubmittedQuery:
@@ -147,14 +168,15 @@ class TeolaClient:
         return _query(self._ask("GET", f"/v1/queries/{id}", params={"wait": wait}))
 
     def wait(self, id: str) -> SubmittedQuery:
-        """The query once it is over."""
-        while not (found := self.get(id, wait=60)).over:
+        """The query once it is over, or waits for somebody."""
+        while not (found := self.get(id, wait=60)).rests:
             pass
         return found
 
-    def events(self, id: str) -> Iterator[QueryEvent]:
-        """What happens to it, to its end; connections that break are made again."""
-        last, broken = "", 0
+    def events(self, id: str, last: str = "") -> Iterator[QueryEvent]:
+        """What happens to it, until it is over or waits for somebody; connections that break are made again. `last`:
+        the id of an event, from behind which to go on."""
+        kind, broken = "", 0
         while True:
             try:
                 with self._http.stream("GET", f"/v1/queries/{id}/events", headers=_from(last)) as answer:
@@ -165,10 +187,12 @@ class TeolaClient:
                     for line in answer.iter_lines():
                         event = reader.line(line)
                         if event is not None:
-                            last, broken = event.id, 0
+                            last, kind, broken = event.id, event.kind, 0
                             yield event
-                            if event.kind in ENDED:
+                            if kind in ENDED:
                                 return
+                if kind in _RESTS:
+                    return
                 broken += 1
             except httpx.TransportError as error:
                 broken += 1
@@ -176,6 +200,10 @@ class TeolaClient:
                     raise _unreachable(str(self._http.base_url), error) from error
             if broken >= _TRIES:
                 raise QueryError(f"the events of query {id} broke off.", query_id=id, hint="ask for it by its id")
+
+    def resume(self, id: str, value: Any = None) -> SubmittedQuery:
+        """Tells a graph what it has stopped to ask for; several questions: values by the ids of the interrupts."""
+        return _query(self._ask("POST", f"/v1/queries/{id}/resume", json={"value": value}))
 
     def cancel(self, id: str) -> SubmittedQuery:
         return _query(self._ask("POST", f"/v1/queries/{id}/cancel"))
@@ -217,20 +245,22 @@ class AsyncTeolaClient:
         inputs: Any = None,
         parameters: Mapping[str, Any] | None = None,
         variables: Mapping[str, str | SubmittedQuery] | None = None,
+        documents: Sequence[GivenFile] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> SubmittedQuery:
-        body = _submission(model, input, inputs, parameters or {}, variables or {})
+        body = _submission(model, input, inputs, parameters or {}, variables or {}, documents, settings)
         return _query(await self._ask("POST", "/v1/queries", json=body))
 
     async def get(self, id: str, *, wait: float = 0.0) -> SubmittedQuery:
         return _query(await self._ask("GET", f"/v1/queries/{id}", params={"wait": wait}))
 
     async def wait(self, id: str) -> SubmittedQuery:
-        while not (found := await self.get(id, wait=60)).over:
+        while not (found := await self.get(id, wait=60)).rests:
             pass
         return found
 
-    async def events(self, id: str) -> AsyncIterator[QueryEvent]:
-        last, broken = "", 0
+    async def events(self, id: str, last: str = "") -> AsyncIterator[QueryEvent]:
+        kind, broken = "", 0
         while True:
             try:
                 async with self._http.stream("GET", f"/v1/queries/{id}/events", headers=_from(last)) as answer:
@@ -241,10 +271,12 @@ class AsyncTeolaClient:
                     async for line in answer.aiter_lines():
                         event = reader.line(line)
                         if event is not None:
-                            last, broken = event.id, 0
+                            last, kind, broken = event.id, event.kind, 0
                             yield event
-                            if event.kind in ENDED:
+                            if kind in ENDED:
                                 return
+                if kind in _RESTS:
+                    return
                 broken += 1
             except httpx.TransportError as error:
                 broken += 1
@@ -252,6 +284,9 @@ class AsyncTeolaClient:
                     raise _unreachable(str(self._http.base_url), error) from error
             if broken >= _TRIES:
                 raise QueryError(f"the events of query {id} broke off.", query_id=id, hint="ask for it by its id")
+
+    async def resume(self, id: str, value: Any = None) -> SubmittedQuery:
+        return _query(await self._ask("POST", f"/v1/queries/{id}/resume", json={"value": value}))
 
     async def cancel(self, id: str) -> SubmittedQuery:
         return _query(await self._ask("POST", f"/v1/queries/{id}/cancel"))

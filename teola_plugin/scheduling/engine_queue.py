@@ -202,9 +202,12 @@ class Running:
 
     def holds_back(self, warmup: QueuedPrimitive, instance: str, profile: EngineProfile) -> bool:
         """Whether a warm-up would delay what gates more: a deeper prefilling, or a deeper decoding if the warm-up can
-        wait for a pause, or if the two would only take turns."""
+        wait for a pause, or if the two would only take turns. And whether it would delay others by more than its own
+        query can gain: each of them loses `interference` of the time that it takes."""
         beside = not profile.takes_turns and not warmup.when_idle
         here = self.at(instance).requests.values()
+        if profile.interference and profile.interference * sum(r.query != warmup.query for r in here) >= 1:
+            return True
         return any(r.depth > warmup.depth and (r.prefilling or not beside) for r in here)
 
     def slots(self, instance: str, profile: EngineProfile) -> Slots:

@@ -12,6 +12,8 @@ from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Run
 from teola_plugin.scheduling.fairness import Turn, in_turn
 from teola_plugin.scheduling.objectives import Objective
 
+RIDERS = 16
+"""A primitive that takes less than this part of a batch goes along with what its query gives."""
 Pick = tuple[QueuedPrimitive, QueuedRequest]
 Levels = list[list[QueuedPrimitive]]
 _DEPTH = attrgetter("depth")
@@ -57,6 +59,8 @@ class TopologyAware:
     Third, buckets that somebody waits for go before those whose deepest level are members of a gang, and these before
     warm-ups (see `objectives`): a gang is done with its last member, which loses a slot, the other query a whole turn.
     `patience` bounds starvation: a primitive that this many batches have overtaken goes first.
+    Fourth, where a batch runs as one (static engines), what is small goes along with the deeper level of its bucket: it
+    makes the batch hardly longer, and its query would wait for it for a whole batch more.
     When several apps wait, the next bucket is the earliest of the app that had least for its weight.
     """
 
@@ -84,6 +88,8 @@ class TopologyAware:
                 for queued in self._next(remaining):
                     if not slots.left:
                         return picked
+                    _take(queued, slots, picked, already)
+                for queued in _riders(remaining, slots):
                     _take(queued, slots, picked, already)
             first = False
         return picked
@@ -125,6 +131,12 @@ class TopologyAware:
             if queued.objective is not Objective.LATENCY:
                 alike = False
         return buckets, starved, alike
+
+
+def _riders(left: Levels, slots: FreeSlots) -> list[QueuedPrimitive]:
+    """Of a bucket's further levels, what is small beside a batch that runs as one."""
+    most = slots.bulk / RIDERS if isinstance(slots, Slots) else 0.0
+    return [queued for level in left for queued in level if queued.least <= most and len(queued.requests) <= most]
 
 
 def _turns(levels: Mapping[str, Levels]) -> dict[str, Turn]:

@@ -75,17 +75,30 @@ class Functions(NamedTuple):
 
 
 def functions_of(runnable: object) -> Functions | None:
-    """The functions of the user's that a `RunnableCallable` runs; None for any other object.
+    """The functions of the user's that a `RunnableCallable` runs; None for any other object. A `RunnableLambda` of two
+    functions, which is how a node has a sync and an async form, is one, too.
 
     Private: the class (`langgraph._internal._runnable`), its `func` and `afunc`; since langgraph 0.2. Without it: None,
     and functions run as they always did, with nothing ahead of them.
     """
+    if both := _of_lambda(runnable):
+        return both
     kind = _callable_class()
     if kind is None or not isinstance(runnable, kind):
         return None
     func, afunc = runnable.func, runnable.afunc  # type: ignore[attr-defined]
     wrapped = isinstance(afunc, partial) and func is not None and func in afunc.args
     return Functions(func, None if wrapped else afunc)
+
+
+def _of_lambda(runnable: object) -> Functions | None:
+    """Public names, both."""
+    from langchain_core.runnables import RunnableLambda
+
+    if type(runnable) is not RunnableLambda:
+        return None
+    func, afunc = getattr(runnable, "func", None), getattr(runnable, "afunc", None)
+    return Functions(func, afunc) if func is not None and afunc is not None else None
 
 
 @cache

@@ -18,6 +18,7 @@ from teola_plugin.engines.profiles import web_search
 from teola_plugin.errors import ConfigError, unknown_name
 from teola_plugin.graph import EngineProfile
 from teola_plugin.requests.payloads import Prompt, Sampling
+from teola_plugin.scheduling.placement import RequestPlacement
 
 if TYPE_CHECKING:
     from teola_plugin.cluster.config import EngineConfig
@@ -42,7 +43,7 @@ def mark(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """One engine. `like`: llm, embedder, reranker, store or web."""
+    """One engine. `like`: llm, embedder, reranker, store, web or tools."""
 
     like: str
     profile: EngineProfile
@@ -50,6 +51,10 @@ class SimulatedEngine:
     policy: str = "topology-aware"
     output_tokens: int = 0
     """Of each answer of an LLM; 0 for 16 to 63, by the prompt. `max_tokens` of a call cuts longer ones."""
+    make: Callable[[str, EngineProfile, int], Engine] | None = None
+    """Makes one instance of (name, profile, number), where it is to answer as the shipped fakes of its kind do not."""
+    placement: Callable[[EngineProfile], RequestPlacement] | None = None
+    """Chooses instances in replays, where another way than the scheduler's own is to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,9 @@ def _engine(
 
 
 def _instances(name: str, engine: SimulatedEngine, lengths: Mapping[str, int]) -> list[Engine]:
-    profile = engine.profile
+    profile, make = engine.profile, engine.make
+    if make is not None:
+        return [make(name, profile, number) for number in range(engine.instances)]
     if engine.like == "llm":
         answer, tokens = _answers(engine.output_tokens, lengths), profile.cache_tokens or CACHE_TOKENS
         return [FakeLLM(name, profile, answer, cache_tokens=tokens) for _ in range(engine.instances)]

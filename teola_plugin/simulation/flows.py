@@ -34,6 +34,16 @@ class FlowRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class FlowChange:
+    """What becomes known of a work that waits or runs: its depth, or what is wanted of it."""
+
+    after: tuple[After, ...]
+    depth: int | None = None
+    objective: Objective | None = None
+    gang: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class FlowWork:
     """One primitive, or one call of the plain object, at its engine."""
 
@@ -50,6 +60,9 @@ class FlowWork:
     session: str = ""
     when_idle: bool = False
     remaining: float = 0.0
+    given_up: tuple[After, ...] | None = None
+    """It is not wanted any more when all of these have happened; None: it is wanted to the end of the query."""
+    changes: tuple[FlowChange, ...] = ()
 
     @property
     def warmup(self) -> bool:

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from teola_plugin.scheduling import POLICIES, EngineScheduler
 from teola_plugin.scheduling.engine_events import (
     CancelRequests,
     CancelRunning,
+    DepthChanged,
     Enqueue,
     PrefillEnded,
     QueuedRequest,
@@ -33,7 +34,7 @@ from teola_plugin.scheduling.engine_events import (
 )
 from teola_plugin.scheduling.events import Instruction
 from teola_plugin.simulation.cluster import CACHE_TOKENS, Cluster, SimulatedEngine
-from teola_plugin.simulation.flows import END, Flow, FlowRequest, FlowWork, shared_blocks
+from teola_plugin.simulation.flows import END, After, Flow, FlowChange, FlowRequest, FlowWork, shared_blocks
 from teola_plugin.simulation.meter import Busy, Served
 from teola_plugin.simulation.run import Run
 
@@ -63,7 +64,13 @@ def replay(cluster: Cluster, arrivals: Sequence[FlowArrival], progressed: Callab
             hint="record it again with another seed, or simulate the app itself",
         )
     end = max((one.ended for one in served), default=0.0)
-    return Run(served, {name: port.busy(end) for name, port in ports.items()}, end)
+    return Run(
+        served,
+        {name: port.busy(end) for name, port in ports.items()},
+        end,
+        {name: port.requests / port.batches for name, port in ports.items() if port.batches},
+        {name: port.cached / port.prompted for name, port in ports.items() if port.prompted},
+    )
 
 
 def replayed(
@@ -149,6 +156,22 @@ class _Live:
     asked_at: float = -1.0
     started: float = -1.0
     ended: bool = False
+    over_at: float = -1.0
+    """A warm-up's end."""
+    cached: int = 0
+    """Of a warm-up's tokens, those that were in the cache before."""
+    lost: bool = False
+    """Whether it was begun on a guess, and stopped."""
+    found: bool = False
+    """Whether a prompt has found what a warm-up left in the cache."""
+
+
+@dataclass(slots=True)
+class _Act:
+    """What a query does when all that it waits for has happened."""
+
+    missing: set[After]
+    do: Callable[[], object]
 
 
 class _Query:
@@ -164,60 +187,74 @@ class _Query:
         self.name, self.arrival, self.served = name, arrival, served
         self._ports, self._clock, self._progressed = ports, clock, progressed
         self._works: list[_Live] = []
-        self._missing: list[set[tuple[int, int]]] = []
-        self._waiting: dict[tuple[int, int], list[int]] = {}
+        self._acts: list[_Act] = []
+        self._warmed: list[tuple[int, _Live, tuple[int, ...]]] = []
+        self._waiting: dict[After, list[_Act]] = {}
         self._used: frozenset[int] = frozenset()
         self._over = False
 
     def begin(self) -> None:
         flow = self.arrival.flow
         self._works = [_Live(number, self, work, len(work.asks)) for number, work in enumerate(flow.works)]
-        self._missing = [set(work.after) for work in flow.works] + [set(flow.end)]
         self._used = flow.used()
-        for number, missing in enumerate(self._missing):
-            for news in missing:
-                self._waiting.setdefault(news, []).append(number)
-        for number, missing in enumerate(self._missing):
-            if not missing:
-                self._due(number)
+        for live in self._works:
+            self._when(live.work.after, partial(self._ask, live))
+            for change in live.work.changes:
+                self._when(change.after, partial(self._change, live, change))
+            if live.work.given_up is not None:
+                self._when(live.work.given_up, partial(self._give_up, live))
+        self._when(flow.end, partial(self._clock.call_soon, self._end))
+        for act in [act for act in self._acts if not act.missing]:
+            act.do()
+
+    def _when(self, after: Sequence[After], do: Callable[[], object]) -> None:
+        act = _Act(set(after), do)
+        self._acts.append(act)
+        for news in act.missing:
+            self._waiting.setdefault(news, []).append(act)
 
     def heard(self, work: int) -> tuple[int, ...]:
         """Tokens of a work after which something happens; the first frees the slots of its prompt."""
         return (1, *sorted(token for number, token in self._waiting if number == work and token > 1))
 
     def news(self, live: _Live, token: int) -> None:
-        if self._over:
-            return
-        for number in self._waiting.get((live.number, token), ()):
-            missing = self._missing[number]
-            missing.discard((live.number, token))
-            if not missing or self._only_unstarted(missing):
-                self._due(number)
+        for act in self._waiting.get((live.number, token), ()):
+            if self._over:
+                return
+            if act.missing:
+                act.missing.discard((live.number, token))
+                if not act.missing:
+                    act.do()
 
-    def _only_unstarted(self, missing: set[tuple[int, int]]) -> bool:
-        """A full prefilling does not wait for warm-ups that have not begun: they are given up."""
-        waited = [self._works[number] for number, _ in missing]
-        if not all(live.work.warmup and live.started < 0 for live in waited):
-            return False
-        for live in waited:
-            live.ended = True
+    def _ask(self, live: _Live) -> None:
+        live.asked_at = self._clock.time()
+        port = self._ports[live.work.engine]
+        if live.work.early:
+            port.enqueue(live)
+        else:
+            self._clock.call_soon(partial(port.enqueue, live))
+
+    def lost(self, live: _Live) -> None:
+        """What had begun on a guess was stopped, as others came."""
+        live.lost = True
+        now = self._clock.time()
+        self.served.work += now - live.started
+        self.served.wasted += now - live.started
+        self.served.wasted_tokens += sum(one.prompt for one in live.work.asks)
+
+    def _change(self, live: _Live, change: FlowChange) -> None:
+        if live.lost and change.objective is not None:
+            live.lost, live.started = False, -1.0
+            depth = live.work.depth if change.depth is None else change.depth
+            live.work = replace(live.work, depth=depth, objective=change.objective, gang=change.gang)
+            self._ask(live)
+        elif not live.ended:
+            self._ports[live.work.engine].change(live, change)
+
+    def _give_up(self, live: _Live) -> None:
+        if not live.ended and live.asked_at >= 0:
             self._ports[live.work.engine].cancel(live)
-        missing.clear()
-        for live in waited:
-            self.news(live, END)  # nobody else waits for them either
-        return True
-
-    def _due(self, number: int) -> None:
-        if number == len(self._works):
-            self._clock.call_soon(self._end)
-        elif self._works[number].asked_at < 0:
-            live = self._works[number]
-            live.asked_at = self._clock.time()
-            port = self._ports[live.work.engine]
-            if live.work.early:
-                port.enqueue(live)
-            else:
-                self._clock.call_soon(lambda: port.enqueue(live))
+            self.count(live)
 
     def _end(self) -> None:
         if self._over:
@@ -225,21 +262,39 @@ class _Query:
         self._over = True
         self.served.ended = self._clock.time()
         for live in self._works:
-            if live.asked_at >= 0 and not live.ended:
-                self._ports[live.work.engine].cancel(live)
+            if live.over_at >= 0:
                 self.count(live)
+            self._give_up(live)
         self._progressed()
 
+    def prefilled(self, live: _Live, job: Job) -> None:
+        """It has ended: what a warm-up left in the cache, or found by a prompt because of them (as
+        `runtime.warmups.note_use` has it)."""
+        if live.work.warmup:
+            live.cached = job.cached
+            self._warmed.append((job.prompt_tokens, live, job.keys))
+            return
+        before = 0
+        for tokens, one, keys in sorted(self._warmed, key=lambda found: found[0]):
+            if one.work.engine == live.work.engine and job.keys[: len(keys)] == keys:
+                base = max(before, one.cached)
+                one.found |= min(job.cached, tokens) > base
+                before = max(before, tokens)
+
     def count(self, live: _Live) -> None:
-        """It has ended, or is given up: what it took."""
+        """It has ended, or is given up: what it took. Of a warm-up that has ended nobody knows before the query's
+        end whether it was of use."""
+        if live.work.warmup and not self._over and not live.ended:
+            live.ended, live.over_at = True, self._clock.time()
+            return
         live.ended = True
-        now = self._clock.time()
-        if live.started >= 0:
+        now = self._clock.time() if live.over_at < 0 else live.over_at
+        if live.started >= 0 and not live.lost:
             self.served.queued += live.started - live.asked_at
             self.served.work += now - live.started
-            if live.number not in self._used:
+            if live.number not in self._used and not live.found:
                 self.served.wasted += now - live.started
-                self.served.wasted_tokens += sum(one.prompt for one in live.work.asks)
+                self.served.wasted_tokens += sum(one.prompt for one in live.work.asks) - live.cached
 
 
 # ------------------------------------------------------------ engines
@@ -251,11 +306,15 @@ class _Port:
     def __init__(self, name: str, engine: SimulatedEngine, clock: _Clock) -> None:
         self._clock, self._like = clock, engine.like
         names = tuple(str(number) for number in range(engine.instances))
-        self._scheduler = EngineScheduler(engine.profile, names, POLICIES[engine.policy]())
+        placement = None if engine.placement is None else engine.placement(engine.profile)
+        self._scheduler = EngineScheduler(engine.profile, names, POLICIES[engine.policy](), placement=placement)
         make = _LlmInstance if engine.like == "llm" else _BatchInstance
         self._instances = {one: make(engine, clock, self) for one in names}
         self._requests: dict[str, tuple[_Live, FlowRequest]] = {}
         self._free_soon: list[str] = []
+        self.batches = self.requests = 0
+        self.prompted = self.cached = 0
+        """Tokens of prompts, and those of them that caches held."""
 
     @property
     def wants_blocks(self) -> bool:
@@ -292,6 +351,14 @@ class _Port:
         )
         self._handle(event)
 
+    def change(self, live: _Live, change: FlowChange) -> None:
+        """More is known of it."""
+        name, query = str(live.number), live.query.name
+        gang = f"{query}/{change.gang}" if change.gang else ""
+        depths = {} if change.depth is None else {name: change.depth}
+        wanted = {} if change.objective is None else {name: (change.objective, gang)}
+        self._handle(DepthChanged(self._clock.time(), query, depths, wanted))
+
     def cancel(self, live: _Live) -> None:
         """Its requests are not wanted any more."""
         names = [f"{live.query.name}.{live.number}.{number}" for number in range(len(live.work.asks))]
@@ -308,6 +375,7 @@ class _Port:
     def _carry_out(self, order: Instruction) -> None:
         if isinstance(order, RunBatch):
             now = self._clock.time()
+            self.batches, self.requests = self.batches + 1, self.requests + len(order.requests)
             batch = []
             for name, priority in zip(order.requests, order.priorities, strict=True):
                 live, one = self._requests[name]
@@ -319,6 +387,9 @@ class _Port:
             for name in order.requests:
                 if self._instances[order.instance].drop(name):
                     self._let_go(name)
+                    live, _ = self._requests[name]
+                    if not live.ended:  # a guess that makes room: it is asked for anew when somebody comes for it
+                        live.query.lost(live)
 
     # ------------------------------------------------------------ what instances say
 
@@ -436,7 +507,10 @@ class _LlmInstance:
         del self._jobs[name]
         self.busy.end(self._clock.time())
         listener: Any = job.run
+        listener.live.query.prefilled(listener.live, job)
         if not job.warmup:
+            self._port.prompted += job.prompt_tokens
+            self._port.cached += job.cached
             listener.live.query.served.first_token = job.first
         self._port.ended((name,))
 

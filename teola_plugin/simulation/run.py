@@ -34,6 +34,10 @@ class Run:
     """By engine: of each instance, the seconds in which it had something to do."""
     seconds: float = 0.0
     """From the start to the end of the last query."""
+    batch_sizes: Mapping[str, float] = field(default_factory=dict)
+    """By engine: requests in a batch, in the mean. Of replays; empty for other runs, as is what follows."""
+    cached: Mapping[str, float] = field(default_factory=dict)
+    """By LLM: the share of its prompts' tokens that its prefix caches held."""
 
 
 def simulate(

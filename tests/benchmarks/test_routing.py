@@ -1,57 +1,67 @@
-"""The simulator is what it says, and E2 gains what the documents say, exactly, in virtual time."""
+"""The machine is the one that is said, and E2 gains what the documents say, exactly, in virtual time."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.placement.baselines import LeastLoaded, RayServe, RoundRobin, VllmRouter
-from benchmarks.placement.simulator import BLOCK, Cache, Job, prefill_seconds, simulate, step_seconds
-from benchmarks.placement.workloads import Workload, percent_common
-from benchmarks.routing import LIMITED, NO_LIMIT, WAYS, Way, case, decisions, e2, latencies, scheduled
-from teola_plugin.scheduling import EngineScheduler, block_hashes
+from benchmarks.placement.machine import CHUNK, prefill_seconds, profile, step_seconds
+from benchmarks.placement.workloads import Workload, asked, percent_common
+from benchmarks.routing import NO_LIMIT, WAYS, Way, case, decisions, latencies, scheduled
+from teola_plugin.graph import PrimitiveKind
+from teola_plugin.scheduling import block_hashes
 from teola_plugin.scheduling.placement import Asked
+from teola_plugin.simulation import FlowArrival, Run, replay
+
+ROUND = Way("round robin", lambda known: RoundRobin())
 
 
-def job(name: str, arrives: float, tokens: int, *, prompt: int = 1, output: int = 1) -> Job:
-    return Job(name, arrives, tokens, block_hashes([prompt] * tokens), output)
+def job(arrives: float, tokens: int, *, prompt: int = 1, output: int = 1) -> FlowArrival:
+    return asked(arrives, [prompt] * tokens, output)
 
 
-def run(*jobs: Job, instances: int = 1) -> list[Job]:
-    names = tuple(str(i) for i in range(instances))
-    return simulate(jobs, EngineScheduler(NO_LIMIT, names, placement=RoundRobin()))
+def run(*jobs: FlowArrival, way: Way = ROUND, instances: int = 1) -> Run:
+    return replay(way.cluster(instances), jobs)
+
+
+DECODED = step_seconds(1, 2048)
+"""One token, behind the prompt."""
 
 
 def test_a_prompt_alone_takes_what_its_chunks_take() -> None:
-    (done,) = run(job("a", 0.5, 1200))
-    chunks = [step_seconds(512, 512, [(512, 512)]), step_seconds(512, 1024, [(512, 1024)])]
-    assert done.ended == pytest.approx(0.5 + sum(chunks) + step_seconds(176, 1200, [(176, 1200)]))
-    assert done.ended - 0.5 == pytest.approx(prefill_seconds(1200))
+    chunks = [step_seconds(CHUNK, CHUNK, [(CHUNK, CHUNK)]), step_seconds(CHUNK, 2 * CHUNK, [(CHUNK, 2 * CHUNK)])]
+    assert prefill_seconds(1200) == pytest.approx(sum(chunks) + step_seconds(176, 1200, [(176, 1200)]))
+    for tokens in (512, 4096, 8192):  # sizes that the profile has; between them it is a straight line
+        (done,) = run(job(0.5, tokens)).served
+        assert done.first_token == pytest.approx(0.5 + prefill_seconds(tokens))
+        assert done.seconds == pytest.approx(prefill_seconds(tokens) + DECODED)
 
 
-def test_a_cached_prompt_computes_one_token_and_the_next_in_line_fills_the_step() -> None:
-    first, again, behind = run(job("a", 0.0, 1024), job("b", 5.0, 1024), job("c", 5.0, 1024, prompt=2))
-    assert (first.cached, again.cached, behind.cached) == (0, 1023, 0)
-    # at 5.0 b begins alone; c comes when that step is under way
-    assert again.ended == pytest.approx(5.0 + step_seconds(1, 1024, [(1, 1024)]))
-    assert behind.ended == pytest.approx(again.ended + prefill_seconds(1024))
+def test_a_cached_prompt_computes_its_last_block_and_the_next_in_line_does_not_wait_for_it() -> None:
+    found = run(job(0.0, 1024), job(5.0, 1024), job(5.0, 1024, prompt=2))
+    first, again, behind = found.served
+    assert found.cached["llm"] == pytest.approx(1008 / (3 * 1024))
+    of_a_block = NO_LIMIT.seconds(PrimitiveKind.PREFILLING, 16)
+    assert first.seconds == pytest.approx(prefill_seconds(1024) + DECODED)
+    assert again.first_token == pytest.approx(5.0 + of_a_block)
+    assert behind.first_token is not None and again.first_token is not None
+    assert behind.first_token - again.first_token == pytest.approx(prefill_seconds(1024))
 
 
-def test_decodings_share_a_step_with_prefillings() -> None:
-    long, late = run(job("a", 0.0, 64, output=20), job("b", 0.1, 64, prompt=2, output=1))
-    alone = run(job("a", 0.0, 64, output=20))[0]
-    assert long.made == 20
+def test_decodings_go_on_beside_prefillings() -> None:
+    long, late = run(job(0.0, 512, output=20), job(0.1, 512, prompt=2)).served
+    (alone,) = run(job(0.0, 512, output=20)).served
     assert late.ended < long.ended
-    assert long.ended >= alone.ended
+    assert long.seconds == pytest.approx(alone.seconds)
 
 
-def test_a_cache_forgets_the_end_of_the_oldest_prompt_first_and_keeps_what_runs() -> None:
-    cache = Cache(tokens=4 * BLOCK)
-    one, two, three = (block_hashes([n] * 2 * BLOCK) for n in (1, 2, 3))
-    assert cache.take(one) and cache.take(two)
-    assert not cache.take(three), "all of it is in use"
-    cache.give_back(one)
-    assert cache.take(three[:1])
-    assert cache.hits(one) == 1
+def test_a_cache_forgets_what_was_used_least_recently() -> None:
+    way = replace(ROUND, profile=replace(profile(10**9, 10**9), cache_tokens=2048))
+    prompts = [job(10.0 * at, 1024, prompt=prompt) for at, prompt in enumerate((1, 2, 1, 3, 1, 2))]
+    firsts = [one.first_token - one.at for one in run(*prompts, way=way).served if one.first_token is not None]
+    assert [first < 0.1 for first in firsts] == [False, False, True, False, True, False]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
@@ -59,9 +69,7 @@ def test_every_request_ends_and_runs_are_repeatable(way: Way) -> None:
     workload = Workload("short", 3, 10, 60, 4.0, alone=0.2, examples=2)
 
     def once() -> list[float]:
-        names = tuple("012")
-        scheduler = EngineScheduler(way.profile, names, placement=way.make(way.profile))
-        return [done.ended for done in simulate(workload.jobs(), scheduler)]
+        return [done.ended for done in run(*workload.arrivals(), way=way, instances=3).served]
 
     times = once()
     assert len(times) == 60
@@ -70,14 +78,14 @@ def test_every_request_ends_and_runs_are_repeatable(way: Way) -> None:
 
 
 def test_preble_s_workloads_share_what_they_say() -> None:
-    jobs = percent_common(0.4, 3).jobs()
+    jobs = [one.flow.works[0].asks[0] for one in percent_common(0.4, 3).arrivals()]
     assert len(jobs) == 1800
-    assert {job.tokens for job in jobs} == {8192}
+    assert {job.prompt for job in jobs} == {8192}
     assert len({job.blocks for job in jobs}) == 120
     assert len({job.blocks[: 8192 * 4 // 10 // 16] for job in jobs}) == 1
     assert len({job.blocks[: 8192 * 4 // 10 // 16 + 1] for job in jobs}) == 120
-    alone = Workload("x", 2, 30, 300, 2.0, alone=0.2, examples=16).jobs()
-    firsts = [job.blocks[0] for job in alone]
+    alone = Workload("x", 2, 30, 300, 2.0, alone=0.2, examples=16).arrivals()
+    firsts = [one.flow.works[0].asks[0].blocks[0] for one in alone]
     assert len(set(firsts)) == 30 + 60
 
 
@@ -122,12 +130,10 @@ def test_e2_beats_round_robin_and_the_least_loaded_where_prompts_are_shared() ->
 
 def test_nothing_is_lost_where_nothing_is_shared() -> None:
     """Many one-block questions: E2 is a load balancer then."""
-    jobs = [Job(f"r{n}", 0.4 * n, 2048, block_hashes([n + 1] * 2048)) for n in range(120)]
-    took = {}
-    for name, placement, limits in (("E2", e2(LIMITED), LIMITED), ("least loaded", LeastLoaded(), NO_LIMIT)):
-        scheduler = EngineScheduler(limits, ("0", "1"), placement=placement)
-        took[name] = latencies(simulate([Job(j.name, j.arrives, j.tokens, j.blocks) for j in jobs], scheduler))
-    assert took["E2"]["mean_s"] <= 1.02 * took["least loaded"]["mean_s"]
+    jobs = [job(0.4 * n, 2048, prompt=n + 1) for n in range(120)]
+    others = Way("least loaded", lambda known: LeastLoaded())
+    took = [latencies(run(*jobs, way=way, instances=2))["mean_s"] for way in (WAYS[-1], others)]
+    assert took[0] <= 1.02 * took[1]
 
 
 @pytest.mark.parametrize("shared", [0.0, 1.0])

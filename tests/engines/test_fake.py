@@ -111,6 +111,12 @@ def test_without_a_reader_there_are_no_pieces_and_the_end_is_the_same() -> None:
     assert found[0][0] == pytest.approx(100 * PREFILL + 10 * DECODE)
 
 
+def test_it_tells_the_first_token_without_a_reader_where_that_is_wanted() -> None:
+    telling = FakeLLM("llm", MACHINE["llm"], lambda p, _: answer_words(p.flat(), 10), tells_first=True)
+    [found] = together(collect(telling, [generate("a", words(100))]))
+    assert [at for at, _ in found] == pytest.approx([100 * PREFILL + DECODE, 100 * PREFILL + 10 * DECODE])
+
+
 def test_prefillings_take_turns_and_decodings_run_side_by_side() -> None:
     calm = FakeLLM("llm", replace(MACHINE["llm"], interference=0.0), lambda p, _: answer_words(p.flat(), 10))
     [found] = together(collect(calm, [generate(n, words(200, n)) for n in "abc"]))

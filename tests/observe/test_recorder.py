@@ -168,3 +168,15 @@ def test_nothing_is_said_of_drafts_where_there_were_none() -> None:
     recorder.done("q", "a", 1.0, tokens=20)
     trace = recorder.finish("q", 1.0)
     assert trace is not None and "drafts" not in format_summary(trace) and "drafted" not in html_page([trace])
+
+
+def test_a_tenants_traces_are_forgotten() -> None:
+    recorder = TraceRecorder(wall=None)
+    for name, tenant in (("q1", "one"), ("q2", "two"), ("q3", "one")):
+        recorder.begin(name, "", 0.0, tenant=tenant)
+    recorder.finish("q1", 1.0)
+    recorder.finish("q2", 1.0)
+    recorder.forget("one")
+    assert [trace.query_id for trace in recorder.traces] == ["q2"]
+    assert recorder.finish("q3", 2.0) is not None  # under way then: told, and not kept
+    assert [trace.query_id for trace in recorder.traces] == ["q2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.service import Served, key, served
@@ -39,6 +40,18 @@ def test_the_client(server: Served) -> None:
             client.submit("nobody", "x")
         with joining(app="mine") as joined:
             assert client.submit("llm", "x").query == joined.query
+
+
+def test_the_client_sends_documents(server: Served, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("<html><body><p>Cows eat grass.")
+    with TeolaClient(server.url, ONE.secret, trust_env=False) as client:
+        made = client.submit("llm", "What?", documents=[tmp_path / "a.html", {"name": "b", "text": "Hay."}])
+        wanted = '<document name="a.html">\nCows eat grass.\n</document>\n<document name="b">\nHay.\n</document>\nWhat?'
+        assert client.wait(made.id).text == f"said {wanted}"
+        with pytest.raises(QueryError, match=r"none\.pdf"):
+            client.submit("llm", "x", documents=[tmp_path / "none.pdf"])
+        with pytest.raises(QueryError, match="no settings"):
+            client.submit("llm", "x", settings={"k": 1})
 
 
 async def test_the_client_for_a_loop(server: Served) -> None:

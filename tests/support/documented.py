@@ -21,6 +21,7 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 from langgraph.graph import START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from support import report_tables
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
@@ -481,9 +482,9 @@ def _case(one: dict[str, Any]) -> tuple[str, int, int]:
     return one["guess"], one["passages"], one["answer_tokens"]
 
 
-def five_apps() -> str:
-    """The table of the committed run of benchmarks.apps: how many times as long each baseline takes."""
-    apps = json.loads((ROOT / "benchmarks" / "results" / "apps.json").read_text())["apps"]
+def five_apps(run: str = "apps") -> str:
+    """The table of a committed run of benchmarks.apps: how many times as long each baseline takes."""
+    apps = json.loads((ROOT / "benchmarks" / "results" / f"{run}.json").read_text())["apps"]
     schemes = list(dict.fromkeys(name for app in apps.values() for name in app["speedup_low"]))
     rows = [f"| application | accelerated, s | {' | '.join(schemes)} |", "|---|--:|" + "--:|" * len(schemes)]
     for name, app in apps.items():
@@ -491,6 +492,22 @@ def five_apps() -> str:
         ratios = ["" if one is None else f"{one['median']:.2f}" for one in found]
         seconds = f"{app['seconds']['accelerated']['median']:.2f}"
         rows.append(f"| {name.replace('_', ' ')} | {seconds} | {' | '.join(ratios)} |")
+    return "\n".join(rows)
+
+
+def apps_under_load() -> str:
+    """The table of the committed run of benchmarks.apps --ground simulated."""
+    apps = json.loads((ROOT / "benchmarks" / "results" / "apps_simulated.json").read_text())["apps"]
+    names = list(dict.fromkeys(name for app in apps.values() for name in app["speedup_low"]))
+    rows = [f"| application | load | {' | '.join(names)} |", "|---|---|" + "--:|" * len(names)]
+    for app, found in apps.items():
+        for label, key, at in (("low", "speedup_low", 0), ("high", "speedup_high", -1)):
+            ratios = [found[key].get(name) for name in names]
+            cells = ["" if one is None else f"{one['median']:.2f}" for one in ratios]
+            rows.append(f"| {app.replace('_', ' ')} | {label}, {found['rates'][at]:g}/s | {' | '.join(cells)} |")
+        goodput = [found["goodput"].get(name) for name in names]
+        cells = ["" if one is None else f"{one:.2f}" for one in goodput]
+        rows.append(f"| | goodput; accelerated {found['goodput']['accelerated']:.2f}/s | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -604,6 +621,9 @@ GENERATED: dict[str, Callable[[], str]] = {
     "neighbours": neighbours,
     "provisional": provisional,
     "five apps": five_apps,
+    "five apps, real": lambda: five_apps("apps_real"),
+    **report_tables.TABLES,
+    "apps under load": apps_under_load,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))

@@ -48,6 +48,9 @@ class FakeLLM(FakeEngine):
     `VllmEngine` takes them do it with any profile. They are looked up as a `VllmEngine`'s are, in the fake's own
     tokens; accepted is what `answer` says anyway, so that texts are the same with any of these. A step lasts
     `EngineProfile.step(drafted, batch)` seconds, or as without drafts where that was not measured.
+
+    `tells_first`: the first token is told where nobody reads the stream, too, as a `VllmEngine` does: it says that the
+    prompt is done, and the scheduler may send the next.
     """
 
     kinds = LLM_KINDS
@@ -62,6 +65,7 @@ class FakeLLM(FakeEngine):
         faults: Faults = NO_FAULTS,
         cache_tokens: int = 65_536,
         drafts: str | Mapping[str, Any] | Drafts = "auto",
+        tells_first: bool = False,
     ) -> None:
         profile = profile or profiles.noop()["llm"]
         options = _drafts(drafts, profile)
@@ -69,7 +73,9 @@ class FakeLLM(FakeEngine):
         self._answer = answer or default_answer
         self._cache = PrefixCache(cache_tokens // BLOCK if self._profile.prefix_caching else 0)
         self._drafts = None if options is None else DraftedSteps(options, self._profile)
-        self._timeline = Timeline(self._profile, self.faults.slow, self._cache, self._finished, self._drafts)
+        self._timeline = Timeline(
+            self._profile, self.faults.slow, self._cache, self._finished, self._drafts, tells_first=tells_first
+        )
         self._jobs: dict[str, Job] = {}
         self._decoded = Decoded()
 

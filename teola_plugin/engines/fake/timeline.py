@@ -126,7 +126,11 @@ class Timeline:
         finished: Callable[[Job], None],
         steps: Steps | None = None,
         clock: Callable[[], Clock] = asyncio.get_running_loop,
+        *,
+        tells_first: bool = False,
     ) -> None:
+        """`tells_first`: the first token is sent where nobody reads the stream, too."""
+        self._tells_first = tells_first
         self._clock = clock
         self._profile, self._slow, self._cache, self._finished = profile, slow, cache, finished
         self._steps = steps
@@ -262,7 +266,8 @@ class Timeline:
         self._await_token(job)
 
     def _await_token(self, job: Job) -> None:
-        """The next token somebody reads; without a reader only the last one matters. With drafts: the next step."""
+        """The next token somebody reads; without a reader only the last one matters, and the first where it is told.
+        With drafts: the next step."""
         if self._steps is not None:
             due = self._decode_clock + self._slow * self._steps.seconds(job, [one for *_, one in self._decoding])
         else:
@@ -270,11 +275,14 @@ class Timeline:
             due = job.decoding_from + self._slow * self._profile.seconds(PrimitiveKind.DECODING, token)
         heapq.heappush(self._decoding, (due, next(self._order), job))
 
-    @staticmethod
-    def _heard_next(job: Job) -> int:
+    def _told(self, job: Job) -> bool:
+        """Whether a piece is sent of the next token."""
+        return job.request.stream or (self._tells_first and not job.sent)
+
+    def _heard_next(self, job: Job) -> int:
         """Tokens until the next that somebody reads."""
         if job.heard is None:
-            return 1 if job.request.stream else len(job.pieces)
+            return 1 if self._told(job) else len(job.pieces) - job.sent
         return next((token for token in job.heard if token > job.sent), len(job.pieces)) - job.sent
 
     def _token(self, job: Job) -> None:
@@ -282,7 +290,7 @@ class Timeline:
         if self._steps is not None:
             new = self._steps.written(job)
             job.steps += 1
-        if job.request.stream:
+        if self._told(job):
             job.run.put(Piece(job.request.id, "".join(job.pieces[job.sent : job.sent + new])))
         job.sent += new
         if job.sent < len(job.pieces):

@@ -174,7 +174,8 @@ class RunTrace:
     def answered(self, run: QueryRun, wait: OpenWait, works: Sequence[Work]) -> None:
         """A call of the plain object has its values, made for it or claimed."""
         names: list[str] = []
-        for name in (name for work in works for name in self.recorder.names(run.id, work.primitive)):
+        asked = dict.fromkeys(work.primitive for work in works)
+        for name in (name for primitive in asked for name in self.recorder.names(run.id, primitive)):
             live = run.primitives.get(name)
             members = live.group.members if live is not None and live.group is not None else ()
             names += (name, *(member.id for member in members))

@@ -8,12 +8,12 @@ identity of what is asked: all that decides its result, and nothing else.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from teola_plugin.requests.payloads import (
     CallTool,
@@ -83,15 +83,22 @@ class Rule(Enum):
     __hash__ = object.__hash__
 
 
+_RULES: dict[type, Rule] = {
+    EmbedText: Rule.PURE,
+    ScorePair: Rule.PURE,
+    SearchVector: Rule.PURE,
+    Generate: Rule.ONCE_PER_PARTY,
+    SearchText: Rule.ONCE_PER_PARTY,
+    Warmup: Rule.WARM_UP,
+    IngestRow: Rule.WRITE,
+}
+
+
 def rule_of(payload: Any) -> Rule:
     """The sharing rule of a payload's kind."""
-    if isinstance(payload, EmbedText | ScorePair | SearchVector):
-        return Rule.PURE
-    if isinstance(payload, Generate | SearchText) or (isinstance(payload, CallTool) and payload.read_only):
+    if type(payload) is CallTool and payload.read_only:
         return Rule.ONCE_PER_PARTY
-    if isinstance(payload, Warmup):
-        return Rule.WARM_UP
-    return Rule.WRITE if isinstance(payload, IngestRow) else Rule.ALONE
+    return _RULES.get(type(payload), Rule.ALONE)
 
 
 class Fingerprint(NamedTuple):
@@ -136,22 +143,50 @@ _sampling = attrgetter(*(f.name for f in fields(Sampling)))
 
 
 def _key(payload: Any) -> Hashable | None:
-    if isinstance(payload, EmbedText | ScorePair):
-        return payload
-    if isinstance(payload, Generate):
-        return payload, typed(_sampling(payload.sampling))
-    if isinstance(payload, SearchVector):
-        return "search", payload.collection, payload.k, typed(payload.filter), _bytes(payload.vector)
-    if isinstance(payload, SearchText):
-        return "search by words", payload.query, payload.k
-    if isinstance(payload, CallTool):
-        return ("tool", payload.tool, typed(dict(payload.arguments))) if payload.read_only else None
-    if isinstance(payload, IngestRow):
-        chunk = payload.chunk
-        return "row", payload.collection, chunk.id, chunk.text, typed(dict(chunk.metadata)), _vector_key(payload.vector)
-    if isinstance(payload, Warmup):
-        return "warm-up", blake2b(payload.prompt.known().encode(errors="surrogatepass"), digest_size=16).digest()
-    return None
+    made = _KEYS.get(type(payload))
+    return None if made is None else made(payload)
+
+
+def _of_generate(payload: Generate) -> Hashable:
+    return payload, typed(_sampling(payload.sampling))
+
+
+def _of_search(payload: SearchVector) -> Hashable:
+    return "search", payload.collection, payload.k, typed(payload.filter), _bytes(payload.vector)
+
+
+def _of_words(payload: SearchText) -> Hashable:
+    return "search by words", payload.query, payload.k
+
+
+def _of_tool(payload: CallTool) -> Hashable | None:
+    return ("tool", payload.tool, typed(dict(payload.arguments))) if payload.read_only else None
+
+
+def _of_row(payload: IngestRow) -> Hashable:
+    chunk = payload.chunk
+    return "row", payload.collection, chunk.id, chunk.text, typed(dict(chunk.metadata)), _vector_key(payload.vector)
+
+
+def _of_warmup(payload: Warmup) -> Hashable:
+    return "warm-up", blake2b(payload.prompt.known().encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _itself(payload: Any) -> Hashable:
+    return cast(Hashable, payload)
+
+
+_KEYS: dict[type, Callable[[Any], Hashable | None]] = {
+    EmbedText: _itself,
+    ScorePair: _itself,
+    Generate: _of_generate,
+    SearchVector: _of_search,
+    SearchText: _of_words,
+    CallTool: _of_tool,
+    IngestRow: _of_row,
+    Warmup: _of_warmup,
+}
+"""By the very class, which is quickly found: it is asked for each request of each party."""
 
 
 def typed(value: Any) -> Hashable:

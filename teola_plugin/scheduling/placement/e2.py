@@ -158,7 +158,10 @@ class E2:
     def _wanted(self, asked: Asked, match: Match) -> tuple[Why, list[tuple[str, int]]]:
         home = self._affinity.get(asked.session)
         if home is not None:
-            return Why.SESSION, [(home, _units(asked, match.at(home)))]
+            units = _units(asked, match.at(home))
+            if not asked.blocks or 2 * units < asked.size or not self._crowded(home):
+                return Why.SESSION, [(home, units)]
+            return Why.EXPLORE, []  # little of it is there: where it is soon done matters more
         least = _units(asked, match.depth)
         if 2 * least >= asked.size:  # exploit only what is more than the rest
             return Why.EXPLORE, []
@@ -170,6 +173,11 @@ class E2:
             found.append((moved.target, _units(asked, match.at(moved.target))))
             return Why.MOVED, found
         return Why.EXPLOIT, found
+
+    def _crowded(self, name: str) -> bool:
+        """Whether more runs there than elsewhere."""
+        running = {other: load.running for other, load in self.loads}
+        return running[name] > min(running.values())
 
     @staticmethod
     def _holders(asked: Asked, match: Match) -> list[tuple[str, int]]:

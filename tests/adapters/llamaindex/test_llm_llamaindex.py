@@ -15,7 +15,11 @@ from differential.llamaindex.recording import Recorder, recorded
 from llama_index.core import PromptTemplate, Settings
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.extractors import DocumentContextExtractor
 from llama_index.core.llms import ChatMessage, MockLLM
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.schema import Document
+from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.types import BaseOutputParser
 from pydantic import BaseModel
 
@@ -244,3 +248,14 @@ def test_as_the_llm_of_the_settings_in_threads(model, llm):
         assert len(found) == 4 and len(set(found)) == 1
     finally:
         Settings.llm = None
+
+
+async def test_llamaindex_own_contexts_of_chunks(model: TeolaLLM) -> None:
+    """It gives headers for a hosted API to every LLM, and takes an error for no context."""
+    document = Document(text="Lambs eat oats. " * 40)
+    documents = SimpleDocumentStore()
+    documents.add_documents([document])
+    nodes = SentenceSplitter(chunk_size=64, chunk_overlap=0).get_nodes_from_documents([document])
+    extractor = DocumentContextExtractor(docstore=documents, llm=model, max_context_length=1000)
+    found = await extractor.aextract(nodes)
+    assert len(found) == len(nodes) > 1 and all(one["context"] for one in found)

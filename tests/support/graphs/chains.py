@@ -41,6 +41,31 @@ def chains_as_nodes(kit: Kit) -> Any:
     return graph.compile(checkpointer=kit.saver)
 
 
+@case({"question": "what is a lambda?"}, {"question": "what is with?"})
+def nodes_of_two_functions(kit: Kit) -> Any:
+    """A sync and an async form of each, as LangGraph's documents make them."""
+    llm, retriever = kit.llm, kit.retriever
+
+    def find(state: State) -> dict[str, Any]:
+        return {"context": joined(retriever.invoke(state["question"]))}
+
+    async def afind(state: State) -> dict[str, Any]:
+        return {"context": joined(await retriever.ainvoke(state["question"]))}
+
+    def answer(state: State) -> dict[str, Any]:
+        return {"answer": llm.invoke(f"Answer {state['question']} with {state['context']}").content}
+
+    async def aanswer(state: State) -> dict[str, Any]:
+        return {"answer": (await llm.ainvoke(f"Answer {state['question']} with {state['context']}")).content}
+
+    graph = StateGraph(State)
+    graph.add_node("find", RunnableLambda(find, afind))
+    graph.add_node("answer", RunnableLambda(answer, aanswer))
+    graph.add_edge(START, "find")
+    graph.add_edge("find", "answer")
+    return graph.compile(checkpointer=kit.saver)
+
+
 @case({"question": "what is a class?"})
 def chain_called_in_a_node(kit: Kit) -> Any:
     """And an accelerated one."""

@@ -210,3 +210,28 @@ def test_warm_ups_do_not_delay_what_gates_more(
     assert bool(batches(scheduler.handle(PrefillEnded(1.0, "deep")))) is beside_decoding
     assert bool(batches(scheduler.handle(RequestsEnded(2.0, ("deep",))))) is not beside_decoding
     assert "warm" in scheduler.running.by_id
+
+
+@pytest.mark.parametrize(("others", "begins"), [(0, True), (1, True), (2, False)])
+def test_a_warm_up_does_not_slow_others_by_more_than_its_query_gains(others: int, begins: bool) -> None:
+    scheduler = EngineScheduler(replace(LLM, interference=0.5))
+    for number in range(others):
+        scheduler.handle(enqueue(f"other{number}", f"answer{number}", size=100))
+        scheduler.handle(PrefillEnded(0.0, f"answer{number}"))
+    assert bool(batches(scheduler.handle(warm_up()))) is begins
+    if not begins:
+        assert batches(scheduler.handle(RequestsEnded(1.0, ("answer0",)))) == [("warm",)]
+
+
+@pytest.mark.parametrize("rider", [2, 3])
+def test_what_is_small_goes_along_in_a_batch_that_runs_as_one(rider: int) -> None:
+    """Two queries embed a document and a question each; the questions are nearer to the output."""
+    scheduler = EngineScheduler(EngineProfile(batching=Batching.STATIC, max_batch=32, max_efficient_batch=32))
+    scheduler.handle(enqueue("busy", "busy", requests=32))
+    for query in ("q1", "q2"):
+        scheduler.handle(enqueue(query, f"{query}.question", depth=1, requests=rider))
+        scheduler.handle(enqueue(query, f"{query}.document", depth=2, requests=20))
+    [batch] = batches(scheduler.handle(RequestsEnded(1.0, tuple(f"busy{i}" for i in range(32)))))
+    mine = [name for name in batch if name.startswith("q1")]
+    assert any("question" in name for name in mine) is (rider == 2)
+    assert len(batch) == 32

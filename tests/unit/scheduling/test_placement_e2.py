@@ -104,6 +104,19 @@ def test_a_session_stays_at_home_even_if_another_has_more_of_its_prompt() -> Non
     assert placement.place(full, anywhere) == Placed("b", 1, Why.EXPLOIT)
 
 
+@pytest.mark.parametrize(("rest", "instance", "why"), [(160, "b", Why.EXPLORE), (144, "a", Why.SESSION)])
+def test_a_session_leaves_a_crowded_home_where_little_of_its_prompt_is(rest: int, instance: str, why: Why) -> None:
+    placement = e2("a", "b")
+    send(placement, ask("warm-up", ("x", 160), session="s"), "a")
+    placement.ended(0.0, ["warm-up"])
+    full = ask("full", ("x", 160), ("y", rest), session="s")
+    assert placement.place(full, anywhere) == Placed("a", rest, Why.SESSION)
+    send(placement, ask("other", ("z", 640)), "a")
+    placed = placement.place(full, anywhere)
+    assert placed is not None
+    assert (placed.instance, placed.why) == (instance, why)
+
+
 def test_a_session_whose_prompt_is_not_known_waits_for_its_home() -> None:
     placement = e2("a", "b")
     send(placement, Asked("warm-up", 100, session="s"), "a")

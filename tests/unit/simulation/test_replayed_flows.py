@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.simulation import (
     Cluster,
     Flow,
@@ -30,7 +32,7 @@ from teola_plugin.simulation import (
     replayed,
     simulate,
 )
-from teola_plugin.simulation.flows import END, shared_blocks
+from teola_plugin.simulation.flows import END, FlowChange, shared_blocks
 
 K = PrimitiveKind
 CLUSTER = Cluster.of(rtx3090(), instances={"llm": 2}, output_tokens=24)
@@ -137,6 +139,35 @@ def test_what_nobody_waits_for_ends_with_the_query_and_is_wasted() -> None:
     assert served.seconds == pytest.approx(EMBEDDING) == served.wasted == run.seconds
     assert served.wasted_tokens == 100
     assert sum(run.busy["llm"]) == pytest.approx(EMBEDDING)
+
+
+def test_what_is_given_up_ends_and_what_becomes_known_is_told() -> None:
+    guess = replace(generates(100, 1000), given_up=((0, END),))
+    flow = Flow((embeds(), guess, embeds(after=((0, END),))), ((2, END),))
+    run = replay(CLUSTER, [FlowArrival(0.0, "app", flow)])
+    assert sum(run.busy["llm"]) == pytest.approx(EMBEDDING) == run.served[0].wasted
+    waits = replace(generates(100, 10), objective=Objective.PROVISIONAL)
+    claimed = replace(waits, changes=(FlowChange(((0, END),), 0, Objective.LATENCY),))
+    busy = generates(100, 50)
+    assert seconds(embeds(), busy, claimed, end=((2, END),)) < seconds(embeds(), busy, waits, end=((2, END),))
+
+
+def test_a_guess_that_makes_room_is_asked_for_anew_when_somebody_comes_for_it() -> None:
+    guess = replace(generates(100, 10), objective=Objective.PROVISIONAL)
+    claim = replace(guess, changes=(FlowChange(((0, END),), 0, Objective.LATENCY),))
+    guessing = FlowArrival(0.0, "app", Flow((embeds(), claim), ((0, END), (1, END))))
+    other = FlowArrival(EMBEDDING / 2, "app", Flow((generates(16, 1),), ((0, END),)))
+    alone, first = (replay(CLUSTER, queries).served[0] for queries in ([guessing], [guessing, other]))
+    assert first.seconds == pytest.approx(alone.seconds + EMBEDDING, rel=0.05)
+    assert first.wasted == pytest.approx(EMBEDDING / 2)
+
+
+def test_a_warm_up_that_a_prompt_finds_is_not_wasted() -> None:
+    warm = generates(32, 0, kind=K.PARTIAL_PREFILLING, keys=(1, 2))
+    for keys, wasted in (((1, 2, 3), 0), ((4, 5, 6), 32)):
+        flow = Flow((warm, embeds(), generates(48, 5, after=((1, END),), keys=keys)), ((2, END),))
+        [served] = replay(Cluster.of(rtx3090()), [FlowArrival(0.0, "app", flow)]).served
+        assert served.wasted_tokens == wasted
 
 
 def test_a_static_engine_fuses_what_waits() -> None:

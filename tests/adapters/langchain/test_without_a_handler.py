@@ -1,0 +1,66 @@
+"""Where no code of the user's runs, an accelerated call puts no callback handler on every step of the chain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.adapters.langchain import runnable
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.langchain import ChatTeola
+
+SEEN: list[str] = []
+
+
+def seen(text: str) -> str:
+    SEEN.append(text)
+    return text
+
+
+def chain(pool: EnginePool, *behind: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    llm = ChatTeola(pool=pool, max_tokens=4)
+    first = RunnablePassthrough.assign(a=ChatPromptTemplate.from_template("a {q}") | llm | StrOutputParser())
+    second = RunnablePassthrough.assign(b=ChatPromptTemplate.from_template("b {q}") | llm | StrOutputParser())
+    made: Runnable[Any, Any] = first | second
+    for one in behind:
+        made = made | one
+    return made
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Those that are made."""
+    made: list[object] = []
+
+    class Counted(runnable.SessionHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(runnable, "SessionHandler", Counted)
+    return made
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_none_without_code_of_the_users_and_all_is_claimed(way: str, handlers: list[object]) -> None:
+    with EnginePool.local([FakeLLM("llm")]) as pool:
+        plain, fast = chain(pool), accelerate(chain(pool))
+        made = fast.invoke({"q": "x"}) if way == "invoke" else asyncio.run(fast.ainvoke({"q": "x"}))
+        trace = fast.last_trace()
+        assert made == plain.invoke({"q": "x"})
+    assert trace is not None and handlers == []
+    assert sum(span.kind == "DECODING" or span.kind == "GENERATION" for span in trace.spans if span.engine) == 2
+
+
+def test_one_where_code_of_the_users_runs_or_inputs_share_a_call(handlers: list[object]) -> None:
+    with EnginePool.local([FakeLLM("llm")]) as pool:
+        accelerate(chain(pool, RunnableLambda(str) | RunnableLambda(seen))).invoke({"q": "x"})
+        assert len(handlers) == 1
+        accelerate(chain(pool)).batch([{"q": "x"}, {"q": "y"}])
+    assert len(handlers) == 3
