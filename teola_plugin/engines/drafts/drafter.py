@@ -148,7 +148,9 @@ class Drafter:
         room = min(room, self._most_of_one(rows))
         if room <= 0:
             return []
-        return row.first_tokens(room) if self._fixed is not None else row.draft(room, self._longest(rows), rows)
+        if self._fixed is not None:
+            return row.first_tokens(room)
+        return row.draft(room, self._longest(rows), rows if self._together else 1)
 
     def weighed(self, drafts: Mapping[int, tuple[Row, list[int]]], rows: int) -> Mapping[int, list[int]]:
         """Drafts of one step of so many rows, each under its row's number, cut to what pays of them together."""

@@ -55,9 +55,11 @@ def _never_quicker(verifying: Mapping[int, Curve]) -> dict[int, Curve]:
 
 
 def _by_share(profile: EngineProfile, rows: int, most: int) -> Sequence[int]:
-    if not profile.step(0, rows):  # an engine without time, in tests
+    least = profile.step(0, rows)
+    if not least:  # an engine without time, in tests
         return (most,) * SHARES
-    seconds = {k: profile.step(k, rows) for k in (0, most, *(k for k in _TRIED if k < most))}
+    tried = (0, most, *(k for k in _TRIED if k < most))
+    seconds = {k: max(least, profile.step(k, rows)) for k in tried}  # beyond what was measured it may come out as 0
     return tuple(_longest(seconds, (i + 0.5) / SHARES) for i in range(SHARES))
 
 

@@ -13,6 +13,7 @@ from teola_plugin.engines.drafts.lengths import (
     unmeasured,
     written,
 )
+from teola_plugin.engines.drafts.together import steps_of
 from teola_plugin.graph import Curve, EngineProfile
 
 PROFILE = EngineProfile(
@@ -67,6 +68,14 @@ def test_a_shorter_draft_that_was_held_up_by_something_else_is_not_dearer() -> N
     noisy = EngineProfile(verifying={1: Curve(((0, 0.020), (4, 0.011), (16, 0.012)))})
     [(_, longest)] = lengths_that_pay(noisy, 16)
     assert of_share(longest, 0.02) == 0, "not the slow one is the measure of what a step takes without"
+
+
+def test_many_rows_that_were_measured_to_be_quicker_than_few_are_not_without_any_time() -> None:
+    """Of batches of more than were measured the seconds are drawn out, here down to none."""
+    points = {1: ((0, 0.010), (4, 0.030)), 4: ((0, 0.011), (4, 0.020)), 16: ((0, 0.012), (4, 0.013))}
+    noisy = EngineProfile(verifying={rows: Curve(curve) for rows, curve in points.items()})
+    assert noisy.step(4, 64) == 0 < noisy.step(0, 64)
+    assert lengths_that_pay(noisy, 4) and steps_of(noisy)
 
 
 def test_without_measuring_drafts_end_where_many_rows_share_a_step() -> None:
