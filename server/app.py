@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -15,40 +14,49 @@ from starlette.responses import Response
 
 from teola_plugin import __version__
 from teola_plugin.errors import TeolaError
+from teola_plugin.server.documents.documents import Documents
+from teola_plugin.server.documents.files import files_of
 from teola_plugin.server.envelope import Envelope, respond
 from teola_plugin.server.errors import HttpError, bad_request, http_error
+from teola_plugin.server.logs import log, named
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.queries.store import Store
-from teola_plugin.server.routes import openai, operations, pages, responses
+from teola_plugin.server.routes import files, openai, operations, pages, responses
 from teola_plugin.server.routes import queries as queries_routes
 from teola_plugin.server.service import Service
 
 _SWEEP = 1.0
-log = logging.getLogger("teola_plugin.server")
+_LOOKING = 0.1
+"""Seconds between looks at how late the loop is."""
 
 
 def create_app(service: Service, store: Store) -> FastAPI:
     """The addresses of a service whose pool is running."""
 
-    queries = Queries(service, store, service.settings.keep)
+    documents = Documents(service.settings.documents, files_of(store), service.clock)
+    queries = Queries(service, store, service.settings.keep, documents)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await documents.store.open()
         await queries.open()
         sweeping = asyncio.create_task(_sweep(service, queries))
+        lagging = asyncio.create_task(_lag(service))
         try:
             yield
         finally:
-            sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeping
+            for task in (sweeping, lagging):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
             await queries.close()
 
     made = FastAPI(title="teola", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     made.state.service = service
     made.state.queries = queries
+    made.state.documents = documents
     made.state.tickets = pages.Tickets()
-    for rooms in (operations, openai, responses, queries_routes, pages):
+    for rooms in (operations, openai, responses, queries_routes, files, pages):
         made.include_router(rooms.router)
     made.add_exception_handler(TeolaError, _failed)
     made.add_exception_handler(RequestValidationError, _invalid)
@@ -67,10 +75,20 @@ async def _sweep(service: Service, queries: Queries) -> None:
             log.warning("results cannot be expired: %s", type(error).__name__)
 
 
+async def _lag(service: Service) -> None:
+    """How late the loop comes to what is due: whoever asks waits so much longer."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LOOKING
+        await asyncio.sleep(_LOOKING)
+        service.metrics.lagged(max(0.0, loop.time() - due))
+
+
 def _failed(request: Request, error: Any) -> Response:
     found = http_error(error)
     if found.status >= 500:
-        log.warning("request %s: %s", request.scope["teola.request_id"], error)
+        settings = request.app.state.service.settings
+        log.warning("request %s failed (%s): %s", request.scope["teola.request_id"], found.code, named(error, settings))
     return respond(found)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,10 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from teola_plugin.server.access.hosts import LOOPBACK, name_of
 from teola_plugin.server.errors import CLIENT_GONE, HttpError, bad_request, unexpected
+from teola_plugin.server.logs import log, request_line
 from teola_plugin.server.service import Service
 from teola_plugin.server.settings import ServerSettings
+from teola_plugin.server.tracing import tell
 
-log = logging.getLogger("teola_plugin.server")
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _SECURITY = {
     "X-Content-Type-Options": "nosniff",
@@ -49,10 +47,11 @@ class Envelope:
         scope["teola.request_id"] = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         sent = _Sent(send, scope["teola.request_id"], tls=scope.get("scheme") == "https")
         began = time.perf_counter()
-        try:
-            await self._answer(scope, headers, _Limited(receive, self._service.settings.max_body), sent)
-        finally:
-            self._told(scope, sent, time.perf_counter() - began)
+        with self._service.spans.around(scope, headers) as span:
+            try:
+                await self._answer(scope, headers, _Limited(receive, self._most(headers)), sent)
+            finally:
+                self._told(scope, sent, time.perf_counter() - began, span)
 
     async def _answer(self, scope: Scope, headers: Headers, body: _Limited, sent: _Sent) -> None:
         refusal = self._refusal(headers)
@@ -70,11 +69,17 @@ class Envelope:
         if self._hosts and name_of(headers.get("host", "")) not in self._hosts:
             return bad_request("the Host header names no host of this server.", "see `hosts` in its settings")
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._service.settings.max_body:
-            return HttpError(413, f"{told_of_size(self._service.settings.max_body)}.", hint="send less")
+        if length.isdigit() and int(length) > self._most(headers):
+            return HttpError(413, f"{told_of_size(self._most(headers))}.", hint="send less")
         return None
 
-    def _told(self, scope: Scope, sent: _Sent, seconds: float) -> None:
+    def _most(self, headers: Headers) -> int:
+        """Bytes of a body; of a form, with documents."""
+        settings = self._service.settings
+        form = headers.get("content-type", "").lower().startswith("multipart/form-data")
+        return settings.max_body + (settings.documents.max_bytes if form else 0)
+
+    def _told(self, scope: Scope, sent: _Sent, seconds: float, span: Any) -> None:
         route = scope.get("route")
         where = getattr(route, "path", "") or "unknown"
         status = sent.status or CLIENT_GONE
@@ -88,7 +93,9 @@ class Envelope:
             "seconds": round(seconds, 4),
             **({} if visit is None else visit.about()),
         }
-        _log(self._service.settings.log, about)
+        tell(span, about)
+        if self._service.settings.log != "off":
+            request_line(about)
 
 
 def respond(error: HttpError) -> JSONResponse:
@@ -105,13 +112,6 @@ def hosts_of(settings: ServerSettings) -> frozenset[str]:
     if settings.hosts:
         return frozenset(name.lower() for name in settings.hosts)
     return frozenset() if settings.keys else frozenset((*LOOPBACK, settings.host.strip("[]").lower()))
-
-
-def _log(form: str, about: Mapping[str, Any]) -> None:
-    if form == "json":
-        log.info("%s", json.dumps({"time": time.time(), **about}))
-    elif form == "text":
-        log.info("%s", " ".join(f"{key}={value}" for key, value in about.items() if value != ""))
 
 
 class _Limited:

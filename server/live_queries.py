@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.server.access.admission import Ticket
 
+_ENDING = 10.0
+"""Seconds that queries have to end which are forgotten."""
 KEPT = 1000
 """Queries that have ended and are still told of."""
 
@@ -43,6 +46,10 @@ class LiveQuery:
     seconds: float | None = None
     models: dict[str, int] = field(default_factory=dict)
     """Requests by model."""
+    traces: list[str] = field(default_factory=list)
+    """Ids in the pool of queries that its apps have begun, beside its own."""
+    submitted: list[str] = field(default_factory=list)
+    """Ids of submitted queries that were run as part of it: their answers are kept."""
 
 
 class LiveQueries:
@@ -53,18 +60,21 @@ class LiveQueries:
         self._joined: dict[tuple[str, str], LiveQuery] = {}
         self.running: set[LiveQuery] = set()
         self.ended: deque[LiveQuery] = deque(maxlen=KEPT)
+        self.on_end: Callable[[LiveQuery], object] = lambda _: None
+        """Told of every query that is over."""
 
     def joined(self, tenant: str, id: str) -> LiveQuery | None:
         """The query of this name that is under way; each tenant has names of its own."""
         return self._joined.get((tenant, id)) if id else None
 
-    def begin(self, query: Query, ticket: Ticket, *, id: str, goal: float | None) -> LiveQuery:
-        """`id`: that of requests which join it; empty for a query of one request."""
+    def begin(self, query: Query, ticket: Ticket, *, tenant: str, id: str, goal: float | None) -> LiveQuery:
+        """`tenant`: whose it is, by whatever name the pool knows it. `id`: that of requests which join it; empty for a
+        query of one request."""
         run = self._pool.runtime.watch(query, joins=True)
         now = self._clock()
         made = LiveQuery(
             id or f"query_{secrets.token_hex(12)}",
-            query.tenant,
+            tenant,
             query.app,
             run,
             run.id,
@@ -77,7 +87,7 @@ class LiveQueries:
         )
         self.running.add(made)
         if id:
-            self._joined[query.tenant, id] = made
+            self._joined[tenant, id] = made
         return made
 
     def leave(self, query: LiveQuery, outcome: str) -> None:
@@ -93,6 +103,7 @@ class LiveQueries:
         """It is over, and was at that time. Idempotent."""
         if query not in self.running:
             return
+        self.ended.append(query)  # first: whoever looks from another thread finds it in either
         self.running.discard(query)
         if query.joined:
             self._joined.pop((query.tenant, query.id), None)
@@ -102,7 +113,7 @@ class LiveQueries:
         if run is not None:
             (run.cancel if outcome == "cancelled" else run.close)()
         query.ticket.end(whole=query.status == "done")
-        self.ended.append(query)
+        self.on_end(query)
 
     def sweep(self) -> None:
         """Queries that nobody has joined for a while are over since then."""
@@ -110,16 +121,29 @@ class LiveQueries:
         for one in [q for q in self._joined.values() if not q.users and now - q.last > self._idle]:
             self.close(one, "done", one.last)
 
+    def by_trace(self, tenant: str) -> dict[str, LiveQuery]:
+        """This tenant's queries by the ids of their traces, those that their apps have begun included."""
+        known = [query for query in (*self.ended, *self.running) if query.tenant == tenant]
+        return {trace: query for query in known for trace in (query.trace, *query.traces)}
+
     def find(self, tenant: str, id: str) -> LiveQuery | None:
         """Under way or ended, of this tenant."""
         known = [*self.running, *reversed(self.ended)]
         return next((q for q in known if q.id == id and q.tenant == tenant), None)
 
-    def forget(self, tenant: str) -> None:
-        """What happened to its queries; those under way go on."""
+    async def forget(self, tenant: str) -> set[str]:
+        """Ends its queries, and forgets what happened to them; the ids of their traces."""
+        under_way = [(one, one.run) for one in self.running if one.tenant == tenant]
+        for one, _ in under_way:
+            self.close(one, "cancelled", self._clock())
+        traces = [asyncio.wrap_future(run.trace) for _, run in under_way if run is not None]
+        if traces:
+            await asyncio.wait(traces, timeout=_ENDING)
+        gone = {id for one in self.ended if one.tenant == tenant for id in (one.trace, *one.traces)}
         kept = [one for one in self.ended if one.tenant != tenant]
         self.ended.clear()
         self.ended.extend(kept)
+        return gone
 
     def of(self, tenant: str) -> list[LiveQuery]:
         """Of this tenant, latest first."""

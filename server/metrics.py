@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from teola_plugin.observe.recorder import TraceSink
-from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.observe.spans import QueryTrace, Span
+from teola_plugin.server.kept_traces import Batch, batch_of
 
 if TYPE_CHECKING:
+    from teola_plugin.pool import EnginePool
+    from teola_plugin.server.live_queries import LiveQuery
     from teola_plugin.server.service import Service
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _MOST_APPS = 256
+_MOST_OPEN = 4096
+SETTLED = 10.0
 
 
 class Metrics:
@@ -25,16 +31,30 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests by address and status", "route", "status")
-        self._seconds = Histogram(
-            "teola_request_seconds", "Until the last byte", ["route"], buckets=_SECONDS, registry=self.registry
-        )
+        self._seconds = self._histogram("request_seconds", "Until the last byte", _SECONDS, "route")
+        self._queries = self._counter("queries_ended", "Queries that are over, by outcome", "app", "outcome")
+        self._took = self._histogram("query_seconds", "From a query's begin to its end", _SECONDS, "app")
+        self.lag = 0.0
+        """Seconds, when it was last looked at."""
+        self._lags = self._histogram("loop_lag_seconds", "How late the server's loop comes to what is due", _LAGS)
         self.registry.register(_State(service))
-        self._primitives = _Primitives(self)
-        recorder = service.pool.runtime.recorder
-        recorder.sink = _Both(recorder.sink, self._primitives)
+        ProcessCollector(registry=self.registry)
+        self.primitives = _Primitives(self)
+        hear(service.pool, self.primitives)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"teola_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(f"teola_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def query(self, ended: LiveQuery) -> None:
+        self._queries.labels(ended.app, ended.status).inc()
+        self._took.labels(ended.app).observe(ended.seconds or 0.0)
+
+    def lagged(self, seconds: float) -> None:
+        self.lag = seconds
+        self._lags.observe(seconds)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
@@ -43,6 +63,12 @@ class Metrics:
     def text(self) -> bytes:
         """In Prometheus' own form."""
         return generate_latest(self.registry)
+
+
+def hear(pool: EnginePool, sink: TraceSink) -> None:
+    """The sink is told of the pool's queries, beside whoever is told already."""
+    recorder = pool.runtime.recorder
+    recorder.sink = _Both(recorder.sink, sink)
 
 
 class _State:
@@ -94,17 +120,15 @@ class _Primitives:
     """A `TraceSink`: counts what queries were made of. On the pool's loop; counters are safe there."""
 
     def __init__(self, metrics: Metrics) -> None:
-        made = metrics._counter
+        made, timed = metrics._counter, metrics._histogram
         self._apps: set[str] = set()
         self._done = made("primitives", "Primitives by kind, engine and outcome", "app", "kind", "engine", "outcome")
+        self._unused = made("wasted_primitives", "Those that ran, and whose value nobody used", "app", "engine")
         self._tokens = made("tokens", "Tokens: computed, cached, written, drafted, accepted, wasted", "app", "what")
-        registry = metrics.registry
-        self._queued = Histogram(
-            "teola_queued_seconds", "In the engine's queue", ["engine"], buckets=_SECONDS, registry=registry
-        )
-        self._batches = Histogram(
-            "teola_primitive_requests", "Requests of one primitive", ["engine"], buckets=_SIZES, registry=registry
-        )
+        self._queued = timed("queued_seconds", "In the engine's queue", _SECONDS, "app", "engine")
+        self._ran = timed("primitive_seconds", "At the engine", _SECONDS, "app", "engine")
+        self._sizes = timed("primitive_requests", "Requests of one primitive", _SIZES, "app", "engine")
+        self.batches = BatchSizes(timed("batch_requests", "Requests of one batch, of all queries", _SIZES, "engine"))
 
     def began(self, query_id: str) -> None: ...
 
@@ -114,22 +138,52 @@ class _Primitives:
         for span in trace.spans:
             self._done.labels(app, span.kind, span.engine or "client", span.outcome).inc()
             if span.engine and span.started is not None:
-                self._queued.labels(span.engine).observe(max(0.0, span.started - span.queued))
-                self._batches.labels(span.engine).observe(span.size)
-            wasted = span.tokens + span.written if span.unused and span.started is not None else 0
-            figures = {
-                "computed": span.tokens - span.cached,
-                "cached": span.cached,
-                "written": span.written,
-                "drafted": span.drafted,
-                "accepted": span.accepted,
-                "wasted": wasted,
-            }
-            for what, number in figures.items():
+                self._on_engine(app, span)
+            for what, number in _tokens(span).items():
                 if number > 0:
                     self._tokens.labels(app, what).inc(number)
+        self.batches.settle(trace.ended)
+
+    def _on_engine(self, app: str, span: Span) -> None:
+        self._queued.labels(app, span.engine).observe(max(0.0, span.begin - span.queued))
+        self._ran.labels(app, span.engine).observe(span.seconds)
+        self._sizes.labels(app, span.engine).observe(span.size)
+        if span.unused:
+            self._unused.labels(app, span.engine).inc()
+        if (batch := batch_of(span)) is not None:
+            self.batches.add(batch, span.size, span.begin)
 
     def close(self) -> None: ...
+
+
+def _tokens(span: Span) -> dict[str, int]:
+    ran = span.unused and span.started is not None
+    return {
+        "computed": span.tokens - span.cached,
+        "cached": span.cached,
+        "written": span.written,
+        "drafted": span.drafted,
+        "accepted": span.accepted,
+        "wasted": span.tokens + span.written if ran else 0,
+    }
+
+
+class BatchSizes:
+    """Sizes of batches, put together from the queries that were part of them, which end one after the other: told
+    when `SETTLED` seconds have passed since a batch began, or when there are too many. On the pool's loop."""
+
+    def __init__(self, told: Histogram) -> None:
+        self._told = told
+        self._open: dict[Batch, tuple[float, int]] = {}
+
+    def add(self, batch: Batch, requests: int, began: float) -> None:
+        first, size = self._open.get(batch, (began, 0))
+        self._open[batch] = first, size + requests
+
+    def settle(self, now: float) -> None:
+        over = [batch for batch, (began, _) in self._open.items() if now - began > SETTLED]
+        for batch in over or list(self._open)[: max(0, len(self._open) - _MOST_OPEN)]:
+            self._told.labels(batch[0]).observe(self._open.pop(batch)[1])
 
 
 class _Both:

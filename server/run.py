@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.cluster.deployment.engine_factory import build_engine
-from teola_plugin.cluster.names import engine_spec
 from teola_plugin.errors import ConfigError, EngineUnavailable
-from teola_plugin.pool import EnginePool
-from teola_plugin.server.settings import ServerSettings, ServiceConfig
+from teola_plugin.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     import socket
@@ -22,20 +17,8 @@ if TYPE_CHECKING:
     from teola_plugin.server.queries.store import Store
     from teola_plugin.server.service import Service
 
-
-def embedded_pool(config: ServiceConfig) -> EnginePool:
-    """The file's engines in this process; not started. Raises what engines raise when they are made."""
-    engines = {
-        name: [build_engine(engine_spec(name, one), number) for number in range(one.instances)]
-        for name, one in config.engines.items()
-    }
-    policies = {one.policy for one in config.engines.values()}
-    if len(policies) > 1:
-        raise ConfigError(
-            f"engines of one process share a policy, and these have {', '.join(sorted(policies))}.",
-            hint="give all the same, or start the pool by `teola up` and serve it with --connect",
-        )
-    return EnginePool.local(engines, policy=policies.pop())
+_LOOKING = 0.05
+"""Seconds between looks at what is under way, while the server drains."""
 
 
 def check_files(settings: ServerSettings) -> None:
@@ -52,7 +35,8 @@ def listening(settings: ServerSettings) -> Iterator[socket.socket]:
     import socket
 
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as made:
+    # asyncio sends small pieces at once only for sockets that say they are TCP; else answers wait for the client's ack
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((settings.host.strip("[]"), settings.port))
@@ -89,6 +73,7 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
     import uvicorn
 
     from teola_plugin.server.app import create_app
+    from teola_plugin.server.together import together
 
     settings = service.settings
 
@@ -98,7 +83,8 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
             on_ready()
 
         async def shutdown(self, sockets: Any = None) -> None:
-            service.draining = True
+            left = await drained(service, lambda: self.force_exit)
+            self.config.timeout_graceful_shutdown = max(1, round(left))
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
@@ -107,21 +93,19 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
         access_log=False,
         server_header=False,
         date_header=True,
-        timeout_graceful_shutdown=max(1, round(settings.drain)),
         ssl_certfile=settings.certificate or None,
         ssl_keyfile=settings.private_key or None,
     )
+    config.load()
+    config.http_protocol_class = together(config.http_protocol_class)
     return Server(config)
 
 
-def log_to_stderr(settings: ServerSettings) -> None:
-    """One line for each request, unless the settings say otherwise."""
-    if settings.log == "off":
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    form = "%(message)s" if settings.log == "json" else "%(asctime)s %(levelname)s %(message)s"
-    handler.setFormatter(logging.Formatter(form))
-    logger = logging.getLogger("teola_plugin.server")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+async def drained(service: Service, forced: Callable[[], bool]) -> float:
+    """Nothing new is taken, and what is under way ends, in `drain` seconds at most: those that are left. Until then
+    the address answers, with 503 and `Retry-After` to what is new; a second signal ends it at once."""
+    service.draining = True
+    until = service.clock() + service.settings.drain
+    while service.busy and service.clock() < until and not forced():
+        await asyncio.sleep(_LOOKING)
+    return max(0.0, until - service.clock())

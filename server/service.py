@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from teola_plugin.errors import unknown_name
 from teola_plugin.graph import LLM_KINDS, PrimitiveKind, Query
@@ -16,17 +17,25 @@ from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.server.access.admission import Admission, Refused
 from teola_plugin.server.access.keys import found, secret_in
 from teola_plugin.server.access.limits import KeyLimits
+from teola_plugin.server.access.pool_names import PoolNames
 from teola_plugin.server.access.terms import Caller, Told
 from teola_plugin.server.errors import HttpError, not_found, too_many
+from teola_plugin.server.kept_traces import KeptTraces
 from teola_plugin.server.live_queries import LiveQueries, LiveQuery
-from teola_plugin.server.metrics import Metrics
+from teola_plugin.server.metrics import Metrics, hear
 from teola_plugin.server.models.apps import App, app
 from teola_plugin.server.models.base import Model
 from teola_plugin.server.models.carried import CarriedEngine
+from teola_plugin.server.models.collections import part_tenants
 from teola_plugin.server.models.text_engine import TextEngine
+from teola_plugin.server.models.token_ids import TokenIds
 from teola_plugin.server.models.vectors import VectorEngine
 from teola_plugin.server.settings import AppSettings, KeySettings, ServerSettings
+from teola_plugin.server.tracing import RequestSpans
 from teola_plugin.server.visits import Visit
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 NOBODY = KeySettings.model_validate({"name": "anonymous", "hash": "sha256:" + "0" * 64})
 """Who asks where there are no keys."""
@@ -38,17 +47,40 @@ MOST_APPS = 256
 class Service:
     """One server's state. The pool is running."""
 
-    def __init__(self, pool: EnginePool, settings: ServerSettings, apps: Mapping[str, AppSettings]) -> None:
-        """Raises `RegistrationError` and `TraceError` for apps that cannot be served."""
+    def __init__(
+        self,
+        pool: EnginePool,
+        settings: ServerSettings,
+        apps: Mapping[str, AppSettings],
+        tracing: TracerProvider | None = None,
+    ) -> None:
+        """`tracing`: where spans of requests go; those of queries go where the pool sends them.
+
+        Raises `RegistrationError` and `TraceError` for apps that cannot be served, `ConfigError` for settings.
+        """
         self.pool, self.settings = pool, settings
         self.clock = pool.runtime.time
         self.models: dict[str, Model] = engine_models(pool)
         self.models |= {name: app(name, one, pool) for name, one in apps.items()}
+        self.token_ids = TokenIds(settings.token_ids, self.models)
+        self._apps = [one for one in self.models.values() if isinstance(one, App)]
+        if settings.keys:
+            part_tenants(one.own for one in self._apps)
+        self.names = PoolNames()
         self.callers = {key.name: Caller(key, KeyLimits(key, self.clock())) for key in (*settings.keys, NOBODY)}
         self.admission = Admission(settings.max_requests, settings.max_tokens, self.clock)
         self.live = LiveQueries(pool, settings.joined_idle, self.clock, time.time)
+        self.traces = KeptTraces()
         self.metrics = Metrics(self)
+        self.spans = RequestSpans(tracing)
         self.draining = False
+        hear(pool, self.traces)
+        self.live.on_end = self.metrics.query
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests or submitted queries are under way."""
+        return any(query.users for query in self.live.running)
 
     # ------------------------------------------------------------ who asks what
 
@@ -75,8 +107,13 @@ class Service:
         return model
 
     async def forget(self, tenant: str) -> None:
-        """No later request drafts from what this tenant's requests have written."""
-        await asyncio.get_running_loop().run_in_executor(None, self.pool.forget, tenant)
+        """Ends what this tenant has under way, and forgets what happened to it: traces, outputs to draft from, what
+        apps keep. What caches still hold of it is found by nobody. Raises what stores raise."""
+        name = self.names.renewed(tenant)
+        self.traces.forget(await self.live.forget(tenant))
+        for one in self._apps:
+            await one.forget(tenant)
+        await asyncio.get_running_loop().run_in_executor(None, self.pool.forget, name)
 
     # ------------------------------------------------------------ one request
 
@@ -111,8 +148,10 @@ class Service:
             raise _refused(ticket, wanted)
         now = self.clock()
         until = None if deadline is None else now + deadline
-        query = Query({"input": None}, app=name, tenant=caller.tenant, deadline=until, weight=caller.key.weight)
-        return self.live.begin(query, ticket, id=told.query, goal=wanted)
+        query = Query(
+            {"input": None}, app=name, tenant=self.names.of(caller.tenant), deadline=until, weight=caller.key.weight
+        )
+        return self.live.begin(query, ticket, tenant=caller.tenant, id=told.query, goal=wanted)
 
     def _app(self, name: str) -> str:
         """Names come from callers: those that are too many count as one."""

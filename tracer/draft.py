@@ -93,7 +93,7 @@ class Draft:
             self.calls[component.name] = call
         return Ref(component.name)
 
-    def call(self, name: str, call: Call, scope: Names, **inputs: Ref) -> Ref:
+    def call(self, name: str, call: Call, scope: Names, /, **inputs: Ref) -> Ref:
         """A CALL of pure framework code."""
         return self.add(Component(name, Role.CALL, tuple(inputs.items()), scope=scope), call)
 

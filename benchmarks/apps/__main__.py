@@ -5,6 +5,9 @@ Engines are fakes that take as long as RTX 3090s (`profiles.rtx3090`; two instan
 emptied before it; who is first alternates; answers and sources are compared.
 
     python -m benchmarks.apps --ground profile --json
+    python -m benchmarks.apps --ground real --json
+
+`real` takes small models of this machine: it shows that answers are equal, and what all of it costs there.
 
 That is one query at a time. Under load, in virtual time: Poisson arrivals at several rates, the same for every scheme
 (see `load`). Each run is kept in `--folder`, so that what is interrupted goes on where it was.
@@ -16,14 +19,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.apps import load
+from benchmarks.apps import load, real
 from benchmarks.apps.inputs import given
 from benchmarks.apps.loaded import SHARE, SLO, application
-from benchmarks.apps.schemes import APPS, SCHEMES, Ask, Scheme, Told
+from benchmarks.apps.real import RealPools
+from benchmarks.apps.schemes import APPS, SCHEMES, Ask, Scheme, Told, left_out
 from benchmarks.common import arguments, environment, report, summary
 from examples.apps.runner import fresh
 from teola_plugin import EnginePool
@@ -45,17 +50,26 @@ def measure(app: str, queries: int, scale: float) -> dict[str, Any]:
             if scheme.takes(app):
                 pool = scheme.pool(scale).start()
                 cases.append((scheme, pool, scheme.ask(APPS[app], pool)))
-        return _summed(_runs(app, cases, queries))
+        return _summed(_runs(cases, [given(app, number) for number in range(queries + 1)]))
     finally:
         for _, pool, _ in cases:
             pool.close()
 
 
-def _runs(app: str, cases: list[Case], queries: int) -> list[dict[str, tuple[float, Told]]]:
-    """By query and scheme. The first query is not counted: it plans."""
+def measure_real(app: str, queries: int, pools: RealPools) -> dict[str, Any]:
+    """The same on real engines."""
+    cases: list[Case] = []
+    for scheme in SCHEMES:
+        if scheme.takes(app):
+            pool = pools.of(scheme)
+            cases.append((scheme, pool, scheme.ask(APPS[app], pool, proxy="llm")))
+    return _summed(_runs(cases, [real.given(app, number) for number in range(queries + 1)]))
+
+
+def _runs(cases: list[Case], inputs: list[dict[str, Any]]) -> list[dict[str, tuple[float, Told]]]:
+    """By query and scheme. The first query is not counted: it plans, and warms up."""
     found = []
-    for number in range(queries + 1):
-        asked = given(app, number)
+    for number, asked in enumerate(inputs):
         turn = number % len(cases)
         row = {}
         for scheme, pool, ask in cases[turn:] + cases[:turn]:
@@ -82,15 +96,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def one_at_a_time(options: argparse.Namespace) -> dict[str, Any]:
-    chosen = [name for name in APPS if options.only in name]
-    queries = options.queries or 3
-    apps = {name: measure(name, queries, options.scale) for name in chosen}
+    apps = _apps([name for name in APPS if options.only in name], options)
     ratios = [one["median"] for app in apps.values() for one in app["speedup_low"].values()]
     return {
         "benchmark": "apps",
         "environment": environment(),
         "ground": options.ground,
-        "scale": options.scale,
+        "scale": options.scale if options.ground == "profile" else None,
         "load": "one query at a time",
         "worst_ratio": min(ratios),
         "answers_equal": all(app["answers_equal"] for app in apps.values()),
@@ -116,13 +128,20 @@ def loaded(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _apps(chosen: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    queries = options.queries or 3
+    if options.ground == "profile":
+        return {name: measure(name, queries, options.scale) for name in chosen}
+    pools = RealPools()
+    try:
+        return {name: measure_real(name, queries, pools) for name in chosen}
+    finally:
+        pools.close()
+
+
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ground",
-        choices=("profile", "simulated"),
-        default="profile",
-        help="engines that sleep by a profile, or load in virtual time",
-    )
+    told = "engines that sleep by a profile, real ones of this machine, or load in virtual time"
+    parser.add_argument("--ground", choices=("profile", "real", "simulated"), default="profile", help=told)
     parser.add_argument("--queries", type=int, default=0, help="of each scheme (3), simulated: of each run (400)")
     parser.add_argument("--scale", type=float, default=1.0, help="latencies, times this; 1 is an RTX 3090")
     parser.add_argument("--only", default="", help="only applications whose name contains this")
@@ -137,6 +156,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     options = arguments(__doc__ or "", _options)
+    for line in left_out():
+        print(line, file=sys.stderr)
     result = run(options)
     if options.ground == "simulated":
         report(result, options, f"under load; worst ratio {result['worst_ratio']['median']}", _rows_loaded(result))

@@ -26,10 +26,18 @@ PAGES = [
     {"url": "https://docs.test/pass", "title": "pass", "text": "pass is a null operation: nothing happens."},
 ]
 """What the search finds where there is no web."""
+LINES = "one on each line"
+"""Is how LlamaIndex asks for several questions."""
 WORDS = ("oats", "ivy", "lambs", "hay", "spring", "walls", "june", "farm", "rain", "sheep", "barn", "grass", "seed")
 
 
-def real_pool(args: argparse.Namespace, functions: Iterable[BaseTool] = ()) -> EnginePool:
+def real_pool(
+    args: argparse.Namespace,
+    functions: Iterable[BaseTool] = (),
+    *,
+    policy: str = "topology-aware",
+    prefix_caching: bool = True,
+) -> EnginePool:
     """vLLM, MiniLM, a cross-encoder, PostgreSQL with pgvector, a search; others by flags. Without a GPU the
     models keep to cores of their own, as in `teola demo`."""
     from teola_plugin.cli.demo.engines import device_cores
@@ -41,20 +49,21 @@ def real_pool(args: argparse.Namespace, functions: Iterable[BaseTool] = ()) -> E
     from teola_plugin.engines.websearch import WebSearch
 
     of_llm, of_others = device_cores()
+    caching = {"enable_prefix_caching": prefix_caching}
     found: list[Any] = [
-        VllmEngine("llm", args.llm or str(llm_folder()), cores=of_llm),
+        VllmEngine("llm", args.llm or str(llm_folder()), engine_args=caching, cores=of_llm),
         EmbeddingEngine("embedder", args.embedder, cores=of_others),
         RerankingEngine("reranker", args.reranker or str(reranker_folder()), cores=of_others),
         PgVectorEngine("store", dsn=args.dsn),
     ]
     if args.proxy:
-        found.append(VllmEngine("proxy", args.proxy, cores=of_llm))
+        found.append(VllmEngine("proxy", args.proxy, engine_args=caching, cores=of_llm))
     if args.app == "search_engine":
         own = FullTextSearch("web", args.pages or PAGES, dsn=args.dsn)
         found.append(own if args.web == "texts" else WebSearch("web", service=args.web))
     if functions:
         found.append(tool_engine(functions))
-    return EnginePool.local(found)
+    return EnginePool.local(found, policy=policy)
 
 
 def fake_pool(
@@ -88,7 +97,12 @@ def answer(prompt: Prompt, sampling: Sampling) -> str:
     """Of a fake model: what its schema asks for, else words by the prompt."""
     rng = random.Random(zlib.crc32(prompt.flat().encode()))
     if not sampling.json_schema:
-        return " ".join(rng.choices(WORDS, k=min(sampling.max_tokens, 24)))
+        words = rng.choices(WORDS, k=min(sampling.max_tokens, 24))
+        return (
+            "\n".join(map(" ".join, (words[:8], words[8:16], words[16:])))
+            if LINES in prompt.flat()
+            else " ".join(words)
+        )
     schema = json.loads(sampling.json_schema)
     return json.dumps(_of_schema(schema, rng))
 

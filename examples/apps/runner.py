@@ -28,6 +28,12 @@ class App:
     """Its input."""
     question: str
     tools: Sequence[BaseTool] = ()
+    command: str = ""
+    """What is run behind `python -m examples.apps.`; the name, if empty."""
+
+    def faster(self, made: Any) -> Any:
+        """The one line."""
+        return accelerate(made)
 
     def answer(self, result: Mapping[str, Any]) -> str:
         return str(result["answer"])
@@ -39,12 +45,12 @@ class App:
 
 def run(app: App, arguments: Sequence[str] | None = None) -> None:
     """The command line of an application."""
-    args = parser_of(app.name, app.name, app.question).parse_args(arguments)
+    args = parser_of(app.command or app.name, app.name, app.question).parse_args(arguments)
     given = app.given(args)
     fakes = args.fakes is not None
     with fake_pool(app.tools, factor=args.fakes) if fakes else real_pool(args, app.tools) as pool:
         plain = app.make(pool, proxy="proxy" if fakes or args.proxy else "llm")
-        fast = accelerate(plain)  # the one line
+        fast = app.faster(plain)
         if args.compare:
             _compare(app, pool, plain, fast, given)
         fresh(pool)
@@ -63,7 +69,9 @@ def fresh(pool: EnginePool) -> None:
 
 
 def _compare(app: App, pool: EnginePool, plain: Any, fast: Any, given: dict[str, Any]) -> None:
-    plain.invoke({**given, "question": "warm up"})
+    """Both have had a query before: engines warm up, plans are made."""
+    for one in (plain, fast):
+        one.invoke({**given, "question": "warm up"})
     results = []
     for label, one in (("plain", plain), ("accelerated", fast)):
         fresh(pool)

@@ -35,7 +35,7 @@ class Refusal:
     """Why a request is not taken now."""
 
     what: str
-    """What there is too much of: `rate`, `concurrency`, `tokens`."""
+    """What there is too much of: `rate`, `concurrency`, `tokens`, `uploads`."""
     seconds: float
     """After which it may be taken."""
 
@@ -52,7 +52,16 @@ class KeyLimits:
         self._most = key.concurrent
         self._requests = None if key.requests_per_minute is None else Bucket.full(key.requests_per_minute, now)
         self._tokens = None if key.tokens_per_minute is None else Bucket.full(key.tokens_per_minute, now)
+        self._uploads = None if key.uploads_per_minute is None else Bucket.full(key.uploads_per_minute, now)
         self.running = 0
+
+    def upload(self, now: float) -> Refusal | None:
+        """A document is read, unless a reason not to is given."""
+        if self._uploads is not None:
+            if (seconds := self._uploads.wait(1.0, now)) > 0:
+                return Refusal("uploads", seconds)
+            self._uploads.take(1.0)
+        return None
 
     def begin(self, now: float, *, always: bool = False) -> Refusal | None:
         """A request begins, unless a reason not to is given. `end` is to be called for one that has begun."""

@@ -14,6 +14,7 @@ from teola_plugin.errors import EngineUnavailable, QueryError
 from teola_plugin.server.client.joining import AsyncQueryClient, QueryClient
 
 ENDED = ("done", "failed", "cancelled", "interrupted")
+_RESTS = (*ENDED, "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class SubmittedQuery:
     model: str
     app: str
     status: str
-    """queued, running, done, failed, cancelled or interrupted."""
+    """queued, running, waiting (for somebody), done, failed, cancelled or interrupted."""
     created: float
     attempt: int
     ended: float | None = None
@@ -35,10 +36,17 @@ class SubmittedQuery:
     answer: Mapping[str, Any] | None = None
     """`text`, `finish_reason`, `usage`, and what an app tells beside them."""
     error: Mapping[str, Any] | None = None
+    waiting: Mapping[str, Any] | None = None
+    """Of a graph that has stopped to ask: `interrupts`, each an `id` and a `value`; `next`, the nodes to come."""
 
     @property
     def over(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is over, or waits for somebody: see `resume`."""
+        return self.status in _RESTS
 
     @property
     def text(self) -> str:
@@ -147,14 +155,15 @@ class TeolaClient:
         return _query(self._ask("GET", f"/v1/queries/{id}", params={"wait": wait}))
 
     def wait(self, id: str) -> SubmittedQuery:
-        """The query once it is over."""
-        while not (found := self.get(id, wait=60)).over:
+        """The query once it is over, or waits for somebody."""
+        while not (found := self.get(id, wait=60)).rests:
             pass
         return found
 
-    def events(self, id: str) -> Iterator[QueryEvent]:
-        """What happens to it, to its end; connections that break are made again."""
-        last, broken = "", 0
+    def events(self, id: str, last: str = "") -> Iterator[QueryEvent]:
+        """What happens to it, until it is over or waits for somebody; connections that break are made again. `last`:
+        the id of an event, from behind which to go on."""
+        kind, broken = "", 0
         while True:
             try:
                 with self._http.stream("GET", f"/v1/queries/{id}/events", headers=_from(last)) as answer:
@@ -165,10 +174,12 @@ class TeolaClient:
                     for line in answer.iter_lines():
                         event = reader.line(line)
                         if event is not None:
-                            last, broken = event.id, 0
+                            last, kind, broken = event.id, event.kind, 0
                             yield event
-                            if event.kind in ENDED:
+                            if kind in ENDED:
                                 return
+                if kind in _RESTS:
+                    return
                 broken += 1
             except httpx.TransportError as error:
                 broken += 1
@@ -176,6 +187,10 @@ class TeolaClient:
                     raise _unreachable(str(self._http.base_url), error) from error
             if broken >= _TRIES:
                 raise QueryError(f"the events of query {id} broke off.", query_id=id, hint="ask for it by its id")
+
+    def resume(self, id: str, value: Any = None) -> SubmittedQuery:
+        """Tells a graph what it has stopped to ask for; several questions: values by the ids of the interrupts."""
+        return _query(self._ask("POST", f"/v1/queries/{id}/resume", json={"value": value}))
 
     def cancel(self, id: str) -> SubmittedQuery:
         return _query(self._ask("POST", f"/v1/queries/{id}/cancel"))
@@ -225,12 +240,12 @@ class AsyncTeolaClient:
         return _query(await self._ask("GET", f"/v1/queries/{id}", params={"wait": wait}))
 
     async def wait(self, id: str) -> SubmittedQuery:
-        while not (found := await self.get(id, wait=60)).over:
+        while not (found := await self.get(id, wait=60)).rests:
             pass
         return found
 
-    async def events(self, id: str) -> AsyncIterator[QueryEvent]:
-        last, broken = "", 0
+    async def events(self, id: str, last: str = "") -> AsyncIterator[QueryEvent]:
+        kind, broken = "", 0
         while True:
             try:
                 async with self._http.stream("GET", f"/v1/queries/{id}/events", headers=_from(last)) as answer:
@@ -241,10 +256,12 @@ class AsyncTeolaClient:
                     async for line in answer.aiter_lines():
                         event = reader.line(line)
                         if event is not None:
-                            last, broken = event.id, 0
+                            last, kind, broken = event.id, event.kind, 0
                             yield event
-                            if event.kind in ENDED:
+                            if kind in ENDED:
                                 return
+                if kind in _RESTS:
+                    return
                 broken += 1
             except httpx.TransportError as error:
                 broken += 1
@@ -252,6 +269,9 @@ class AsyncTeolaClient:
                     raise _unreachable(str(self._http.base_url), error) from error
             if broken >= _TRIES:
                 raise QueryError(f"the events of query {id} broke off.", query_id=id, hint="ask for it by its id")
+
+    async def resume(self, id: str, value: Any = None) -> SubmittedQuery:
+        return _query(await self._ask("POST", f"/v1/queries/{id}/resume", json={"value": value}))
 
     async def cancel(self, id: str) -> SubmittedQuery:
         return _query(await self._ask("POST", f"/v1/queries/{id}/cancel"))

@@ -7,9 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from teola_plugin.graph import LLM_PREFILLS, PrimitiveKind
+from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace
+from teola_plugin.server.documents.parts import DOCUMENT
 from teola_plugin.server.errors import bad_request
-from teola_plugin.server.wire.answers import Answer
-from teola_plugin.server.wire.chat import ChatRequest
+from teola_plugin.server.wire.answers import Answer, Usage
+from teola_plugin.server.wire.chat import ChatMessage, ChatRequest
 from teola_plugin.server.wire.sampling import text_of
 
 INPUTS = "inputs"
@@ -26,6 +29,22 @@ def given_inputs(body: ChatRequest) -> Any:
     except ValueError as error:
         hint = 'e.g. {"inputs": "{\\"question\\": \\"...\\"}"}'
         raise bad_request(f"metadata.inputs is not JSON: {error}.", hint, param="metadata") from None
+
+
+def without_documents(body: ChatRequest) -> tuple[ChatRequest, list[tuple[str, str]]]:
+    """The chat, and the documents in it: name and text each."""
+    found, messages = list[tuple[str, str]](), list[ChatMessage]()
+    for message in body.messages:
+        content = message.content
+        if isinstance(content, list):
+            found += [(str(p.get("name") or ""), str(p["text"])) for p in content if _is_document(p)]
+            content = [part for part in content if not _is_document(part)]
+        messages.append(message.model_copy(update={"content": content}) if content != message.content else message)
+    return (body.model_copy(update={"messages": messages}) if found else body), found
+
+
+def _is_document(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == DOCUMENT and isinstance(part.get("text"), str)
 
 
 def last_text(body: ChatRequest) -> str:
@@ -48,6 +67,18 @@ def answer_of(value: Any, key: str = "") -> Answer:
         found = value.outputs.get(key) if key else value.answer
         return Answer(text_in(found), more={"sources": plain(value.sources)} if value.sources else {})
     return Answer(text_in(value, key), more=_sources(value))
+
+
+def usage_in(trace: QueryTrace) -> Usage:
+    """Tokens of the generations of a query, but for those that nobody used."""
+    used = [span for span in trace.spans if not span.unused]
+    read = [span for span in used if span.kind in _READ]
+    wrote = sum(span.tokens for span in used if span.kind in _WROTE) + sum(span.written for span in read)
+    return Usage(sum(span.tokens for span in read), wrote, sum(span.cached for span in read))
+
+
+_READ = {*(kind.name for kind in LLM_PREFILLS - {PrimitiveKind.PARTIAL_PREFILLING}), GENERATION, PROVISIONAL}
+_WROTE = {PrimitiveKind.DECODING.name, PrimitiveKind.PARTIAL_DECODING.name}
 
 
 def text_in(value: Any, key: str = "") -> str:

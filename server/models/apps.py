@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from teola_plugin.adapters import accelerate
 from teola_plugin.adapters.calls import astreamed_in
@@ -14,17 +15,28 @@ from teola_plugin.adapters.named_objects import load, named
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.errors import bad_request
-from teola_plugin.server.models.app_inputs import answer_of, given_inputs
-from teola_plugin.server.models.ways import Asked, Way, way_of
+from teola_plugin.runtime.usage import Tally, atallied, tallied
+from teola_plugin.server.documents.parts import has_files
+from teola_plugin.server.errors import HttpError, bad_request
+from teola_plugin.server.models.app_inputs import given_inputs, without_documents
+from teola_plugin.server.models.asked import Asked, Way
+from teola_plugin.server.models.collections import TenantsOwn
+from teola_plugin.server.models.document_input import DocumentInput, document_input
+from teola_plugin.server.models.graphs import Stop, has_checkpoints, stopped, waits
+from teola_plugin.server.models.ways import DEPLOYMENT, way_of
+from teola_plugin.server.queries.records import Record
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.visits import Visit
-from teola_plugin.server.wire.answers import Answer, Delta, Deltas
+from teola_plugin.server.wire.answers import Answer, Delta, Deltas, Usage
 from teola_plugin.server.wire.chat import ChatRequest
 
 T = TypeVar("T")
 THREAD = "thread_id"
 """The key of `metadata` that names a graph's conversation."""
+CONFIG = "config"
+"""The key of `metadata` that holds settings of a workflow, for this query alone."""
+RESUME = "resume"
+"""The key of `metadata` that holds what a graph has stopped to ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +47,48 @@ class App:
     settings: AppSettings
     fast: Any
     way: Way
+    takes: DocumentInput
+    own: TenantsOwn
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     kind: str = "app"
 
     def told(self) -> dict[str, Any]:
-        return {"root": self.name, "description": self.settings.description}
+        return {"root": self.name, "description": self.settings.description, "example": self.settings.example}
 
     def tokens(self, text: int, answer: int | None, n: int) -> int:
         return text // 4 + 256
 
     async def whole(self, body: ChatRequest, visit: Visit) -> list[Answer]:
-        asked = self._input(body, visit)
+        asked, tally = self._input(body, visit), Tally()
         with visit.inside() as run:
             async with interrupting(Deadline.of(run)), self._turn():
-                value = await self.way.whole(self.fast, asked)
-        return [answer_of(value, self.settings.output)]
+                with tallied(tally):
+                    answer = await self.way.whole(self.own.of(visit.caller.tenant), asked, self.settings)
+        return [_costing(answer, tally, visit)]
 
     async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
-        asked, run, text = self._input(body, visit), visit.run, ""
+        asked, run, text, tally = self._input(body, visit), visit.run, "", Tally()
+        fast = self.own.of(visit.caller.tenant)
         async with self._turn():
-            pieces = astreamed_in(run, None, self.way.stream(self.fast, asked, self.settings))
+            pieces = astreamed_in(run, None, atallied(tally, self.way.stream(fast, asked, self.settings)))
             async with aclosing(_timely(pieces, Deadline.of(run))) as found:
                 async for piece in found:
                     if isinstance(piece, Answer):
-                        yield Delta(end=piece)
+                        yield Delta(end=_costing(piece, tally, visit))
                         return
                     text += piece
                     yield Delta(text=piece)
-        yield Delta(end=Answer(text))
+        yield Delta(end=_costing(Answer(text), tally, visit))
+
+    def check(self, body: ChatRequest) -> None:
+        """Raises `HttpError`, `RegistrationError` for what is known to be wrong before anything runs."""
+        config = (body.metadata or {}).get(CONFIG)
+        if self.way is DEPLOYMENT:
+            self.fast.configured(config)
+        elif config is not None:
+            raise no_settings(self.name)
+        if has_files(body):
+            self.takes.check()
 
     def _turn(self) -> AbstractAsyncContextManager[Any]:
         return self.lock if self.way.alone else nullcontext()
@@ -74,10 +100,76 @@ class App:
         if body.tools:
             hint = "leave them out: an app has its own"
             raise bad_request(f"the app {self.name!r} takes no tools.", hint, param="tools", code="unsupported")
-        found = given_inputs(body)
-        value = self.way.given(self.fast, body, self.settings) if found is None else found
-        thread = str((body.metadata or {}).get(THREAD) or visit.query.id)
-        return Asked(value, f"{visit.caller.tenant}/{thread}", (body.metadata or {}).get("config"))
+        found, said, kept = given_inputs(body), body.metadata or {}, visit.kept
+        told = self._told(said)
+        asked, documents = without_documents(body)
+        value = self.way.given(self.fast, asked, self.settings) if found is None and not told else found
+        value = value if told else self.takes.given(value, documents)
+        name = said.get(THREAD) or (visit.query.id if kept is None else kept.id)
+        return Asked(
+            value,
+            self._thread(visit.caller.tenant, str(name)),
+            said.get(CONFIG),
+            kept,
+            told,
+            visit.query.traces.append,
+        )
+
+    def _told(self, said: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What its thread is told, if that is what the request is for. Raises `HttpError`."""
+        if RESUME not in said:
+            return ()
+        if not has_checkpoints(self.fast) or not said.get(THREAD):
+            message = f"metadata.{RESUME} is for a thread of a graph with checkpoints."
+            raise bad_request(message, f"name it in metadata.{THREAD}, or leave it out", param="metadata")
+        return (said[RESUME],)
+
+    async def forget(self, tenant: str) -> None:
+        """What it keeps itself of a tenant; its threads are `Checkpoints`' to drop. Raises what its store raises."""
+        await self.own.forget(tenant)
+        if self.way.alone:  # its memory is that of the last conversation, whose ever that was
+            async with self.lock:
+                self.fast.reset()
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _thread(self, tenant: str, name: str) -> str:
+        return f"{self.threads_of(tenant)}{quote(self.name, safe='')}/{name}"
+
+    @staticmethod
+    def threads_of(tenant: str) -> str:
+        """What names of a tenant's threads begin with, and those of nobody else."""
+        return f"{quote(tenant, safe='')}/"
+
+    async def stopped(self, record: Record) -> Stop | None:
+        """Where the graph of a submitted query is; None where it has not begun, as far as its checkpoints tell."""
+        found = await stopped(self.fast, self.thread_of(record))
+        return found if found is not None and found.query == record.id else None
+
+    def thread_of(self, record: Record) -> str:
+        name = (record.body.get("metadata") or {}).get(THREAD) or record.id
+        return self._thread(record.tenant, str(name))
+
+    def names_thread(self, record: Record) -> bool:
+        """Whether its thread is one that others may go on with."""
+        return bool((record.body.get("metadata") or {}).get(THREAD))
+
+    def waits(self, stop: Stop, approved: str) -> bool:
+        """See `graphs.waits`."""
+        return waits(self.fast, stop, approved)
+
+
+def _costing(answer: Answer, tally: Tally, visit: Visit) -> Answer:
+    """With the tokens of its calls."""
+    found, own = tally.tokens, answer.usage
+    usage = Usage(own.prompt + found.prompt, own.completion + found.completion, own.cached + found.cached)
+    visit.cost(usage.total)
+    return replace(answer, usage=usage)
+
+
+def no_settings(model: str) -> HttpError:
+    hint = "leave them out: only workflows have settings"
+    return bad_request(f"the model {model!r} has no settings.", hint, param="settings", code="unsupported")
 
 
 async def _timely(pieces: AsyncGenerator[T, None], deadline: Deadline | None) -> AsyncGenerator[T, None]:
@@ -107,4 +199,4 @@ def app(name: str, settings: AppSettings, pool: EnginePool) -> App:
             f"app {name!r}: {settings.object} is a {type(target.plain).__qualname__}, which is no app.",
             hint="name a Runnable, a compiled graph, a query or chat engine, or a workflow",
         )
-    return App(name, settings, fast, way)
+    return App(name, settings, fast, way, document_input(name, settings, way, fast), TenantsOwn(fast))

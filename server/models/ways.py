@@ -1,48 +1,22 @@
 """How objects of each framework are asked: what of a chat they take, how they answer, whole and in pieces.
 
-No framework is imported: they are known by what they can be asked.
+No framework is imported: they are known by what they can be asked. Graphs have a file of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from teola_plugin.server.errors import bad_request
-from teola_plugin.server.models.app_inputs import answer_of, last_text, roles_and_texts, text_in
+from teola_plugin.server.models.app_inputs import answer_of, last_text, roles_and_texts, text_in, usage_in
+from teola_plugin.server.models.asked import Asked, Pieces, Way
+from teola_plugin.server.models.graphs import GRAPH
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.wire.answers import Answer
 from teola_plugin.server.wire.chat import ChatRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What an app is given."""
-
-    value: Any
-    thread: str
-    """The conversation that a graph with checkpoints goes on with: each tenant has its own."""
-    config: Any = None
-    """Settings of a deployed workflow, for this query alone."""
-
-
-Pieces = AsyncIterator["str | Answer"]
-"""Text as it comes; an app that tells more than text ends with its whole answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How objects of one kind are asked."""
-
-    given: Callable[[Any, ChatRequest, AppSettings], Any]
-    """The input that messages make."""
-    whole: Callable[[Any, Any], Any]
-    """A coroutine."""
-    stream: Callable[[Any, Any, AppSettings], Pieces]
-    alone: bool = False
-    """Whether it keeps the conversation of a call in itself, so that it answers one after the other."""
 
 
 def way_of(fast: Any) -> Way | None:
@@ -66,7 +40,8 @@ def _runnable_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     if settings.input:
         return {settings.input: last_text(body)}
     schema: Mapping[str, Any] = fast.get_input_jsonschema()
-    keys = [str(key) for key in schema.get("required") or schema.get("properties") or ()]
+    schema = schema.get("$defs", {}).get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+    keys = [str(key) for key in schema.get("required") or schema.get("properties") or () if key != settings.documents]
     if schema.get("type") == "object" and len(keys) == 1:
         return {keys[0]: roles_and_texts(body) if keys[0] in _MESSAGES else last_text(body)}
     if schema.get("type") == "object" and keys:
@@ -96,43 +71,11 @@ async def _runnable_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pi
         yield answer_of(whole, settings.output)
 
 
-RUNNABLE = Way(_runnable_given, lambda fast, asked: fast.ainvoke(asked.value), _runnable_stream)
+async def _runnable_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
+    return answer_of(await fast.ainvoke(asked.value), settings.output)
 
 
-def _graph_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
-    key = settings.input or ("messages" if "messages" in fast.channels else "")
-    if not key:
-        raise bad_request(
-            f"the app {body.model!r} takes a state without messages.",
-            "give it as JSON in metadata.inputs, or say the key in the app's settings (input)",
-            param="metadata",
-        )
-    return {key: roles_and_texts(body) if key == "messages" else last_text(body)}
-
-
-def _config(asked: Asked) -> dict[str, Any]:
-    return {"configurable": {"thread_id": asked.thread}}
-
-
-async def _graph_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
-    """The tokens of one node, if the settings name it; then the answer, whose text counts."""
-    state: Any = {}
-    text = ""
-    modes = ["messages", "values"]
-    async with aclosing(fast.astream(asked.value, _config(asked), stream_mode=modes)) as chunks:
-        async for mode, chunk in chunks:
-            if mode == "values":
-                state = chunk
-            elif chunk[1].get("langgraph_node") == settings.stream_node and (piece := text_in(chunk[0])):
-                text += piece
-                yield piece
-    answer = answer_of(state, settings.output)
-    if answer.text.startswith(text) and len(answer.text) > len(text):
-        yield answer.text[len(text) :]
-    yield answer
-
-
-GRAPH = Way(_graph_given, lambda fast, asked: fast.ainvoke(asked.value, _config(asked)), _graph_stream)
+RUNNABLE = Way(_runnable_given, _runnable_whole, _runnable_stream)
 
 
 # ------------------------------------------------------------ LlamaIndex
@@ -157,12 +100,12 @@ async def _query_stream(fast: Any, asked: Asked, settings: AppSettings) -> Piece
     yield Answer(text, more=answer_of(response).more)
 
 
-async def _query_whole(fast: Any, asked: Asked) -> Any:
+async def _query_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
     response = await fast.aquery(asked.value)
     read = getattr(response, "get_response", None)  # of one that streams
     if read is None or not hasattr(response, "async_response_gen"):
-        return response
-    return await read()
+        return answer_of(response, settings.output)
+    return answer_of(await read(), settings.output)
 
 
 QUERY_ENGINE = Way(_text_given, _query_whole, _query_stream)
@@ -181,8 +124,8 @@ def _chat_arguments(asked: Any) -> dict[str, Any]:
     return {"message": last, "chat_history": chat_messages(before)}
 
 
-async def _chat_whole(fast: Any, asked: Asked) -> Any:
-    return await fast.achat(**_chat_arguments(asked.value))
+async def _chat_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
+    return answer_of(await fast.achat(**_chat_arguments(asked.value)), settings.output)
 
 
 async def _chat_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
@@ -206,12 +149,13 @@ def _workflow_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     return {"user_msg": found["message"], "chat_history": found["chat_history"]}
 
 
-async def _workflow_whole(fast: Any, asked: Asked) -> Any:
-    return await fast.run(**(asked.value if isinstance(asked.value, Mapping) else {"input": asked.value}))
+async def _workflow_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
+    given = asked.value if isinstance(asked.value, Mapping) else {"input": asked.value}
+    return answer_of(await fast.run(**given), settings.output)
 
 
 async def _workflow_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
-    answer = answer_of(await _workflow_whole(fast, asked), settings.output)
+    answer = await _workflow_whole(fast, asked, settings)
     yield answer.text
     yield answer
 
@@ -224,7 +168,7 @@ WORKFLOW = Way(_workflow_given, _workflow_whole, _workflow_stream)
 
 def _deployment_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     """The text of the last message for the only input that has to be given."""
-    required = [settings.input] if settings.input else list(fast.workflow.input_schema()["required"])
+    required = [settings.input] if settings.input else _texts(fast, settings)
     if len(required) != 1:
         raise bad_request(
             f"the app {body.model!r} takes {', '.join(required) or 'no text'}, which messages do not say.",
@@ -234,15 +178,33 @@ def _deployment_given(fast: Any, body: ChatRequest, settings: AppSettings) -> An
     return {required[0]: last_text(body)}
 
 
-async def _deployment_whole(fast: Any, asked: Asked) -> Any:
-    return await fast.arun(asked.value, asked.config)
+def _texts(fast: Any, settings: AppSettings) -> list[str]:
+    """What has to be given, but for documents."""
+    from teola_plugin.workflow.values import Kind
+
+    found = {one.name for one in fast.workflow.inputs if one.kind is Kind.DOCUMENTS}
+    documents = {settings.documents} if settings.documents else found
+    return [name for name in fast.workflow.input_schema()["required"] if name not in documents]
+
+
+async def _deployment_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
+    running = fast.astream(asked.value, asked.config)
+    asked.began(running.running.id)
+    return _deployment_answer(await running, settings)
 
 
 async def _deployment_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
     stream = fast.astream(asked.value, asked.config)
+    asked.began(stream.running.id)
     async for text in stream:
         yield text
-    yield answer_of(await stream, settings.output)
+    yield _deployment_answer(await stream, settings)
+
+
+def _deployment_answer(result: Any, settings: AppSettings) -> Answer:
+    """Its queries are their own: what they took stands in their traces."""
+    answer, trace = answer_of(result, settings.output), result.trace
+    return answer if trace is None else replace(answer, usage=usage_in(trace))
 
 
 DEPLOYMENT = Way(_deployment_given, _deployment_whole, _deployment_stream)

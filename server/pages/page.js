@@ -3,7 +3,7 @@
 const $ = (id) => document.getElementById(id);
 const pages = ["recent", "pool", "try"];
 let key = sessionStorage.getItem("teola-key") || "";
-let asking = null;
+let asking = null, asked = "";
 
 async function api(path, options = {}) {
   const headers = { ...(options.headers || {}) };
@@ -33,6 +33,17 @@ function rows(where, list) {
     row.append(...cells);
     return row;
   }));
+}
+
+function meter(share) {
+  const made = cell(share === null ? "" : (100 * share).toFixed(0) + " % ");
+  if (share !== null) {
+    const bar = document.createElement("meter");
+    bar.value = share;
+    bar.setAttribute("aria-label", "KV cache in use");
+    made.append(bar);
+  }
+  return made;
 }
 
 const seconds = (value) => (value === null || value === undefined ? "" : value.toFixed(value < 10 ? 3 : 1));
@@ -75,7 +86,7 @@ async function showPool() {
     return tile;
   }));
   rows("engines", found.engines.map((e) => [
-    cell(e.name), cell(e.model), cell(e.requests ?? "", "n"), cell(e.kv_used === null ? "" : (100 * e.kv_used).toFixed(0) + " %", "n"),
+    cell(e.name), cell(e.model), cell(e.requests ?? "", "n"), meter(e.kv_used),
   ]));
   rows("apps", found.apps.map((a) => [
     cell(a.app), cell(a.accepted, "n"), cell(a.refused, "n"), cell(a.answered, "n"), cell(a.within_goal, "n"),
@@ -97,6 +108,7 @@ async function ask(event) {
   $("stop").disabled = false;
   $("answer").textContent = "";
   $("answer-facts").textContent = "";
+  $("answer-query").hidden = true;
   const began = performance.now();
   try {
     const body = {
@@ -106,7 +118,9 @@ async function ask(event) {
     const found = await api("/v1/chat/completions", {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: asking.signal,
     });
+    asked = found.headers.get("X-Teola-Query") || "";
     await read(found, began);
+    $("answer-query").hidden = !asked;
   } catch (error) {
     note(error.name === "AbortError" ? "Stopped." : error.message);
   } finally {
@@ -165,6 +179,7 @@ $("key-form").addEventListener("submit", (event) => {
   show();
 });
 $("ask").addEventListener("submit", ask);
+$("answer-query").addEventListener("click", (event) => { event.preventDefault(); open(asked); });
 $("stop").addEventListener("click", () => asking && asking.abort());
 window.addEventListener("hashchange", () => { show(); $("main").focus(); });
 setInterval(() => { if (!document.hidden && $("try").hidden) show(); }, 2000);

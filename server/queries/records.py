@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 OPEN = ("queued", "running")
+WAITING = "waiting"
+"""The graph has stopped to ask somebody."""
+UNFINISHED = (*OPEN, WAITING)
 ENDED = ("done", "failed", "cancelled", "interrupted")
 
 
@@ -33,13 +36,16 @@ class Record:
     answer: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     expires: float | None = None
+    waiting: dict[str, Any] | None = None
+    """Where its graph has stopped last: `at`, a checkpoint; `next`, nodes; `interrupts`, each an `id` and a `value`."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def of_json(cls, kept: dict[str, Any]) -> Record:
-        return cls(**kept)
+        known = {one.name for one in fields(cls)}  # a later version may have kept more
+        return cls(**{name: value for name, value in kept.items() if name in known})
 
     def with_(self, **changes: Any) -> Record:
         return replace(self, **changes)
@@ -47,6 +53,11 @@ class Record:
     @property
     def over(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing happens to it by itself: it is over, or waits for somebody."""
+        return self.over or self.status == WAITING
 
     def told(self) -> dict[str, Any]:
         """As clients see it."""
@@ -67,6 +78,7 @@ class Record:
             "attempt": self.attempt,
             "answer": self.answer,
             "error": self.error,
+            "waiting": self.waiting if self.status == WAITING else None,
         }
 
 

@@ -8,59 +8,52 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, cast
-
-from pydantic import ValidationError
 
 from teola_plugin.errors import TeolaError
 from teola_plugin.server.access.terms import Caller, Told
+from teola_plugin.server.documents.documents import Documents
+from teola_plugin.server.documents.parts import without_files
 from teola_plugin.server.errors import HttpError, bad_request, http_error, not_found, unexpected
 from teola_plugin.server.models.apps import App
-from teola_plugin.server.models.base import ChatModel
-from teola_plugin.server.queries.records import EventLog, Record
+from teola_plugin.server.models.base import ChatModel, Model
+from teola_plugin.server.models.graphs import WAITING as ANSWER_WAITS
+from teola_plugin.server.queries.checkpoints import Checkpoints
+from teola_plugin.server.queries.records import WAITING, Record
+from teola_plugin.server.queries.recovery import Begin, Report, Wait, recovered
+from teola_plugin.server.queries.running import Event, Running, ended, followed
+from teola_plugin.server.queries.said import chat_of, check_asked, check_told, told_of
 from teola_plugin.server.queries.store import Store
 from teola_plugin.server.queries.variables import check, filled, references
 from teola_plugin.server.service import Service
-from teola_plugin.server.visits import Visit
+from teola_plugin.server.visits import Kept, Visit
 from teola_plugin.server.wire.answers import Answer
-from teola_plugin.server.wire.chat import ChatRequest
 
 log = logging.getLogger("teola_plugin.server")
 _KEPT_LOGS = 256
 """Queries that have ended and whose events are still there, one by one."""
 
 
-@dataclass(slots=True, eq=False)
-class Running:
-    """A submitted query of this process."""
-
-    record: Record
-    log: EventLog = field(default_factory=EventLog)
-    task: asyncio.Task[None] | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is something to read; a new one is made then."""
-
-    def tell(self, kind: str, data: dict[str, Any]) -> None:
-        self.log.events.append((kind, data))
-        self.news.set()
-        self.news = asyncio.Event()
-
-
 class Queries:
     """`keep`: seconds for which results are kept. The store is open."""
 
-    def __init__(self, service: Service, store: Store, keep: float) -> None:
-        self._service, self.store, self._keep = service, store, keep
+    def __init__(self, service: Service, store: Store, keep: float, documents: Documents) -> None:
+        self._service, self.store, self._keep, self._documents = service, store, keep, documents
         self._running: dict[tuple[str, str], Running] = {}
         self._closing = False
+        self.checkpoints = Checkpoints(store, [m for m in service.models.values() if isinstance(m, App)], keep)
 
     # ------------------------------------------------------------ life
 
     async def open(self) -> None:
         """Knows what was finished before; begins again what may be, and reports the rest as interrupted."""
+        await self.checkpoints.open()
         for record in await self.store.unfinished():
-            await self._recover(record)
+            try:
+                await self._recover(record)
+            except Exception as error:  # of one app's own checkpoints, say; the others go on
+                log.error("query %s cannot be taken up again", record.id, exc_info=error)
+                await self._report(record, unexpected(record.id).body()["error"])
 
     async def close(self) -> None:
         """What still runs has `drain` seconds to end; the rest is as after a crash."""
@@ -71,23 +64,41 @@ class Queries:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.checkpoints.close()
 
     async def _recover(self, record: Record) -> None:
-        caller = next((c for c in self._service.callers.values() if c.tenant == record.tenant), None)
-        begun = record.status == "running" and not record.repeatable
-        if begun or caller is None or record.model not in self._service.models:
-            why = "the server was stopped while it ran, and it may have written something" if begun else "it is gone"
-            error = {"message": f"{why}.", "type": "server_error", "param": None, "code": "interrupted"}
-            await self.store.put(self._ended(record, "interrupted", error=error))
-            return
-        told = Told(app=record.app)
+        service = self._service
+        caller = next((c for c in service.callers.values() if c.tenant == record.tenant), None)
+        found = await recovered(record, caller, service.models.get(record.model))
+        if isinstance(found, Wait):
+            await self._hold(record, found.waiting)
+        elif isinstance(found, Report) or caller is None:
+            await self._report(record, found.error if isinstance(found, Report) else {})
+        else:
+            await self._take_up(record, caller, found)
+
+    async def _take_up(self, record: Record, caller: Caller, found: Begin) -> None:
         try:
             model = self._service.model(record.model, caller, "chat", "app")
-            visit = self._service.visit(_request_id(), caller, told, model, 0, again=True)
+            visit = self._service.visit(_request_id(), caller, Told(app=record.app), model, 0, again=True)
         except HttpError as error:
-            await self.store.put(self._ended(record, "interrupted", error=error.body()["error"]))
+            await self._report(record, error.body()["error"])
             return
+        visit.kept = found.kept
         self._begin(record, visit)
+
+    async def _hold(self, record: Record, waiting: dict[str, Any]) -> None:
+        """It waits for somebody, as it did before or as its checkpoint tells."""
+        if record.status != WAITING:
+            record = self._waiting(record, waiting)
+            await self.store.put(record)
+        live = self._running[record.tenant, record.id] = Running(record)
+        live.log.begin(record.attempt + 1)
+        live.tell(WAITING, record.told())
+
+    async def _report(self, record: Record, error: dict[str, Any]) -> None:
+        await self.store.put(self._ended(record, "interrupted", error=error))
+        await self._documents.query_over(record.tenant, record.id)
 
     # ------------------------------------------------------------ what clients do
 
@@ -95,17 +106,36 @@ class Queries:
         self, caller: Caller, told: Told, asked: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> Record:
         """The query is taken and kept. Raises `HttpError` where it is not."""
-        body = _chat(asked)
+        body = chat_of(asked)
         model = self._service.model(body.model, caller, "chat", "app")
-        check(asked, variables)
+        check(without_files(asked), variables)
         for id in references(variables).values():
             await self.get(caller.tenant, id)
-        text = sum(len(m.content) if isinstance(m.content, str) else 256 for m in body.messages)
-        tokens = model.tokens(text, body.max_completion_tokens or body.max_tokens, 1)
+        check_asked(model, body)
+        id = f"q_{secrets.token_hex(12)}"
+        try:
+            kept = await self._documents.kept(caller, asked, id)
+            return await self._taken(id, caller, told, model, kept, variables)
+        except BaseException:
+            await self._documents.query_over(caller.tenant, id)
+            raise
+
+    async def _taken(
+        self,
+        id: str,
+        caller: Caller,
+        told: Told,
+        model: Model,
+        asked: Mapping[str, Any],
+        variables: Mapping[str, Any],
+    ) -> Record:
+        """A query whose documents are kept has a place, and begins. Raises `HttpError`."""
+        body = await self._documents.read(caller.tenant, chat_of(asked))
+        tokens = model.tokens(body.characters, body.max_completion_tokens or body.max_tokens, 1)
         visit = self._service.visit(_request_id(), caller, told, model, tokens)
         repeatable = not isinstance(model, App) or model.settings.repeatable
         record = Record(
-            id=f"q_{secrets.token_hex(12)}",
+            id=id,
             tenant=caller.tenant,
             model=body.model,
             app=visit.query.app,
@@ -121,8 +151,25 @@ class Queries:
         except BaseException:
             visit.end("failed")
             raise
+        visit.kept = Kept(record.id)
         self._begin(record, visit)
         return record
+
+    async def resume(self, caller: Caller, told: Told, id: str, value: Any) -> Record:
+        """A graph that has stopped to ask somebody is told the answer, and goes on. Raises `HttpError`."""
+        record = await self.get(caller.tenant, id)
+        live = self._running.get((caller.tenant, id))
+        if live is None or record.status != WAITING:
+            message = f"the query {id} does not wait for anybody: it is {record.status}."
+            raise HttpError(409, message, hint="resume one whose status is waiting", code="not_waiting")
+        check_told(record, value)
+        model = self._service.model(record.model, caller, "chat", "app")
+        told = Told(app=record.app, deadline=told.deadline, goal=told.goal)
+        visit = self._service.visit(_request_id(), caller, told, model, 0)
+        visit.kept = Kept(id, "told", value)
+        live.record = record.with_(status="running", expires=None, query=visit.query.id)  # nobody else resumes it
+        live.task = asyncio.create_task(self._run(live, visit))
+        return live.record
 
     async def get(self, tenant: str, id: str) -> Record:
         """Raises `HttpError` for one that this tenant does not have."""
@@ -133,61 +180,59 @@ class Queries:
         return found
 
     async def wait(self, tenant: str, id: str, seconds: float | None) -> Record:
-        """The query, once it is over, or after so many seconds as it is then."""
+        """The query, once it is over or waits for somebody, or after so many seconds as it is then."""
         live = self._running.get((tenant, id))
-        if live is not None and live.task is not None and not live.record.over:
+        if live is not None and live.task is not None and live.runs:
             await asyncio.wait({live.task}, timeout=seconds)
         return await self.get(tenant, id)
 
     async def cancel(self, tenant: str, id: str) -> Record:
         """Idempotent; one that is over stays as it is."""
         live = self._running.get((tenant, id))
-        if live is not None and live.task is not None and not live.task.done():
+        if live is not None and live.task is not None and live.runs:
             live.task.cancel()
             await asyncio.gather(live.task, return_exceptions=True)
+        elif live is not None and live.record.status == WAITING:
+            await self._end(live, "cancelled")
         return await self.get(tenant, id)
 
     async def forget(self, tenant: str, id: str) -> None:
-        await self.cancel(tenant, id)
+        record = await self.cancel(tenant, id)
         self._running.pop((tenant, id), None)
+        await self._drop_thread(record)
         await self.store.delete(tenant, id)
+        await self._documents.query_over(tenant, id)
+
+    async def _drop_thread(self, record: Record) -> None:
+        model = self._service.models.get(record.model)
+        if isinstance(model, App):
+            await self.checkpoints.forget(model, record)
 
     async def forget_all(self, tenant: str) -> int:
         """All submitted queries of a tenant, those that run included."""
         for key in [key for key in self._running if key[0] == tenant]:
             await self.cancel(*key)
             self._running.pop(key, None)
+        await self.checkpoints.forget_all(tenant)
         return await self.store.delete(tenant)
 
-    async def events(self, tenant: str, id: str, last: str = "") -> AsyncIterator[tuple[str, str, dict[str, Any]]]:
-        """(id, kind, data) from behind the event `last` on, to the end. `reset`: what was told before is void."""
+    async def events(self, tenant: str, id: str, last: str = "") -> AsyncIterator[Event]:
+        """From behind the event `last` on, until it rests. `reset`: what was told before is void."""
         record = await self.get(tenant, id)
         live = self._running.get((tenant, id))
-        if live is None:  # of another process, or long ago: its end is what is left
-            if last:
-                yield f"{record.attempt}-0", "reset", {}
-            yield f"{record.attempt}-1", record.status, record.told()
-            return
-        at, void = live.log.after(last)
-        attempt = live.log.attempt
-        if void:
-            yield f"{attempt}-0", "reset", {}
-        while True:
-            if live.log.attempt != attempt:
-                attempt, at = live.log.attempt, 0
-                yield f"{attempt}-0", "reset", {}
-            news = live.news
-            for kind, data in live.log.events[at:]:
-                at += 1
-                yield f"{attempt}-{at}", kind, data
-            if live.record.over and at >= len(live.log.events):
-                return
-            if live.news is news and at >= len(live.log.events):
-                await news.wait()
+        async for event in followed(live, last) if live is not None else ended(record, last):
+            yield event
 
     async def expire(self) -> None:
-        """Drops results that are older than the policy allows."""
-        await self.store.expire(time.time())
+        """Drops results, and queries that wait for somebody, that are older than the policy allows."""
+        now = time.time()
+        for key, one in list(self._running.items()):
+            if one.record.expires is not None and one.record.expires <= now:
+                del self._running[key]
+                await self._documents.query_over(*key)
+        await self.store.expire(now)
+        await self._documents.store.expire(now)
+        await self.checkpoints.expire(now)
         over = [key for key, one in self._running.items() if one.record.over]
         for key in over[: max(0, len(over) - _KEPT_LOGS)]:
             del self._running[key]
@@ -195,6 +240,7 @@ class Queries:
     # ------------------------------------------------------------ running
 
     def _begin(self, record: Record, visit: Visit) -> None:
+        visit.query.submitted.append(record.id)
         live = Running(record)
         live.log.begin(record.attempt + 1)
         self._running[record.tenant, record.id] = live
@@ -204,7 +250,8 @@ class Queries:
         outcome, changes = "failed", dict[str, Any]()
         try:
             answer = await self._answer(live, visit)
-            outcome, changes = "done", {"answer": _told(answer)}
+            waiting = answer.more.get(ANSWER_WAITS)
+            outcome, changes = ("done", {"answer": told_of(answer)}) if waiting is None else (WAITING, waiting)
         except asyncio.CancelledError:
             outcome = "cancelled"
         except TeolaError as error:
@@ -212,21 +259,31 @@ class Queries:
         except Exception as error:
             log.error("query %s failed", live.record.id, exc_info=error)
             changes = {"error": unexpected(live.record.id).body()["error"]}
-        visit.end(outcome)
+        visit.end("done" if outcome == WAITING else outcome)
         if outcome == "cancelled" and self._closing:
             return
-        ended = self._ended(live.record, outcome, **changes)
+        await self._end(live, outcome, **changes)
+
+    async def _end(self, live: Running, outcome: str, **changes: Any) -> None:
+        """It rests: kept, and told to whoever follows it."""
+        if outcome == WAITING:
+            rests = self._waiting(live.record, changes)
+        else:
+            rests = self._ended(live.record, outcome, **changes)
         try:
-            await self.store.put(ended)
+            await self.store.put(rests)
+            if rests.over:
+                await self._documents.query_over(rests.tenant, rests.id)
         except Exception as error:  # whoever waits is told all the same
-            log.error("the end of query %s cannot be kept", ended.id, exc_info=error)
-        live.record = ended
-        live.tell(ended.status, ended.told())
+            log.error("the end of query %s cannot be kept", rests.id, exc_info=error)
+        live.record = rests
+        live.tell(rests.status, rests.told())
 
     async def _answer(self, live: Running, visit: Visit) -> Answer:
         record = live.record
-        body = _chat(filled(record.body, await self._values(record)))
-        live.record = record.with_(status="running", attempt=record.attempt + 1)
+        body = chat_of(filled(record.body, await self._values(record)))
+        body = await self._documents.read(record.tenant, body)
+        live.record = record.with_(status="running", attempt=live.log.attempt, query=visit.query.id)
         await self.store.put(live.record)  # before anything runs: after a crash it is known to have begun
         live.tell("running", {})
         model = cast(ChatModel, self._service.models[self._name(record.model, visit.caller)])
@@ -245,13 +302,22 @@ class Queries:
         """Of its variables, once they are there. Raises `HttpError` where one will never be."""
         found = {name: value for name, value in record.variables.items() if isinstance(value, str)}
         for name, id in references(record.variables).items():
-            other = await self.wait(record.tenant, id, None) if (record.tenant, id) in self._running else None
-            other = other or await self.get(record.tenant, id)
+            other = await self._over(record.tenant, id)
             if other.status != "done" or other.answer is None:
                 why = f"the variable {name!r} has no value: query {id} is {other.status}."
                 raise bad_request(why, "submit it again", param="variables")
             found[name] = str(other.answer["text"])
         return found
+
+    async def _over(self, tenant: str, id: str) -> Record:
+        """The query once it is over: one that waits for somebody is not."""
+        live = self._running.get((tenant, id))
+        while live is not None and not live.record.over:
+            await live.news.wait()
+        return await self.get(tenant, id)
+
+    def _waiting(self, record: Record, waiting: dict[str, Any]) -> Record:
+        return record.with_(status=WAITING, waiting=waiting, expires=time.time() + self._keep)
 
     def _ended(self, record: Record, status: str, **changes: Any) -> Record:
         now = time.time()
@@ -260,19 +326,3 @@ class Queries:
 
 def _request_id() -> str:
     return f"req_{secrets.token_hex(12)}"
-
-
-def _chat(asked: Any) -> ChatRequest:
-    """Raises `HttpError` for what is no chat."""
-    try:
-        return ChatRequest.model_validate(asked)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(str(one) for one in fault["loc"])
-        raise bad_request(f"{where}: {fault['msg']}.", "see OpenAI's reference of chats", param=where) from None
-
-
-def _told(answer: Answer) -> dict[str, Any]:
-    calls = {"tool_calls": [call.told() for call in answer.calls]} if answer.calls else {}
-    about = {"text": answer.text, "finish_reason": answer.finish, "usage": answer.usage.told()}
-    return {**about, **calls, **answer.more}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from teola_plugin.errors import EngineUnavailable, extra
-from teola_plugin.server.queries.records import OPEN, Record
+from teola_plugin.server.queries.records import UNFINISHED, Record
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -17,6 +20,14 @@ if TYPE_CHECKING:
 
 class Store(Protocol):
     """Each tenant has ids of its own."""
+
+    @property
+    def dsn(self) -> str:
+        """Of its database, once it is open; empty for one in memory."""
+
+    @property
+    def pool(self) -> str:
+        """The name of the pool whose queries these are."""
 
     async def open(self) -> None: ...
 
@@ -40,7 +51,10 @@ class Store(Protocol):
 class MemoryStore:
     """Nothing outlives the process."""
 
-    def __init__(self) -> None:
+    dsn = ""
+
+    def __init__(self, pool: str = "default") -> None:
+        self.pool = pool
         self._kept: dict[tuple[str, str], Record] = {}
 
     async def open(self) -> None: ...
@@ -58,7 +72,7 @@ class MemoryStore:
         return sorted(found, key=lambda record: -record.created)[:limit]
 
     async def unfinished(self) -> list[Record]:
-        return [record for record in self._kept.values() if record.status in OPEN]
+        return [record for record in self._kept.values() if record.status in UNFINISHED]
 
     async def expire(self, now: float) -> int:
         return self._drop([k for k, r in self._kept.items() if r.expires is not None and r.expires <= now])
@@ -78,9 +92,12 @@ CREATE TABLE IF NOT EXISTS teola_server_queries (
     created double precision NOT NULL, expires double precision, record jsonb NOT NULL,
     PRIMARY KEY (pool, tenant, id));
 CREATE INDEX IF NOT EXISTS teola_server_queries_latest ON teola_server_queries (pool, tenant, created DESC);
-CREATE INDEX IF NOT EXISTS teola_server_queries_open ON teola_server_queries (pool, status)
-    WHERE status IN ('queued', 'running')
+CREATE INDEX IF NOT EXISTS teola_server_queries_unfinished ON teola_server_queries (pool, status)
+    WHERE status IN ('queued', 'running', 'waiting')
 """
+_OWN = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
+_PATIENCE = 10.0
+"""Seconds that a server may take to end after the next one was started."""
 _PUT = """
 INSERT INTO teola_server_queries (pool, tenant, id, status, created, expires, record)
 VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (pool, tenant, id) DO UPDATE
@@ -92,18 +109,20 @@ class PostgresStore:
     """In a table of a database that may hold other things. `pool`: names of pools keep servers apart."""
 
     def __init__(self, dsn: str, pool: str = "default") -> None:
-        self._dsn, self._name = dsn, pool
+        self.dsn, self.pool = dsn, pool
         self._connections: AsyncConnectionPool[AsyncConnection[Any]] | None = None
+        self._owning: AsyncConnection[Any] | None = None
 
     async def open(self) -> None:
-        """Raises `EngineUnavailable` where the database cannot be reached."""
+        """Raises `EngineUnavailable` where the database cannot be reached, or where another server keeps the queries of
+        this pool there: what it runs is not to be begun again."""
         try:
             import psycopg
             from psycopg_pool import AsyncConnectionPool, PoolTimeout
         except ImportError as error:
             raise EngineUnavailable("the server's store needs psycopg.", hint=extra("postgres")) from error
         made: AsyncConnectionPool[AsyncConnection[Any]] = AsyncConnectionPool(
-            self._dsn, min_size=1, max_size=8, open=False, kwargs={"autocommit": True}
+            self.dsn, min_size=1, max_size=8, open=False, kwargs={"autocommit": True}
         )
         try:
             await made.open(wait=True, timeout=15)
@@ -116,8 +135,32 @@ class PostgresStore:
                 f"the server's store cannot be reached: {type(error).__name__}.", hint="see server.store, a DSN"
             ) from error
         self._connections = made
+        try:
+            self._owning = await self._own()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _own(self) -> AsyncConnection[Any]:
+        """A connection that holds the pool's lock, which PostgreSQL drops when this process ends."""
+        import psycopg
+
+        made = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
+        until = time.monotonic() + _PATIENCE
+        while True:
+            found = await (await made.execute(_OWN, (f"teola serve {self.pool}",))).fetchone()
+            if found is not None and found[0]:
+                return made
+            if time.monotonic() > until:
+                await made.close()
+                what = f"another server keeps the queries of the pool {self.pool!r} in this store."
+                raise EngineUnavailable(what, hint="stop it, or give the pool of this one another name")
+            await asyncio.sleep(0.1)
 
     async def close(self) -> None:
+        owning, self._owning = self._owning, None
+        if owning is not None:
+            await owning.close()
         if self._connections is not None:
             await self._connections.close()
             self._connections = None
@@ -126,9 +169,11 @@ class PostgresStore:
         from psycopg.types.json import Jsonb
 
         about = (record.tenant, record.id, record.status, record.created, record.expires)
-        await self._run(_PUT, self._name, *about, Jsonb(_storable(record.to_json())))
+        await self._run(_PUT, self.pool, *about, Jsonb(_storable(record.to_json())))
 
     async def get(self, tenant: str, id: str) -> Record | None:
+        if "\0" in id:  # of which PostgreSQL has none
+            return None
         found = await self._read("tenant = %s AND id = %s", tenant, id)
         return found[0] if found else None
 
@@ -136,25 +181,29 @@ class PostgresStore:
         return await self._read("tenant = %s ORDER BY created DESC LIMIT %s", tenant, limit)
 
     async def unfinished(self) -> list[Record]:
-        return await self._read("status IN ('queued', 'running') ORDER BY created")
+        return await self._read("status IN ('queued', 'running', 'waiting') ORDER BY created")
 
     async def expire(self, now: float) -> int:
-        return await self._run("DELETE FROM teola_server_queries WHERE pool = %s AND expires <= %s", self._name, now)
+        return await self._run("DELETE FROM teola_server_queries WHERE pool = %s AND expires <= %s", self.pool, now)
 
     async def delete(self, tenant: str, id: str | None = None) -> int:
         one = "" if id is None else " AND id = %s"
-        wanted = (self._name, tenant) if id is None else (self._name, tenant, id)
+        wanted = (self.pool, tenant) if id is None else (self.pool, tenant, id)
         return await self._run(f"DELETE FROM teola_server_queries WHERE pool = %s AND tenant = %s{one}", *wanted)
 
     async def _read(self, where: str, *values: Any) -> list[Record]:
         text = f"SELECT record FROM teola_server_queries WHERE pool = %s AND {where}"
         async with self._open().connection() as connection:
-            rows = await (await connection.execute(text.encode(), (self._name, *values))).fetchall()
+            rows = await (await connection.execute(text.encode(), (self.pool, *values))).fetchall()
         return [Record.of_json(row[0]) for row in rows]
 
     async def _run(self, text: str, *values: Any) -> int:
         async with self._open().connection() as connection:
             return (await connection.execute(text.encode(), values)).rowcount
+
+    def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
+        """For what else the server keeps in the same database. Raises `EngineUnavailable`."""
+        return self._open().connection()
 
     def _open(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
         if self._connections is None:
@@ -180,18 +229,14 @@ class EmbeddedStore(PostgresStore):
         self._server: Any = None
 
     async def open(self) -> None:
-        import asyncio
-
         from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
 
         self._server = EmbeddedPostgres(self._folder)
         await asyncio.to_thread(self._server.start)
-        self._dsn = self._server.dsn
+        self.dsn = self._server.dsn
         await super().open()
 
     async def close(self) -> None:
-        import asyncio
-
         await super().close()
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)
@@ -200,7 +245,7 @@ class EmbeddedStore(PostgresStore):
 def store_of(given: str, folder: str, pool: str) -> Store:
     """`memory`, `embedded` or a DSN. `folder`: of the embedded one; empty for the user's own."""
     if given == "memory":
-        return MemoryStore()
+        return MemoryStore(pool)
     if given == "embedded":
         return EmbeddedStore(folder or data_folder() / pool, pool)
     return PostgresStore(given, pool)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -14,11 +13,15 @@ from starlette.types import Receive, Scope, Send
 
 from teola_plugin.errors import TeolaError
 from teola_plugin.server.access.terms import Told
+from teola_plugin.server.documents.documents import Documents
+from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import CLIENT_GONE, HttpError, http_error, unexpected
 from teola_plugin.server.models.base import Model
+from teola_plugin.server.models.carried import CarriedEngine
 from teola_plugin.server.service import Service
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import event
+from teola_plugin.server.wire.chat import ChatRequest
 
 T = TypeVar("T")
 log = logging.getLogger("teola_plugin.server")
@@ -35,6 +38,16 @@ def model_of(request: Request, name: str, *kinds: str) -> Model:
     return service.model(name, service.caller(request.headers), *kinds)
 
 
+async def with_documents_read(request: Request, model: Model, body: ChatRequest) -> ChatRequest:
+    """The chat with the texts of its documents. Raises `HttpError`."""
+    if not has_files(body):
+        return body
+    documents: Documents = request.app.state.documents
+    caller = service_of(request).caller(request.headers)
+    carried = isinstance(model, CarriedEngine)
+    return await while_connected(request, documents.read(caller.tenant, body, caller, carried=carried))
+
+
 def begin(request: Request, model: Model, tokens: int) -> Visit:
     """The request has a place; end the visit. Raises `HttpError`."""
     service = service_of(request)
@@ -46,8 +59,11 @@ def begin(request: Request, model: Model, tokens: int) -> Visit:
 
 async def whole(request: Request, visit: Visit, work: Awaitable[Any]) -> Response:
     """The answer as JSON. A client that leaves ends the work."""
-    async with ending(visit):
-        return JSONResponse(await while_connected(request, work), headers=told_of(visit))
+    try:
+        return Whole(visit, await while_connected(request, work))
+    except BaseException as error:
+        visit.end(outcome_of(error))
+        raise
 
 
 async def streamed(
@@ -64,6 +80,22 @@ async def streamed(
         visit.end(outcome_of(error))
         raise
     return Events(visit, first, events, failed)
+
+
+class Whole(JSONResponse):
+    """An answer that ends its visit once it is sent: what closing a query costs, nobody waits for."""
+
+    def __init__(self, visit: Visit, content: Any) -> None:
+        self._visit = visit
+        super().__init__(content, headers=told_of(visit))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except BaseException as error:
+            self._visit.end(outcome_of(error))
+            raise
+        self._visit.end("done")
 
 
 class Events(StreamingResponse):
@@ -102,17 +134,6 @@ class Events(StreamingResponse):
             self._visit.end("cancelled")
 
 
-@asynccontextmanager
-async def ending(visit: Visit) -> AsyncIterator[None]:
-    """The visit ends with the body."""
-    try:
-        yield
-    except BaseException as error:
-        visit.end(outcome_of(error))
-        raise
-    visit.end("done")
-
-
 def outcome_of(error: BaseException) -> str:
     gone = isinstance(error, HttpError) and error.status == CLIENT_GONE
     return "cancelled" if gone or isinstance(error, asyncio.CancelledError) else "failed"
@@ -133,8 +154,9 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
         raise HttpError(CLIENT_GONE, "the client has left.", code="cancelled")
     finally:
         gone.cancel()
-        task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def _left(request: Request) -> None:

@@ -12,10 +12,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from teola_plugin.server.errors import bad_request
-from teola_plugin.server.models.base import ChatModel, TextModel
+from teola_plugin.server.models.base import ChatModel, Model, TextModel
 from teola_plugin.server.models.carried import CarriedEngine
 from teola_plugin.server.models.vectors import VectorEngine
-from teola_plugin.server.routes.answering import begin, model_of, service_of, streamed, whole
+from teola_plugin.server.routes.answering import (
+    begin,
+    model_of,
+    service_of,
+    streamed,
+    whole,
+    with_documents_read,
+)
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import (
     DONE,
@@ -59,9 +66,9 @@ def _model(model: Any) -> dict[str, Any]:
 @router.post("/chat/completions")
 async def chat(request: Request, body: ChatRequest) -> Response:
     model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
-    text = sum(len(m.content) if isinstance(m.content, str) else 256 for m in body.messages)
+    body = await with_documents_read(request, model, body)
     answer = body.max_completion_tokens or body.max_tokens
-    visit = begin(request, model, model.tokens(text, answer, body.n or 1))
+    visit = begin(request, model, model.tokens(body.characters, answer, body.n or 1))
     if isinstance(model, CarriedEngine):
         if body.stream:
             return await streamed(request, visit, _carried(model, body, visit))
@@ -97,7 +104,7 @@ async def _carried(model: CarriedEngine, body: ChatRequest, visit: Visit) -> Asy
 @router.post("/completions")
 async def completions(request: Request, body: CompletionRequest) -> Response:
     model = cast(TextModel, model_of(request, body.model, "chat"))
-    prompts = _texts(body.prompt, "prompt")
+    prompts = await _texts(request, model, body.model, body.prompt, "prompt")
     count = len(prompts) * (body.n or 1)
     visit = begin(request, model, model.tokens(sum(map(len, prompts)), body.max_tokens or 16, count))
     if body.stream:
@@ -124,19 +131,10 @@ async def _completion_events(
     yield DONE
 
 
-def _texts(given: str | Sequence[Any], param: str) -> list[str]:
-    """Raises `HttpError` for tokens: which text they are only the client's own tokenizer knows."""
-    texts = [given] if isinstance(given, str) else list(given)
-    if not texts:
-        raise bad_request(f"{param} is empty.", "give a text, or a list of texts", param=param)
-    if not all(isinstance(text, str) for text in texts):
-        raise bad_request(
-            f"{param} holds tokens, and is to be text.",
-            "send text (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))",
-            param=param,
-            code="unsupported",
-        )
-    return texts
+async def _texts(request: Request, model: Model, asked: str, given: str | Sequence[Any], param: str) -> list[str]:
+    """Raises `HttpError`."""
+    names = list(dict.fromkeys((asked, model.name)))
+    return await service_of(request).token_ids.texts(given, param, names)
 
 
 # ------------------------------------------------------------ vectors
@@ -145,7 +143,7 @@ def _texts(given: str | Sequence[Any], param: str) -> list[str]:
 @router.post("/embeddings")
 async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
     model = cast(VectorEngine, model_of(request, body.model, "embedding"))
-    texts = _texts(body.input, "input")
+    texts = await _texts(request, model, body.model, body.input, "input")
     _not_too_many(request, texts, "input")
     visit = begin(request, model, model.tokens(sum(map(len, texts)), None, 1))
     return await whole(request, visit, _embedded(model, body, texts, visit))

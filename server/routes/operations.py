@@ -15,13 +15,13 @@ router = APIRouter()
 
 
 @router.get("/health")
-def health() -> dict[str, str]:
+async def health() -> dict[str, str]:
     """The process answers."""
     return {"status": "ok"}
 
 
 @router.get("/ready")
-def ready(request: Request) -> Response:
+async def ready(request: Request) -> Response:
     """Whether requests are taken: not before the pool is up, and not while the server drains."""
     service = service_of(request)
     if service.draining or not service.pool.running:

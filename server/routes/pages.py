@@ -3,17 +3,23 @@ send no key when they follow a link."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from contextlib import suppress
 from importlib import resources
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from teola_plugin.graph import LLM_KINDS
 from teola_plugin.observe.html import html_page
-from teola_plugin.server.errors import not_found
+from teola_plugin.server.errors import HttpError, not_found
 from teola_plugin.server.live_queries import LiveQuery
 from teola_plugin.server.metrics import loads
+from teola_plugin.server.queries.runner import Queries
+from teola_plugin.server.query_page import sections
+from teola_plugin.server.query_traces import whole_trace
 from teola_plugin.server.routes.answering import service_of
 from teola_plugin.server.routes.operations import operators_only
 from teola_plugin.server.service import Service
@@ -39,6 +45,9 @@ class Tickets:
         self._made[made] = (tenant, id, now + _SECONDS)
         return made
 
+    def forget(self, tenant: str) -> None:
+        self._made = {ticket: kept for ticket, kept in self._made.items() if kept[0] != tenant}
+
     def taken(self, ticket: str, now: float) -> tuple[str, str] | None:
         """Whose, and of what."""
         tenant, id, until = self._made.pop(ticket, ("", "", 0.0))
@@ -63,7 +72,7 @@ def _file(name: str) -> str:
 
 
 @router.get("/pages/pool", include_in_schema=False)
-def pool(request: Request) -> dict[str, Any]:
+async def pool(request: Request) -> dict[str, Any]:
     """How the pool is now; with keys, for operators."""
     operators_only(request)
     service = service_of(request)
@@ -92,20 +101,24 @@ def _figures(service: Service) -> dict[str, Any]:
         "under way": service.admission.running,
         "accepted": sum(one.accepted for one in counts),
         "refused": sum(one.refused for one in counts),
+        "loop late by": f"{1000 * service.metrics.lag:.0f} ms",
         "within their goal": f"{100 * within / answered:.0f} %" if answered else "–",
     }
 
 
 def _engine(service: Service, name: str) -> dict[str, Any]:
     load = loads(service.pool.engine(name))
-    figures = (
-        {"requests": None, "kv_used": None} if load is None else {"requests": load.requests, "kv_used": load.kv_used}
-    )
-    return {"name": name, "model": service.pool.versions()[name].get("model", ""), **figures}
+    writes = service.pool.engine(name).kinds & LLM_KINDS
+    return {
+        "name": name,
+        "model": service.pool.versions()[name].get("model", ""),
+        "requests": None if load is None else load.requests,
+        "kv_used": load.kv_used if load is not None and writes else None,
+    }
 
 
 @router.post("/pages/tickets/{id}", include_in_schema=False)
-def ticket(request: Request, id: str) -> Response:
+async def ticket(request: Request, id: str) -> Response:
     """An address of the page of one query of the caller's."""
     service = service_of(request)
     tenant = service.caller(request.headers).tenant
@@ -115,24 +128,32 @@ def ticket(request: Request, id: str) -> Response:
 
 
 @router.get("/pages/queries/{name}", include_in_schema=False)
-def by_ticket(request: Request, name: str) -> Response:
+async def by_ticket(request: Request, name: str) -> Response:
     service = service_of(request)
     found = request.app.state.tickets.taken(name, service.clock())
     if found is None:
         raise not_found("this address was good once, and for a minute.", "open the query from / again")
-    return trace_page(service, *found)
+    return await trace_page(request, *found)
 
 
-def trace_page(service: Service, tenant: str, id: str) -> Response:
-    """Graph, timeline by engine, critical path. No prompt stands in it. Raises `HttpError`."""
+async def trace_page(request: Request, tenant: str, id: str) -> Response:
+    """Graph, timeline by engine, critical path, batch-mates; the answer, if it is kept. Raises `HttpError`."""
+    service = service_of(request)
     query, trace = traced(service, tenant, id)
-    return HTMLResponse(html_page([trace], f"Query {query.id}"), headers={"Content-Security-Policy": _TRACE_POLICY})
+    queries: Queries = request.app.state.queries
+    records = []
+    for submitted in query.submitted:
+        with suppress(HttpError):  # it was forgotten, or has expired
+            records.append(await queries.get(tenant, submitted))
+    more = sections(service, query, trace, records)
+    text = await asyncio.to_thread(html_page, [trace], f"Query {query.id}", more=more)
+    return HTMLResponse(text, headers={"Content-Security-Policy": _TRACE_POLICY})
 
 
 def traced(service: Service, tenant: str, id: str) -> tuple[LiveQuery, Any]:
     """Raises `HttpError` for a query that this tenant does not have, or that is not over."""
     query = service.live.find(tenant, id)
-    found = None if query is None else service.pool.runtime.recorder.get(query.trace)
+    found = None if query is None else whole_trace(service.traces.get, query)
     if query is None or found is None:
         why = "is under way" if query is not None and query.run is not None else "has no trace"
         raise not_found(f"the query {id!r:.140} {why}.", "see GET /v1/activity", code="no_trace")

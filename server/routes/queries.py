@@ -6,14 +6,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from teola_plugin.server.access.terms import Caller, Told
+from teola_plugin.server.documents.parts import FILE, with_documents
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.live_queries import LiveQuery
+from teola_plugin.server.models.apps import CONFIG
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.routes.answering import service_of, while_connected
+from teola_plugin.server.routes.forms import submission_schema, submitted
 from teola_plugin.server.routes.pages import trace_page
 from teola_plugin.server.wire.answers import event
 from teola_plugin.server.wire.chat import Body, ChatMessage
@@ -33,6 +36,10 @@ class Submission(Body):
     """Of the chat: max_tokens, temperature, response_format, ..."""
     variables: dict[str, Any] = Field(default_factory=dict)
     """Name -> text, or `{"query": id}` for the answer of another query, done or not."""
+    documents: list[dict[str, Any]] = Field(default_factory=list)
+    """Each `{"filename", "file_data"}` in base64, `{"file_id"}`, `{"name", "text"}` or `{"url"}`."""
+    settings: dict[str, Any] | None = None
+    """Of an app that is a workflow: chunk sizes, prompts, how many passages, ... for this query alone."""
 
     def as_chat(self) -> dict[str, Any]:
         """Raises `HttpError`."""
@@ -48,7 +55,10 @@ class Submission(Body):
         )
         if not messages:
             raise bad_request("input is empty.", "give a text, or messages", param="input")
-        metadata = {**(self.metadata or {}), **({} if self.inputs is None else {"inputs": self.inputs})}
+        more = {"inputs": self.inputs, CONFIG: self.settings}
+        metadata = {**(self.metadata or {}), **{key: value for key, value in more.items() if value is not None}}
+        parts = [{"type": FILE, "file": one} for one in self.documents]
+        messages = with_documents(messages, parts)
         return {**self.parameters, "model": self.model, "messages": messages, "metadata": metadata}
 
 
@@ -57,10 +67,13 @@ def _of(request: Request) -> tuple[Queries, Caller]:
     return found, service_of(request).caller(request.headers)
 
 
-@router.post("/queries", status_code=202)
-async def submit(request: Request, body: Submission) -> Response:
+@router.post("/queries", status_code=202, openapi_extra=submission_schema(Submission))
+async def submit(request: Request) -> Response:
+    """As JSON; or as a form, with the JSON in `query` and files in `documents`."""
     queries, caller = _of(request)
-    record = await queries.submit(caller, Told.of(request.headers), body.as_chat(), body.variables)
+    body = await submitted(request, Submission)
+    taken = queries.submit(caller, Told.of(request.headers), body.as_chat(), body.variables)
+    record = await while_connected(request, taken)
     return JSONResponse(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
 
 
@@ -91,6 +104,22 @@ async def events(request: Request, id: str) -> Response:
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
+class Resumption(BaseModel):
+    """What a graph has stopped to ask for."""
+
+    model_config = ConfigDict(extra="forbid")
+    value: Any = None
+    """Any JSON; for several questions at once, values by the ids of the interrupts. Not given: it may go on."""
+
+
+@router.post("/queries/{id}/resume", status_code=202)
+async def resume(request: Request, id: str, body: Resumption) -> Response:
+    """A query that waits for somebody goes on."""
+    queries, caller = _of(request)
+    record = await queries.resume(caller, Told.of(request.headers), id, body.value)
+    return JSONResponse(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
+
+
 @router.post("/queries/{id}/cancel")
 async def cancel(request: Request, id: str) -> dict[str, Any]:
     queries, caller = _of(request)
@@ -107,20 +136,22 @@ async def forget(request: Request, id: str) -> Response:
 
 @router.delete("/tenant", status_code=200)
 async def forget_tenant(request: Request) -> dict[str, Any]:
-    """Forgets the key's tenant: submitted queries, what happened to its requests, outputs that engines draft from."""
+    """Ends what the key's tenant has under way, and forgets it: submitted queries, documents, collections, threads,
+    what happened to its requests, outputs that engines draft from."""
     queries, caller = _of(request)
     service = service_of(request)
     dropped = await queries.forget_all(caller.tenant)
-    service.live.forget(caller.tenant)
+    files = await request.app.state.documents.store.delete(caller.tenant)
     await service.forget(caller.tenant)
-    return {"object": "tenant", "tenant": caller.tenant, "queries": dropped}
+    request.app.state.tickets.forget(caller.tenant)
+    return {"object": "tenant", "tenant": caller.tenant, "queries": dropped, "files": files}
 
 
 # ------------------------------------------------------------ what happened
 
 
 @router.get("/activity")
-def activity(request: Request, limit: int = Query(100, ge=1, le=1000)) -> dict[str, Any]:
+async def activity(request: Request, limit: int = Query(100, ge=1, le=1000)) -> dict[str, Any]:
     """All queries of the tenant, latest first: those that requests make, too."""
     service = service_of(request)
     found = service.live.of(service.caller(request.headers).tenant)[:limit]
@@ -143,7 +174,6 @@ def _shown(query: LiveQuery) -> dict[str, Any]:
 
 
 @router.get("/activity/{id}")
-def trace(request: Request, id: str) -> Response:
+async def trace(request: Request, id: str) -> Response:
     """The page of one query."""
-    service = service_of(request)
-    return trace_page(service, service.caller(request.headers).tenant, id)
+    return await trace_page(request, service_of(request).caller(request.headers).tenant, id)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from teola_plugin.server.models.base import ChatModel
-from teola_plugin.server.routes.answering import begin, model_of, streamed, whole
+from teola_plugin.server.routes.answering import begin, model_of, streamed, whole, with_documents_read
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.chat import ChatRequest
 from teola_plugin.server.wire.responses import ResponsesRequest, ResponseWriter
@@ -21,9 +21,8 @@ router = APIRouter(prefix="/v1")
 @router.post("/responses")
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
-    chat = body.as_chat()
-    text = sum(len(m.content) if isinstance(m.content, str) else 256 for m in chat.messages)
-    visit = begin(request, model, model.tokens(text, body.max_output_tokens, 1))
+    chat = await with_documents_read(request, model, body.as_chat())
+    visit = begin(request, model, model.tokens(chat.characters, body.max_output_tokens, 1))
     writer = ResponseWriter(body)
     if body.stream:
         return await streamed(request, visit, _events(model, chat, writer, visit), writer.failed)

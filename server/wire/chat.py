@@ -82,6 +82,17 @@ class ChatRequest(Generating):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
+    @property
+    def characters(self) -> int:
+        """That it asks with, about: of parts that are no text, some each."""
+        return sum(_length(message.content) for message in self.messages)
+
+
+def _length(content: str | list[dict[str, Any]] | None) -> int:
+    if content is None or isinstance(content, str):
+        return len(content or "")
+    return sum(len(text) if isinstance(text := part.get("text"), str) else 256 for part in content)
+
 
 class CompletionRequest(Generating):
     prompt: str | list[str] | list[int] | list[list[int]]

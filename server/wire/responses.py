@@ -91,6 +91,8 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
 def _part(part: Any) -> dict[str, Any]:
     if not isinstance(part, Mapping):
         raise bad_request("input: a part of a message is no object.", "see OpenAI's form of messages", param="input")
+    if part.get("type") == "input_file":
+        return {"type": "file", "file": {key: value for key, value in part.items() if key != "type"}}
     text = part.get("type") in ("input_text", "output_text", "text")
     return {"type": "text", "text": part.get("text")} if text else dict(part)
 

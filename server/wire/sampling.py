@@ -8,6 +8,7 @@ from typing import Any
 
 from teola_plugin.adapters.tool_text import ToolText, chosen, tool_text
 from teola_plugin.requests.payloads import Message, Sampling
+from teola_plugin.server.documents.parts import DOCUMENT, shown_document
 from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.wire.chat import HARMLESS, NOTHING, ChatMessage, ChatRequest, Generating
 
@@ -92,6 +93,8 @@ def _part(part: Mapping[str, Any], model: str) -> str:
     text = part.get("text")
     if part.get("type") in ("text", "input_text", "output_text") and isinstance(text, str):
         return text
+    if part.get("type") == DOCUMENT and isinstance(text, str):
+        return shown_document(part)
     raise _not_text(part, model)
 
 

@@ -226,8 +226,8 @@ class PoolConfig(BaseModel):
             raise ConfigError("\n".join(_faults(source, root, error)), hint=_REMEDY) from None
 
 
-_SECRET = (("dsn",), ("base_url",), ("hash",))
-"""They may hold a password."""
+_SECRET = frozenset({"dsn", "base_url", "hash", "headers"})
+"""They, and what is in them, may hold a password."""
 _REMEDY = "correct these lines; docs/cluster.md and docs/server.md list every setting"
 
 
@@ -284,7 +284,7 @@ def _faults(source: str, root: Any, error: ValidationError) -> list[str]:
     for fault in error.errors():
         path = tuple(key for key in fault["loc"] if not (isinstance(key, str) and key.startswith("function-")))
         shown = isinstance(fault["input"], str | int | float | bool | None) and fault["type"] != "missing"
-        given = f" (got {fault['input']!r})" if shown and path[-1:] not in _SECRET else ""
+        given = f" (got {fault['input']!r})" if shown and not _SECRET & set(path) else ""
         where = ".".join(str(key) for key in path if key != "[key]") or "the file"
         found.append(f"{source}, line {_line(root, path)}: {where}: {_told(fault)}{given}.")
     return found

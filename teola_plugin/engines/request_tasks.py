@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
 
 from teola_plugin.errors import EngineError
 from teola_plugin.requests.request import Request
@@ -12,6 +15,8 @@ from teola_plugin.requests.results import Done, Failed, Piece, Result
 Inbox = asyncio.Queue[Result]
 Serve = Callable[[Request, Inbox], Awaitable[Done | Failed]]
 """Does a request: pieces go to the inbox, the end is returned. It must not raise."""
+Value = Callable[[Request, Inbox], Awaitable[Any]]
+"""What a request gives; pieces go to the inbox. Raises `EngineError`."""
 
 
 class RequestTasks:
@@ -42,6 +47,21 @@ class RequestTasks:
                 task.cancel()
                 self._forget(request_id, tasks)
             await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    async def serving(self, batch: Sequence[Request], value: Value) -> AsyncGenerator[Result, None]:
+        """`results` of requests whose values are made by `value`: `Done` with the seconds that it took, or `Failed`."""
+
+        async def serve(request: Request, inbox: Inbox) -> Done | Failed:
+            begun = time.perf_counter()
+            try:
+                made = await value(request, inbox)
+            except EngineError as error:
+                return Failed(request.id, error)
+            return Done(request.id, made, {"seconds": time.perf_counter() - begun})
+
+        async with aclosing(self.results(batch, serve)) as results:
+            async for result in results:
+                yield result
 
     def cancel(self, request_id: str) -> None:
         """Idempotent; unknown ids are passed over."""

@@ -31,12 +31,14 @@ def html_page(
     *,
     labels: Sequence[str] = (),
     seconds: Sequence[float] = (),
+    more: Sequence[tuple[str, str]] = (),
 ) -> str:
     """One page for `traces`, which share one time scale. `labels` names them; else their apps or query ids do.
 
     Traces of one label are runs of one thing: the page tells their median, and how many they are, and draws the run
     nearest to it. With several labels the first is what the others are compared to: give the plain runs first.
-    `seconds`: how long each run took, where that was measured outside. Raises `ValueError` for too few of them.
+    `seconds`: how long each run took, where that was measured outside. `more`: sections that come behind the others, a
+    title in plain text and HTML that is safe. Raises `ValueError` for too few labels or seconds.
     """
     found = list(traces)
     runs = grouped(found, labels, seconds)
@@ -50,6 +52,7 @@ def html_page(
         if runs
         else "<p>No traces.</p>",
         *(_sections(one.shown, i, one.name if len(runs) > 1 else "") for i, one in enumerate(runs)),
+        *(element("section", element("h2", escape(name)) + html, cls="panel") for name, html in more),
         '<div id="tip" hidden></div>',
         f'<script type="application/json" id="facts">{_safe_json(_facts([one.shown for one in runs]))}</script>',
         f"<script>{_asset('page.js')}</script>",

@@ -40,11 +40,13 @@ class OpenQuery:
 
     __slots__ = (
         "_first", "_half", "_latest", "app", "graph", "graph_text", "left_out", "live", "passes", "pgraph_text",
-        "started", "wall",
+        "started", "tenant", "wall",
     )  # fmt: skip
 
-    def __init__(self, app: str, started: float, wall: float, most: int) -> None:
+    def __init__(self, app: str, started: float, wall: float, most: int, tenant: str = "") -> None:
         self.app = app
+        self.tenant: str | None = tenant
+        """None once that is forgotten: no trace of it is kept."""
         self.started = started
         self.wall = wall
         self.live: dict[str, OpenSpan] = {}

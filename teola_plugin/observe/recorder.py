@@ -57,6 +57,8 @@ class TraceRecorder:
         self._open: dict[str, OpenQuery] = {}
         self._keep = keep
         self._kept: deque[QueryTrace] = deque()
+        self._tenants: deque[str] = deque()
+        """Whose they are."""
         self._spans = 0
 
     @property
@@ -72,9 +74,9 @@ class TraceRecorder:
         """The kept trace of a finished query."""
         return next((t for t in reversed(self._kept) if t.query_id == query_id), None)
 
-    def begin(self, query_id: str, app: str, at: float, *, ago: float = 0.0) -> None:
+    def begin(self, query_id: str, app: str, at: float, *, ago: float = 0.0, tenant: str = "") -> None:
         """A query starts, or did so `ago` seconds; `at` as everywhere in seconds on the runtime's clock."""
-        self._open[query_id] = OpenQuery(app, at, self._wall() - ago if self._wall else 0.0, self._most)
+        self._open[query_id] = OpenQuery(app, at, self._wall() - ago if self._wall else 0.0, self._most, tenant)
         if self.sink is not None:
             self.sink.began(query_id)
 
@@ -278,7 +280,8 @@ class TraceRecorder:
             steps.left_out if steps is not None else 0,
             waits,
         )
-        self._keep_trace(trace)
+        if query.tenant is not None:
+            self._keep_trace(trace, query.tenant)
         if self.sink is not None:
             self.sink.ended(trace)
         return trace
@@ -289,13 +292,26 @@ class TraceRecorder:
         lines = [told(name, span, query.started) for name, span in query.order[-most:]] if query is not None else []
         return tuple(lines)
 
-    def _keep_trace(self, trace: QueryTrace) -> None:
+    def forget(self, tenant: str) -> None:
+        """No trace of this tenant's queries is kept, of those under way neither."""
+        for query in self._open.values():
+            query.tenant = None if query.tenant == tenant else query.tenant
+        rest = [(trace, whose) for trace, whose in zip(self._kept, self._tenants, strict=True) if whose != tenant]
+        self._kept, self._tenants = deque(trace for trace, _ in rest), deque(whose for _, whose in rest)
+        self._spans = sum(map(_size, self._kept))
+
+    def _keep_trace(self, trace: QueryTrace, tenant: str) -> None:
         self._kept.append(trace)
-        self._spans += len(trace.spans) + len(trace.steps)
+        self._tenants.append(tenant)
+        self._spans += _size(trace)
         while len(self._kept) > self._keep or (self._spans > MOST_KEPT and len(self._kept) > 1):
-            gone = self._kept.popleft()
-            self._spans -= len(gone.spans) + len(gone.steps)
+            self._spans -= _size(self._kept.popleft())
+            self._tenants.popleft()
 
     def _find(self, query_id: str, primitive: str) -> OpenSpan | None:
         query = self._open.get(query_id)
         return None if query is None else query.live.get(primitive)
+
+
+def _size(trace: QueryTrace) -> int:
+    return len(trace.spans) + len(trace.steps)

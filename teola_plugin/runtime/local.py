@@ -25,12 +25,13 @@ from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
 from teola_plugin.runtime.part import HeldPart, Part
-from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.ports.engine_port import MAX_QUEUED, EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.timeouts import at_most, ended
+from teola_plugin.runtime.usage import current_tally
 from teola_plugin.runtime.works.work import placed
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.graph_events import CancelQuery, Close
@@ -44,7 +45,8 @@ _NO_GRAPH = Graph((), Ref("$input"))
 class LocalRuntime:
     """Executes e-graphs and single calls on the given engines.
 
-    `engines`: instances by engine name; `policy`: of all engines, or of each by name. With `loop=SameLoop()` everything
+    `engines`: instances by engine name; `policy`: of all engines, or of each by name; `max_queued`: how many requests
+    an engine takes before it refuses more, by name. With `loop=SameLoop()` everything
     runs on the caller's own loop (virtual time); otherwise on a thread of its own, so callers may come from any thread
     or loop.
     """
@@ -57,6 +59,7 @@ class LocalRuntime:
         engines: Mapping[str, Sequence[Engine]],
         *,
         policy: BatchPolicy | Mapping[str, BatchPolicy] | None = None,
+        max_queued: Mapping[str, int] | None = None,
         loop: LoopThread | SameLoop | None = None,
         details: bool = False,
         keep_traces: int = 64,
@@ -64,6 +67,7 @@ class LocalRuntime:
     ) -> None:
         self._engines = {name: list(instances) for name, instances in engines.items()}
         self._policy = policy
+        self._max_queued = max_queued or {}
         self.loop = loop or LoopThread()
         self._threads = isinstance(self.loop, LoopThread)
         wall = time.time if self._threads else None
@@ -133,7 +137,8 @@ class LocalRuntime:
     def _port_of(self, name: str, instances: Sequence[Engine]) -> EnginePort:
         named = {str(number): engine for number, engine in enumerate(instances)}
         policy = self._policy.get(name) if isinstance(self._policy, Mapping) else self._policy
-        return EnginePort(name, named, self._listener, policy=policy)
+        most = self._max_queued.get(name, MAX_QUEUED)
+        return EnginePort(name, named, self._listener, policy=policy, max_queued=most)
 
     def _open(self, ports: Mapping[str, Port]) -> None:
         """Engines are there: queries may come."""
@@ -317,6 +322,9 @@ class LocalRuntime:
         port = self.port(engine)
         future: Future[list[Any]] = Future()
         future.set_running_or_notify_cancel()  # given up through the handle, never by itself
+        tally = current_tally.get()
+        if tally is not None:
+            tally.watch(future)
         given, log = list(payloads), PieceLog(tentative=tentative) if stream else None
         call = Call(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
         if run is not None:
@@ -368,10 +376,17 @@ class LocalRuntime:
                 await engine.reset()
 
     def forget(self, tenant: str) -> None:
-        """What engines have learned from a tenant's requests."""
+        """What engines have learned from a tenant's requests, and the traces of its queries."""
         self.loop.run(self.aforget(tenant)).result(60)
 
+    def _forget_queries(self, tenant: str) -> None:
+        """Their traces, and the texts of plans, which may hold prompts that they chose."""
+        self.recorder.forget(tenant)
+        _text.cache_clear()
+        _view.cache_clear()
+
     async def aforget(self, tenant: str) -> None:
+        self._forget_queries(tenant)
         for instances in self._engines.values():
             for engine in instances:
                 await forget(engine, tenant)

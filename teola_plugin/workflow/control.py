@@ -14,6 +14,7 @@ from teola_plugin.workflow.component import Component, check_name
 from teola_plugin.workflow.decomposition import Body, Decomposition, last_of
 from teola_plugin.workflow.flow import Flow, Joinable
 from teola_plugin.workflow.functions import called
+from teola_plugin.workflow.indexing import PER_QUERY
 from teola_plugin.workflow.settings import reads, setting
 from teola_plugin.workflow.values import Kind, Value, text_size
 
@@ -80,6 +81,20 @@ class Holding(Component):
 def configured(flow: Flow, values: Mapping[str, Mapping[str, Any]]) -> Flow:
     """The flow, with other settings."""
     return Flow(tuple(one.configured(values) for one in flow), flow.order)
+
+
+def moved(flow: Flow, renamed: Callable[[str, str], str]) -> Flow:
+    """The flow, in other collections: `renamed(engine, collection)`."""
+    return Flow(tuple(_moved(one, renamed) for one in flow), flow.order)
+
+
+def _moved(component: Component, renamed: Callable[[str, str], str]) -> Component:
+    held = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
+    changed: dict[str, Any] = {name: moved(flow, renamed) for name, flow in held.items() if isinstance(flow, Flow)}
+    own = held.get("collection")
+    if isinstance(own, str) and own != PER_QUERY and isinstance(held.get("engine"), str):
+        changed["collection"] = renamed(held["engine"], own)
+    return dataclasses.replace(component, **changed) if changed else component
 
 
 def free_names(flow: Flow) -> list[str]:

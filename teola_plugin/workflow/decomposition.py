@@ -139,11 +139,11 @@ class Decomposition:
             draft.estimates.append((component.name, width.ref, width.count))
         return draft.add(component, call)
 
-    def call(self, suffix: str, function: Call, **inputs: Ref) -> Ref:
+    def call(self, suffix: str, function: Call, /, **inputs: Ref) -> Ref:
         """Pure code, quick or not: it may run early, and more than once."""
         return self._scope.draft.call(self.part(suffix), function, (), **inputs)
 
-    def list_of(self, suffix: str, function: Call, spelling: str, **inputs: Ref) -> Ref:
+    def list_of(self, suffix: str, function: Call, spelling: str, /, **inputs: Ref) -> Ref:
         """Pure code that reads a list from a model's text, so spelled: its items may be worked on as they close."""
         made = self.call(suffix, function, **inputs)
         self._scope.draft.lists[made.producer] = spelling

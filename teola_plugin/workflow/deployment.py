@@ -140,6 +140,16 @@ class Deployment:
             except Exception as error:  # the pool is closed
                 _left(store, error)
 
+    def forget(self) -> None:
+        """What it holds of queries that are over: the last one, and templates of configurations."""
+        self._last.clear()
+        self.workflow.forget_configurations()
+
+    def in_collections(self, renamed: Callable[[str, str], str]) -> Deployment:
+        """The same, whose components write and search in other collections; see `Workflow.in_collections`."""
+        moved = self.workflow.in_collections(renamed)
+        return Deployment(moved, self.pool, self._passes, self._speculate, self.name, self.base)
+
     # ------------------------------------------------------------ seeing it
 
     def configured(self, config: Given | None = None) -> Config:

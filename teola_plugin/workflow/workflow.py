@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from teola_plugin.tracer.draft import Traced
 from teola_plugin.workflow.checks import check_names, check_order
 from teola_plugin.workflow.component import check_name
 from teola_plugin.workflow.config import Config, config_of, config_schema
-from teola_plugin.workflow.control import configured, free_names
+from teola_plugin.workflow.control import configured, free_names, moved
 from teola_plugin.workflow.decomposition import Scope, in_order, last_of
 from teola_plugin.workflow.flow import Flow, Joinable
 from teola_plugin.workflow.indexing import PER_QUERY, THIS_QUERY
@@ -152,6 +152,16 @@ class Workflow:
                 self._lowered.pop(other, None)
             self._lowered[config] = found
         return found
+
+    def forget_configurations(self) -> None:
+        """Templates are made anew: those of configurations hold what queries said, prompts among it."""
+        self._lowered.clear()
+
+    def in_collections(self, renamed: Callable[[str, str], str]) -> Workflow:
+        """The same, whose components write and search in other collections: `renamed(engine, collection)`. Those of
+        each query's own stay."""
+        said: dict[str, Any] = dict(inputs=self.inputs, output=self.output, sources=self.sources, doc=self.doc)
+        return Workflow(self.name, moved(self.flow, renamed), **said)
 
     def __reduce__(self) -> Any:
         """What was lowered is made anew."""

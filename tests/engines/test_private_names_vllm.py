@@ -122,7 +122,13 @@ def test_the_logger_tells_the_share_of_the_cache(found: Any) -> None:
 
 
 def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -> None:
-    assert found["in short"] == [[True, True], [True, False]]
+    """The logits that count are then those of each request's last token, with speculation as without."""
+    assert found["undrafted"] == {
+        "last": [True, False],
+        "prepared": [[None, 7, "ours"], ["ours", 7, "ours"]],
+        "sampled": [True, False],
+        "told": [False, True],
+    }
 
 
 def test_how_often_a_request_was_preempted(found: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from support.service import Served, served, until
 
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import RegistrationError
+from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.pool import EnginePool
+from teola_plugin.server.query_traces import whole_trace
 
 NAMES = (
     "chain", "two_keys", "model", "graph", "query_engine", "streaming_engine", "chat_engine", "workflow",
@@ -180,6 +183,49 @@ def test_an_app_runs_as_one_query(server: Served) -> None:
     assert trace.app == "poems"
     assert len([s for s in trace.spans if s.kind in ("PREFILLING", "FULL_PREFILLING", "GENERATION")]) >= 2
     assert any(s.kind == "PARTIAL_PREFILLING" for s in trace.spans) or len(trace.spans) >= 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["chain", "model", "graph", "query_engine", "chat_engine", "workflow", "template"])
+def test_what_an_app_took_is_told(server: Served, name: str, stream: bool) -> None:
+    """Tokens in its answer; the primitives that ran, on which engine, in the trace of its query."""
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json=asked(name, "goats", **options))
+    told = [line for line in found.text.splitlines() if '"usage":{' in line][-1].removeprefix("data: ")
+    usage = json.loads(told)["usage"]
+    id = found.headers["x-teola-query"]
+    until(lambda: server.service.live.find("anonymous", id))  # it ends on the server's own thread
+    live = server.service.live.find("anonymous", id)
+    assert live is not None
+    until(lambda: whole_trace(server.pool.runtime.recorder.get, live) is not None)
+    trace = whole_trace(server.pool.runtime.recorder.get, live)
+    assert trace is not None
+    ran = [span for span in trace.spans if span.engine == "llm" and span.done is not None]
+    assert ran
+    assert usage["total_tokens"] == sum(span.tokens + span.written for span in ran)
+    assert usage["completion_tokens"] > 0
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_traces_of_queries_that_apps_begin() -> None:
+    """One of them is the trace; several stand beside one another, under names of their own."""
+    spans = [Span("q", "a", name, "TOOL", at, engine="x", parents=("one",)) for at, name in enumerate(("one", "two"))]
+    inner = [QueryTrace(f"q{i}", "a", 1.0, 2.0, tuple(spans)) for i in range(2)]
+    own = QueryTrace("own", "app", 0.0, 3.0)
+    live: Any = SimpleNamespace(trace="own", traces=["q0"])
+    known = {trace.query_id: trace for trace in (own, *inner)}
+    one = whole_trace(known.get, live)
+    assert one is not None
+    assert (one.query_id, one.app, one.seconds, one.spans) == ("own", "app", 3.0, inner[0].spans)
+    live.traces.append("q1")
+    both = whole_trace(known.get, live)
+    assert both is not None
+    assert [(s.primitive, s.parents) for s in both.spans] == [
+        ("1/one", ("1/one",)), ("2/one", ("2/one",)), ("1/two", ("1/one",)), ("2/two", ("2/one",)),
+    ]  # fmt: skip
+    live.trace = "gone"
+    assert whole_trace(known.get, live) is None
 
 
 @pytest.mark.parametrize("name", ["NO_APP", "nothing"])

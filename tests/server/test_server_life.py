@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -21,6 +25,8 @@ from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.pool import EnginePool
+from teola_plugin.server.routes.answering import Whole
+from teola_plugin.server.visits import Visit
 
 CHAT = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -59,6 +65,47 @@ def test_another_host_is_refused_where_no_key_is_asked_for(server: Served) -> No
     with server.client() as http:
         assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
         assert http.get("/v1/models", headers={"Host": "localhost:1234"}).status_code == 200
+
+
+def test_answers_are_sent_at_once(server: Served) -> None:
+    """Small pieces do not wait until the client has acknowledged the one before (Nagle's algorithm): it takes 40 ms."""
+    with server.client() as http:
+        http.get("/health")
+        (connection,) = server.server.server_state.connections
+        sent_from = connection.transport.get_extra_info("socket")
+        assert sent_from.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_head_and_body_of_an_answer_are_one_piece(server: Served) -> None:
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw:
+        for _ in range(5):
+            raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert raw.recv(1 << 16).endswith(b'{"status":"ok"}')
+
+
+def test_a_large_answer_comes_whole_and_in_order(server: Served) -> None:
+    body = {"model": "embedder", "input": [f"text {number}" for number in range(400)]}
+    with server.client() as http:
+        data = http.post("/v1/embeddings", json=body).json()["data"]
+        assert [one["index"] for one in data] == list(range(400))
+        again = http.post("/v1/embeddings", json=body, headers={"Connection": "close"})
+        assert again.json()["data"] == data
+
+
+def test_a_query_is_closed_when_its_answer_is_sent(server: Served) -> None:
+    told: list[str] = []
+
+    class Told:
+        query = SimpleNamespace(id="query_1")
+
+        def end(self, outcome: str) -> None:
+            told.append(outcome)
+
+    async def send(message: Any) -> None:
+        told.append(message["type"])
+
+    asyncio.run(Whole(cast(Visit, Told()), {"answer": 1})({"type": "http"}, None, send))  # type: ignore[arg-type]
+    assert told == ["http.response.start", "http.response.body", "done"]
 
 
 def test_a_body_that_is_too_large(server: Served) -> None:
@@ -169,6 +216,23 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     assert process.returncode in (0, -signal.SIGTERM), errors
     assert "route=/v1/chat/completions status=200" in errors
     assert "hello" not in errors  # of what was asked, nothing is logged
+
+
+def test_every_line_of_the_command_is_json_where_that_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "pool.yaml").write_text(POOL.replace("store: memory", "store: memory, log: json"))
+    command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        try:
+            httpx.post(f"{url}/v1/chat/completions", json=CHAT, trust_env=False)
+            httpx.post(f"{url}/v1/chat/completions", json={**CHAT, "model": "nowhere"}, trust_env=False)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=20)
+    found = [json.loads(line) for line in errors.splitlines()]
+    assert [one["status"] for one in found] == [200, 404]
+    assert found[0]["query"].startswith("query_") and found[0]["request"].startswith("req_")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,16 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 
+import httpx
 import pytest
-from support.service import Served, key, served
+from support.service import Served, key, served, until
+
+from teola_plugin.server.queries.records import Record
+from teola_plugin.server.query_page import answers
 
 PAGES = Path(__file__).parents[2] / "server" / "pages"
 ONE, OTHER = key("one", operator=True), key("other")
@@ -61,6 +67,50 @@ def test_a_query_is_opened_by_a_ticket_that_is_good_once() -> None:
         found = http.get("/pages/pool").json()
         assert [one["name"] for one in found["engines"]] == ["embedder", "llm", "reranker", "store"]
         assert found["figures"]["accepted"] == 1
+
+
+def page_of(server: Served, http: httpx.Client, id: str) -> str:
+    until(lambda: http.post(f"/pages/tickets/{id}").status_code == 200)
+    return http.get(http.post(f"/pages/tickets/{id}").json()["url"]).text
+
+
+def test_the_page_of_a_submitted_query_has_what_is_kept_of_it(server: Served) -> None:
+    with server.client() as http:
+        id = http.post("/v1/queries", json={"model": "llm", "input": "<i>hello</i>"}).json()["id"]
+        record = http.get(f"/v1/queries/{id}?wait=10").json()
+        page = page_of(server, http, record["query"])
+        assert f"Answer of {id}" in page and escape(record["answer"]["text"]) in page
+        http.delete(f"/v1/queries/{id}")
+        assert escape(record["answer"]["text"]) not in page_of(server, http, record["query"])
+
+
+def test_sources_and_errors_stand_on_the_page_as_text() -> None:
+    about = {"tenant": "t", "model": "m", "app": "m", "body": {}, "variables": {}, "created": 0.0}
+    done = Record("q_1", **about, answer={"text": "<b>", "sources": [{"text": "<script>"}, "two", {"id": 3}]})
+    failed = Record("q_2", **about, error={"message": "<b> broke"})
+    found = dict(answers([done, failed, Record("q_3", **about)]))
+    assert list(found) == ["Answer of q_1", "Sources", "Error of q_2"]
+    assert found["Answer of q_1"] == "<pre>&lt;b&gt;</pre>" and found["Error of q_2"] == "<pre>&lt;b&gt; broke</pre>"
+    assert found["Sources"].count("<details>") == 3 and "<script>" not in found["Sources"]
+
+
+def test_batch_mates_of_the_own_tenant_are_named_and_no_others() -> None:
+    with served(keys=[ONE.settings, OTHER.settings]) as server:
+        ids = [asked(server, secret) for secret in (ONE.secret, ONE.secret, OTHER.secret)]
+        until(lambda: len(server.service.traces) == 3)
+        first, mate, foreign = (
+            server.service.live.find(t, i) for t, i in zip(("one", "one", "other"), ids, strict=True)
+        )
+        assert first is not None and mate is not None and foreign is not None
+        for query in (first, mate, foreign):  # as if they had run in one batch
+            trace = server.service.traces.get(query.trace)
+            assert trace is not None
+            spans = tuple(replace(span, instance="0", batch=99, started=0.0, done=1.0) for span in trace.spans)
+            server.service.traces.ended(replace(trace, spans=spans))
+        with server.client(ONE.secret) as http:
+            page = page_of(server, http, first.id)
+    mates = page.partition("Batch-mates")[2]
+    assert mate.id in mates and foreign.id not in page
 
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -305,48 +299,3 @@ def test_ids_of_events() -> None:
     assert log.after("1-2") == (0, True)
     assert log.after("2-9") == (0, True)
     assert log.after("-") == (0, False)
-
-
-POOL = """
-engines: {llm: {kind: fake, options: {seconds: %s}}}
-server: {port: 0, data: %s, log: off}
-"""
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """One that PostgreSQL's user can reach, too: as root, it runs as somebody else."""
-    with tempfile.TemporaryDirectory(prefix="teola-server-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
-@pytest.mark.postgres
-@pytest.mark.long
-def test_a_server_that_is_killed_loses_nothing(tmp_path: Path, open_folder: Path) -> None:
-    """A hundred queries under way, kill -9, another server on the same store: each is finished or reported."""
-
-    def started(seconds: float) -> tuple[subprocess.Popen[str], str]:
-        (tmp_path / "pool.yaml").write_text(POOL % (seconds, open_folder / "data"))
-        command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
-        with (tmp_path / "log").open("a") as log:
-            process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert process.stdout is not None
-        return process, process.stdout.readline().split()[-1]
-
-    process, url = started(60)
-    try:
-        with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-            ids = [submit(http, f"number {i}") for i in range(100)]
-            assert {http.get(f"/v1/queries/{id}").json()["status"] for id in ids} <= {"queued", "running"}
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-    process, url = started(0.01)
-    try:
-        with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-            found = [waited(http, id) for id in ids]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-    assert {one["status"] for one in found} == {"done"}

@@ -21,6 +21,7 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 from langgraph.graph import START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from support import report_tables
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
@@ -621,6 +622,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "provisional": provisional,
     "five apps": five_apps,
     "apps under load": apps_under_load,
+    **report_tables.TABLES,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from teola_plugin.pool import EnginePool
 
 
@@ -137,3 +139,58 @@ def waiting() -> Any:
 
 
 NO_APP = 7
+
+
+def reads_documents() -> Any:
+    """A workflow that indexes what comes with its query."""
+    from teola_plugin.workflow import PER_QUERY, Indexing, Searching, Synthesis, Workflow
+
+    return Workflow(
+        "reading",
+        Indexing("index", chunk_size=20, chunk_overlap=2, collection=PER_QUERY)
+        >> Searching("found", k=2, collection=PER_QUERY)
+        >> Synthesis("answer", context="found", mode="compact", max_tokens=60),
+    )
+
+
+def joins_documents() -> Any:
+    """A Runnable that takes texts beside a question."""
+    from langchain_core.runnables import RunnableLambda
+
+    def joined(given: Any) -> str:
+        return f"{given['question']}: {'|'.join(given['documents'])}"
+
+    class Question(TypedDict):
+        question: str
+        documents: list[str]
+
+    return RunnableLambda(joined).with_types(input_type=Question)
+
+
+def keeps_documents() -> Any:
+    """A workflow that indexes what comes with its query where later ones find it."""
+    from teola_plugin.workflow import Indexing, Searching, Synthesis, Workflow
+
+    return Workflow(
+        "notes",
+        Indexing("index", chunk_size=40, chunk_overlap=2, collection="notes")
+        >> Searching("found", k=8, collection="notes")
+        >> Synthesis("answer", context="found", mode="compact", max_tokens=200),
+    )
+
+
+def remembers(pool: EnginePool) -> Any:
+    """A graph that says all that its thread has heard."""
+    from langchain_core.messages import AIMessage
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        heard = [str(one.content) for one in state["messages"] if one.type == "human"]
+        return {"messages": [AIMessage(" ".join(heard))]}
+
+    made = StateGraph(MessagesState)
+    made.add_node("answer", answer)
+    made.add_edge(START, "answer")
+    made.add_edge("answer", END)
+    return made.compile(checkpointer=InMemorySaver())

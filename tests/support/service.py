@@ -54,6 +54,7 @@ def served(
     *,
     apps: Mapping[str, Mapping[str, Any]] | None = None,
     store: Store | None = None,
+    tracing_provider: Any = None,
     **settings: Any,
 ) -> Iterator[Served]:
     """Without a pool on fake engines that take no time. `settings`: of the server; it takes a free port."""
@@ -61,7 +62,7 @@ def served(
     named = {name: AppSettings.model_validate(one) for name, one in (apps or {}).items()}
     kept = store or MemoryStore()
     with pool or EnginePool.local(fake_engines()) as running, listening(made) as bound:
-        service = Service(running, made, named)
+        service = Service(running, made, named, tracing_provider)
         found = Served(f"http://127.0.0.1:{bound.getsockname()[1]}", service, running, server_of(service, kept))
         ready = threading.Event()
 

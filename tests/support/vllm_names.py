@@ -119,33 +119,37 @@ def _scheduler() -> dict[str, Any]:
     }
 
 
-def _in_short() -> list[Any]:
-    """Of steps without and with a drafted token: what vLLM says of them, and what we say; and what it samples with."""
+def _undrafted() -> dict[str, Any]:
+    """Steps without and with a drafted token: which logits count, by vLLM with speculation; what it is configured with
+    while it prepares them, what it samples with, and what it tells its scheduler."""
     from types import SimpleNamespace
 
     import numpy as np
     import torch
+    from vllm.v1.outputs import DraftTokenIds
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     numbers = np.arange(64, dtype=np.int32)
-    runner: Any = SimpleNamespace(device="cpu", use_async_scheduling=False)
+    runner: Any = SimpleNamespace(device="cpu", use_async_scheduling=False, speculative_config="ours")
+    runner.model_config = SimpleNamespace(is_hybrid=False)
     runner._arange_scratch, runner.arange_np = numbers.copy(), numbers
     runner.input_ids = SimpleNamespace(gpu=torch.arange(64, dtype=torch.int32))
     for name in ("_get_cumsum_and_arange", "_calc_spec_decode_metadata"):
         setattr(runner, name, getattr(GPUModelRunner, name).__get__(runner))
     runner._sample = lambda logits, metadata: metadata
-    theirs = runner._calc_spec_decode_metadata
+    runner._prepare_inputs = lambda scheduled, more: (runner.speculative_config, more)
+    runner.take_draft_token_ids = lambda: runner.drafts
     drafts.attach(SimpleNamespace(model_runner=_runner_of(runner)))
-    steps = [([0, 0, 0], [1, 5, 6]), ([0, 2, 0], [1, 4, 5])]
-    same, sampled = [], []
-    for drafted, scheduled in steps:
-        given = np.array(drafted, dtype=np.int32), np.array(scheduled, dtype=np.int32)
-        one, other = theirs(*given), runner._calc_spec_decode_metadata(*given)
-        same.append(
-            all(torch.equal(torch.as_tensor(a), torch.as_tensor(getattr(other, n))) for n, a in vars(one).items())
-        )
-        sampled.append(runner._sample(None, other) is None)
-    return [same, sampled]
+    found: dict[str, Any] = {"last": [], "prepared": [], "sampled": [], "told": []}
+    for drafted, ends in (([0, 0, 0], [1, 5, 6]), ([0, 2, 0], [1, 4, 5])):
+        metadata = runner._calc_spec_decode_metadata(np.array(drafted, np.int32), np.array(ends, np.int32))
+        found["last"].append(metadata.logits_indices.tolist() == [end - 1 for end in ends])
+        scheduled = SimpleNamespace(scheduled_spec_decode_tokens={"b": [1, 2]} if any(drafted) else {})
+        found["prepared"].append([*runner._prepare_inputs(scheduled, 7), runner.speculative_config])
+        found["sampled"].append(runner._sample(None, metadata) is None)
+        runner.drafts = DraftTokenIds(["a", "b"], [[], [1] * max(drafted)])
+        found["told"].append(runner.take_draft_token_ids() is not None)
+    return found
 
 
 def _runner_of(runner: Any) -> Any:
@@ -176,7 +180,7 @@ def _drafts() -> dict[str, Any]:
     return {
         "drafts": [drafts.drafted_tokens(config), drafts.longest(config), config.speculative_config.method],
         "drafts made": type(create_proposer(config)).__name__,
-        "in short": _in_short(),
+        "undrafted": _undrafted(),
         "encoded": _encoded(config),
         "verified": [drafts.verified(type("Output", (), {"spec_decode_metrics": one})()) for one in (told, None)],
         "expanded": expanded,

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from teola_plugin import EnginePool
+from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import GraphError
 from teola_plugin.workflow import Flow, Function, Generation, Indexing, Map, Searching, Workflow
 
@@ -131,3 +133,12 @@ def test_what_is_in_a_body_is_not_read_outside() -> None:
 def test_a_body_reads_what_its_holder_could() -> None:
     workflow = Workflow("w", step("a", "x") >> Map("m", over="a", flow=step("b", "item", "y")))
     assert [one.name for one in workflow.inputs] == ["x", "y"]
+
+
+def test_components_and_what_they_read_may_have_any_name() -> None:
+    names = ("call", "name", "scope", "suffix", "function")
+    ends = Function("end", eval(f"lambda {', '.join(names)}: [{', '.join(names)}]"), pure=True)
+    firsts = [Function(name, eval(f"lambda question: question + ' {name}'"), pure=True) for name in names]
+    workflow = Workflow("any", Flow.of(firsts) >> ends)
+    with EnginePool.local(fake_engines()) as pool:
+        assert workflow.deploy(pool).run({"question": "x"}).answer == [f"x {name}" for name in names]

@@ -38,6 +38,8 @@ class Ahead:
     lead: bool = False
     needed: bool = False
     """Whether anybody waits for the step's result; without that only its calls matter."""
+    waits: bool = True
+    """Not where calls are only to be begun: an outcome that nobody looks at would take the plain object's time."""
 
     def leading(self) -> Ahead:
         return replace(self, lead=self.may_lead)
@@ -50,6 +52,10 @@ class Ahead:
     def goes_on(self) -> bool:
         """Whether calls that need those before them are to be followed: somebody needs the result, or they lead."""
         return self.needed or self.lead
+
+    def beginning(self) -> Ahead:
+        """Of a list whose calls end a step: nobody waits for them where the result is not needed."""
+        return self if self.needed else replace(self, waits=False)
 
     def side_by_side(self) -> Ahead:
         """In a part that the plain object runs in a loop, from its sync entry."""
@@ -84,9 +90,12 @@ class Ahead:
             raise Failed(repr(error)) from error
 
     async def said(self, llm: Any, run: Run) -> str:
-        """`ask`, where `run` returns what the LLM says."""
+        """`ask`, where `run` returns what the LLM says; nothing where it does not wait."""
         with as_made():
             name, args, kwargs = asked_by(llm, run, is_async=self.is_async)
+        if not self.waits:
+            self.table.wanted(llm, name, args, kwargs, lead=self.lead)
+            return ""
         text: str = await self.table.ahead(llm, name, args, kwargs, lead=self.lead)
         return text
 
@@ -129,6 +138,8 @@ class Plan:
     """The user's own models and stores that are called, by id."""
     known: dict[int, Any] = field(default_factory=dict)
     """Engines, retrievers and the like whose calls are known, by id."""
+    counted: dict[int, Any] = field(default_factory=dict)
+    """What stands for prompt helpers in the plain object's copy, by their ids: it counts no text a second time."""
     found: int = 0
     """How many lists there are whose calls may start sooner."""
     is_async: bool = False

@@ -142,7 +142,7 @@ def _pays(plan: Plan) -> bool:
 
 def _with_leaves(served: Any, plan: Plan, part: Accelerate) -> Any:
     """A copy of what is known, whose calls are looked up; engines in it that are not known run ahead by themselves."""
-    made = {key: leaf_of(leaf, call_here, acall_here) for key, leaf in plan.leaves.items()}
+    made = {key: leaf_of(leaf, call_here, acall_here) for key, leaf in plan.leaves.items()} | plan.counted
 
     def change(node: Any) -> Any | None:
         if id(node) in made:

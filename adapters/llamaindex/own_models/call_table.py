@@ -75,14 +75,15 @@ class CallTable:
 
         Raises `Failed`, `NotUnderstood`.
         """
+        call = self.wanted(leaf, name, args, kwargs, lead=lead)
+        return await asyncio.shield(asyncio.wrap_future(call.shown))
+
+    def wanted(self, leaf: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, lead: bool) -> Call:
+        """The call, begun where it leads. Raises `NotUnderstood`."""
         try:
             asked = Asked.of(args, kwargs)
         except NotCopied as error:
             raise NotUnderstood(str(error)) from None
-        call = self._wanted(leaf, name, asked, lead)
-        return await asyncio.shield(asyncio.wrap_future(call.shown))
-
-    def _wanted(self, leaf: Any, name: str, asked: Asked, lead: bool) -> Call:
         starts = False
         with self._lock:
             if self._closed:

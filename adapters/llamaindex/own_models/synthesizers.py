@@ -15,7 +15,7 @@ from llama_index.core.response_synthesizers import (
 )
 
 from teola_plugin.adapters.llamaindex.own_models.ahead import Ahead, Plan
-from teola_plugin.shims.llamaindex.copies import counts_anywhere
+from teola_plugin.shims.llamaindex.copies import counts_anywhere, remembering
 from teola_plugin.shims.llamaindex.engines import runs_in_loop
 from teola_plugin.shims.llamaindex.synthesizers import (
     AccumulateParts,
@@ -53,11 +53,13 @@ def _llm(plan: Plan, parts: SynthesizerParts) -> Any:
     return plan.llm(parts.llm)
 
 
-def _helper(parts: SynthesizerParts) -> Any:
-    """It counts tokens beside the plain object."""
+def _helper(plan: Plan, parts: SynthesizerParts) -> Any:
+    """It counts tokens beside the plain object, and for it."""
     made = helper_of(parts)
     if not counts_anywhere(parts.prompt_helper):
         raise NotUnderstood("its tokenizer takes one call at a time")
+    if (counted := remembering(parts.prompt_helper, made)) is not None:
+        plan.counted[id(parts.prompt_helper)] = counted
     return made
 
 
@@ -68,22 +70,23 @@ def _asks(llm: Any, prompt: Any, arguments: dict[str, Any]) -> Callable[[Ahead],
 def _accumulate(plan: Plan, synth: Accumulate, parts: AccumulateParts) -> Respond:
     """Every chunk is answered from."""
     llm = _llm(plan, parts)
-    made = Accumulating.of(synth, parts, _helper(parts))
+    made = Accumulating.of(synth, parts, _helper(plan, parts))
     in_loop = runs_in_loop(synth)
     plan.lists(in_loop)
 
     async def respond(ahead: Ahead, query: str, chunks: Sequence[str]) -> str:
-        way = ahead.side_by_side() if in_loop else ahead
+        way = (ahead.side_by_side() if in_loop else ahead).beginning()
         asked = made.asked(query)
         packed = made.packed(asked, chunks, llm)
-        return made.joined(await way.all([_asks(llm, asked, made.arguments(chunk)) for chunk in packed]))
+        answers = await way.all([_asks(llm, asked, made.arguments(chunk)) for chunk in packed])
+        return made.joined(answers) if ahead.needed else ""
 
     return respond
 
 
 def _tree(plan: Plan, synth: TreeSummarize, parts: TreeSummarizeParts) -> Respond:
     """The texts are packed and summarised, and so are the summaries, until one is left."""
-    llm, template, helper = _llm(plan, parts), own_prompt(parts.summary_template), _helper(parts)
+    llm, template, helper = _llm(plan, parts), own_prompt(parts.summary_template), _helper(plan, parts)
     in_loop = runs_in_loop(synth)
     plan.lists(in_loop)
 
@@ -102,7 +105,7 @@ def _tree(plan: Plan, synth: TreeSummarize, parts: TreeSummarizeParts) -> Respon
 def _refine(plan: Plan, synth: Refine, parts: RefineParts) -> Respond:
     """The first chunk is answered from; every other one refines the answer."""
     llm = _llm(plan, parts)
-    made = Refining.of(synth, parts, _helper(parts))
+    made = Refining.of(synth, parts, _helper(plan, parts))
 
     async def respond(ahead: Ahead, query: str, chunks: Sequence[str]) -> str:
         if not ahead.goes_on:
@@ -118,7 +121,7 @@ def _refine(plan: Plan, synth: Refine, parts: RefineParts) -> Respond:
 
 
 def _simple(plan: Plan, synth: SimpleSummarize, parts: SimpleSummarizeParts) -> Respond:
-    llm, qa, helper = _llm(plan, parts), own_prompt(parts.text_qa_template), _helper(parts)
+    llm, qa, helper = _llm(plan, parts), own_prompt(parts.text_qa_template), _helper(plan, parts)
 
     async def respond(ahead: Ahead, query: str, chunks: Sequence[str]) -> str:
         if not ahead.goes_on:

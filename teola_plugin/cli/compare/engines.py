@@ -60,21 +60,14 @@ def pool_named(name: str) -> EnginePool:
 def _pool_in(path: str) -> EnginePool:
     """The engines of a YAML file, in this process."""
     try:
-        from teola_plugin.cluster.config import PoolConfig
-        from teola_plugin.cluster.deployment.engine_factory import build_engine
-        from teola_plugin.cluster.names import engine_spec
+        from teola_plugin.pool import EnginePool
+
+        return EnginePool.from_yaml(path)
     except ImportError as error:
         raise RegistrationError(
             f"a pool's YAML cannot be read without {error.name}.",
             hint=f"install {error.name}, or make the pool in Python: --pool module:object",
         ) from error
-    from teola_plugin.pool import EnginePool
-
-    engines = {}
-    for name, config in PoolConfig.read(path).engines.items():
-        spec = engine_spec(name, config)
-        engines[name] = [build_engine(spec, number) for number in range(config.instances)]
-    return EnginePool.local(engines)
 
 
 def _binding(text: str) -> tuple[Any, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 import sys
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -57,7 +59,8 @@ def run_serve(options: argparse.Namespace) -> int:
     need_packages()
     from rich.console import Console
 
-    from teola_plugin.server.run import address_of, check_files, listening, log_to_stderr, run
+    from teola_plugin.server.logs import log_to_stderr
+    from teola_plugin.server.run import address_of, check_files, listening, run
     from teola_plugin.server.settings import ServiceConfig
 
     config = ServiceConfig.read(options.config)
@@ -67,12 +70,15 @@ def run_serve(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     with ExitStack() as held:
         bound = held.enter_context(listening(settings))
+        tracing = _tracing(settings)
+        if tracing is not None:
+            held.callback(tracing.shutdown)
         with Console(stderr=True).status(f"starting {', '.join(config.engines)} ..."):
-            pool = held.enter_context(_pool(config, options.connect))
+            pool = held.enter_context(_pool(config, options.connect, tracing))
             from teola_plugin.server.queries.store import store_of
             from teola_plugin.server.service import Service
 
-            service = Service(pool, settings, config.apps)
+            service = Service(pool, settings, config.apps, tracing)
             store = store_of(settings.store, settings.data, config.name)
         url = address_of(settings, bound)
         run(service, store, bound, lambda: _hello(console, url, service.models, bool(settings.keys)))
@@ -81,7 +87,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 def need_packages() -> None:
     """Raises `EngineUnavailable` where the extra is not installed."""
-    for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx"):
+    for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx", "pypdf", "python_multipart"):
         if find_spec(name) is None:
             raise EngineUnavailable(f"teola serve needs {name}, which is not installed.", hint=extra("server"))
 
@@ -101,13 +107,21 @@ def _settings(config: ServiceConfig, options: argparse.Namespace) -> ServerSetti
         raise ConfigError(f"{what}.", hint="see docs/server.md") from None
 
 
-def _pool(config: ServiceConfig, connect: str | None) -> Any:
+def _tracing(settings: ServerSettings) -> Any:
+    """The tracer provider that the file asks for."""
+    if settings.tracing is None:
+        return None
+    from teola_plugin.server.tracing import provider_of
+
+    return provider_of(settings.tracing)
+
+
+def _pool(config: ServiceConfig, connect: str | None, tracing: Any) -> Any:
     from teola_plugin.pool import EnginePool
-    from teola_plugin.server.run import embedded_pool
 
     if connect is None:
-        return embedded_pool(config)
-    return EnginePool.connect(None if connect == _OWN else connect, pool=config.name)
+        return EnginePool.from_yaml(config, tracing=tracing)
+    return EnginePool.connect(None if connect == _OWN else connect, pool=config.name, tracing=tracing)
 
 
 def python() -> str:
@@ -117,16 +131,24 @@ def python() -> str:
 
 
 def _hello(console: Any, url: str, models: Any, keys: bool) -> None:
+    """Three ways to ask it, each to be run as it stands."""
     names = [name for kind in ("app", "chat") for name, model in models.items() if model.kind == kind]
-    chat = next(iter(names), "")
-    header = ' -H "Authorization: Bearer $TEOLA_API_KEY"' if keys else ""
     console.print(f"serving {', '.join(models)} at {url}")
-    if chat:
-        body = f'{{"model": "{chat}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-        console.print(f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'")
-        code = (
-            f"import openai, os; c = openai.OpenAI(base_url='{url}/v1', api_key=os.getenv('TEOLA_API_KEY', 'none')); "
-            f"print(c.responses.create(model='{chat}', input='Hello').output_text)"
-        )
-        console.print(f'  {python()} -c "{code}"')
+    if names:
+        text = models[names[0]].told().get("example") or "Hello"
+        for command in commands(url, names[0], text, keys=keys):
+            console.print(f"  {command}")
     console.print(f"  a browser: {url}/")
+
+
+def commands(url: str, model: str, text: str, *, keys: bool) -> tuple[str, str]:
+    """What asks the model this, in a shell: by curl, and by the official client."""
+    header = ' -H "Authorization: Bearer $TEOLA_API_KEY"' if keys else ""
+    body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}))
+    asked = f"model={json.dumps(model)}, input={json.dumps(text)}"
+    code = (
+        f'import openai, os; c = openai.OpenAI(base_url="{url}/v1", api_key=os.getenv("TEOLA_API_KEY", "none")); '
+        f"print(c.responses.create({asked}).output_text)"
+    )
+    by_curl = f"curl -s {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d {body}"
+    return by_curl, f"{shlex.quote(python())} -c {shlex.quote(code)}"

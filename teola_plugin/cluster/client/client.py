@@ -94,6 +94,7 @@ class ClusterRuntime(LocalRuntime):
             await self._host(name).reset.remote()
 
     async def aforget(self, tenant: str) -> None:
+        self._forget_queries(tenant)
         for name in self._shared:
             await self._host(name).forget.remote(tenant)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.cluster.names import engine_spec
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.devices.budget import share_of
 from teola_plugin.errors import ConfigError
@@ -21,6 +24,20 @@ def build_engine(spec: Mapping[str, Any], number: int) -> Engine:
     kind = spec.get("kind")
     make = _MAKERS[kind] if kind else _by_factory
     return make(str(spec["name"]), spec, _cores(spec, number))
+
+
+def engines_here(config: str | Path | PoolConfig) -> tuple[dict[str, list[Engine]], dict[str, str], dict[str, int]]:
+    """The instances of a pool's file in this process, and by engine its batch policy and how many requests may wait.
+
+    Raises `ConfigError`, and what engines raise when they are made.
+    """
+    read = config if isinstance(config, PoolConfig) else PoolConfig.read(config)
+    made = {
+        name: [build_engine(engine_spec(name, one), number) for number in range(one.instances)]
+        for name, one in read.engines.items()
+    }
+    policies = {name: one.policy for name, one in read.engines.items()}
+    return made, policies, {name: one.max_queued for name, one in read.engines.items()}
 
 
 def _cores(spec: Mapping[str, Any], number: int) -> str:

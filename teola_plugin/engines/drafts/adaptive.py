@@ -36,16 +36,23 @@ class Kind(IntEnum):
 
 
 _BEHIND = {n: Kind(n) if n <= AGREED else Kind.SOME for n in range(1, 2 * AGREED)} | {2 * AGREED: Kind.MANY}
+_UNSEEN = 0.05
+"""Share expected behind a single token where nothing is known of an app: too few for a draft, until one was right."""
+_QUICKLY = 2.0
+"""As `_FIRST`, for those."""
+_MEMORY = 0.995
+"""As `_KEPT`, of what all requests of an app have seen."""
 _EXPECTED = {1: 0.3, 2: 0.5, 3: 0.6, 4: 0.85, 5: 0.89, 6: 0.9, 7: 0.95, 8: 0.97}
 
 
 class Trust:
     """The share of one kind's tokens that was right. Later tokens count for more."""
 
-    __slots__ = ("_right", "_seen")
+    __slots__ = ("_kept", "_right", "_seen")
 
-    def __init__(self, kind: Kind) -> None:
-        self._right, self._seen = _EXPECTED[kind] * _FIRST, _FIRST
+    def __init__(self, expected: float, kept: float = _KEPT, weight: float = _FIRST) -> None:
+        """`expected`: the share, of what was not seen yet, which counts for `weight` tokens."""
+        self._right, self._seen, self._kept = expected * weight, weight, kept
 
     @property
     def share(self) -> float:
@@ -55,5 +62,44 @@ class Trust:
     def saw(self, right: int, *, wrong: bool) -> None:
         """So many tokens were right one after the other, and then perhaps one was not."""
         seen = right + wrong
-        kept = _KEPT**seen
+        kept = self._kept**seen
         self._right, self._seen = self._right * kept + right, self._seen * kept + seen
+
+
+def expected(kind: Kind) -> float:
+    """The share of a kind's tokens that is right, as a rule."""
+    return _EXPECTED[kind]
+
+
+class Experience:
+    """The same of all requests of one app and tenant, with which new ones begin."""
+
+    def __init__(self) -> None:
+        self._kinds = {kind: Trust(expected(kind), _MEMORY) for kind in Kind}
+        self._kinds[Kind.ONE] = Trust(_UNSEEN, _MEMORY, _QUICKLY)
+
+    def begin(self, kind: Kind) -> Trust:
+        """Of a new request. Behind single tokens there are guesses everywhere: it is soon seen what they are worth."""
+        return Trust(self._kinds[kind].share, weight=_QUICKLY if kind is Kind.ONE else _FIRST)
+
+    def saw(self, kind: Kind, right: int, *, wrong: bool) -> None:
+        self._kinds[kind].saw(right, wrong=wrong)
+
+
+class Calibration:
+    """Of all requests of an engine: how much of what their shares promised has come, by kind."""
+
+    def __init__(self) -> None:
+        self._kinds = {kind: (_FIRST, _FIRST) for kind in Kind}
+        """Tokens that have come, and that were expected; later ones count for more."""
+
+    def saw(self, kind: Kind, share: float, guessed: int, right: int) -> None:
+        """Of so many guessed tokens, each of which was expected with that share of those before it."""
+        came, promised = self._kinds[kind]
+        kept = _MEMORY**guessed
+        self._kinds[kind] = came * kept + right, promised * kept + sum(share**k for k in range(1, guessed + 1))
+
+    def of(self, kind: Kind) -> float:
+        """Tokens that come for each that is expected, 1 at most."""
+        came, promised = self._kinds[kind]
+        return min(1.0, came / promised)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from teola_plugin.engines.drafts.adaptive import Calibration, Experience
 from teola_plugin.engines.drafts.lengths import Lengths, longest_drafts, unmeasured
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.drafts.recent import RecentOutputs, Source
 from teola_plugin.engines.drafts.row import Row
+from teola_plugin.engines.drafts.together import Steps, Together
+
+_SOURCES = 64
+"""Of which is remembered how often guesses were right."""
 
 
 @dataclass(slots=True)
@@ -34,13 +40,23 @@ class Drafter:
         self._budget = options.budget or options.tokens
         self._unmeasured = unmeasured(most)
         self._lengths: Lengths = ()
+        self._together = Together(())
+        self._calibration = Calibration()
+        self._learned: OrderedDict[tuple[Source, bool], Experience] = OrderedDict()
         self._fixed: int | None = None
         self._steps: list[tuple[int, float]] = []
         """Rows and time of each step, while it is measured."""
 
     def afford(self, lengths: Lengths) -> None:
-        """The longest draft of a row by rows in a step, as measured. A budget that the user has given holds instead."""
+        """The longest draft of a row by rows in a step, as measured. A budget that the user has given holds instead.
+        Drafts of one step are not weighed against each other any more, until `weigh` says how."""
         self._lengths = () if self._options.budget else lengths
+        self._together = Together(())
+
+    def weigh(self, steps: Steps) -> None:
+        """What a step takes by all that is drafted in it, as measured: drafts of one step are then weighed against each
+        other. Not where the user has given a budget."""
+        self._together = Together(() if self._options.budget else steps)
 
     def fix(self, tokens: int | None) -> list[tuple[int, float]]:
         """For measuring: every greedy row gets a draft of so many tokens, which are hardly right. None: as ever.
@@ -57,7 +73,12 @@ class Drafter:
             self._steps.append((rows, time.perf_counter()))
 
     def forget(self, tenant: str | None) -> None:
-        """Recent outputs: all of them, or a tenant's; those of requests that run are not kept either."""
+        """Recent outputs, and how often guesses were right: all of it, or a tenant's; those of requests that run are
+        not kept either."""
+        for learned in [one for one in self._learned if tenant in (None, one[0][1])]:
+            del self._learned[learned]
+        if tenant is None:
+            self._calibration = Calibration()
         for one in self._running.values():
             if tenant in (None, one.source[1]):
                 one.kept = False
@@ -78,17 +99,37 @@ class Drafter:
         *,
         greedy: bool,
         kept: bool = True,
+        ends: int | None = None,
     ) -> Row | None:
         """A request is new, or begins again. `tokens`: the prompt, which has `prompt` of them, and what is written
         already; `texts`: what it may repeat, likeliest first; `kept`: whether recent outputs are a source, and it
-        one of them. None where it samples: nothing is drafted."""
+        one of them; `ends`: tokens that it has at most in the end. None where it samples: nothing is drafted."""
         row = None
         if greedy:
             recent = self._recent.of(source) if self._options.recent and kept else None
-            row = Row(tokens, prompt, texts, recent, self._most, lookup=self._options.lookup)
+            learned = self._experience(source, bool(texts))
+            row = Row(
+                tokens,
+                prompt,
+                texts,
+                recent,
+                self._most,
+                lookup=self._options.lookup,
+                learned=learned,
+                calibration=self._calibration,
+                ends=ends,
+            )
         self.end(name)
         self._running[name] = Running(row, source, kept)
         return row
+
+    def _experience(self, source: Source, told: bool) -> Experience:
+        """Of an app and tenant's requests that come with texts, or of those without: they are of different kinds."""
+        found = self._learned.setdefault((source, told), Experience())
+        self._learned.move_to_end((source, told))
+        if len(self._learned) > _SOURCES:
+            self._learned.popitem(last=False)
+        return found
 
     def end(self, name: str) -> None:
         """What it has written is a recent output."""
@@ -107,11 +148,25 @@ class Drafter:
         room = min(room, self._most_of_one(rows))
         if room <= 0:
             return []
-        return row.first_tokens(room) if self._fixed is not None else row.draft(room, self._longest(rows))
+        return row.first_tokens(room) if self._fixed is not None else row.draft(room, self._longest(rows), rows)
+
+    def weighed(self, drafts: Mapping[int, tuple[Row, list[int]]], rows: int) -> Mapping[int, list[int]]:
+        """Drafts of one step of so many rows, each under its row's number, cut to what pays of them together."""
+        if not self._together or rows < 2 or self._fixed is not None:
+            return {i: draft for i, (_, draft) in drafts.items()}
+        lengths = self._together.lengths([row.offer for row, _ in drafts.values()], self._speeds(rows))
+        return {i: row.cut(length) for (i, (row, _)), length in zip(drafts.items(), lengths, strict=True)}
+
+    def _speeds(self, rows: int) -> Sequence[float]:
+        """Of all rows of a step. Those that run and have not written in it are as good as others; sampled ones write a
+        token a step."""
+        found = [1.0 if one.row is None else one.row.speed for one in self._running.values()][-rows:]
+        return [*found, *[1.0] * (rows - len(found))]
 
     def _longest(self, rows: int) -> Sequence[int]:
         """Tokens that pay for each of so many rows, by the share of them that is right."""
-        return longest_drafts(self._lengths or self._unmeasured, 1 if self._options.budget else rows)
+        alone = self._options.budget or self._together
+        return longest_drafts(self._lengths or self._unmeasured, 1 if alone else rows)
 
     def _most_of_one(self, rows: int) -> int:
         """Tokens that may be drafted for each of so many rows, whatever is right of them."""

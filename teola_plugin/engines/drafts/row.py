@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from teola_plugin.engines.drafts.adaptive import AGREED, Kind, Trust
+from teola_plugin.engines.drafts.adaptive import AGREED, Calibration, Experience, Kind, Trust, expected
 from teola_plugin.engines.drafts.corpus import LONGEST, Corpus
 from teola_plugin.engines.drafts.followed import FollowedText
 from teola_plugin.engines.drafts.lengths import of_share
 from teola_plugin.engines.drafts.skeleton import GAP_TOKEN, Skeleton
+from teola_plugin.engines.drafts.together import Offer
 
 _WATCHED = 2
 """Tokens of a guess that is not drafted: whether they come is seen anyhow."""
@@ -18,7 +19,11 @@ _SURE = 0.9
 _MOST_REST = 8
 """Tokens that are written without a look for guesses, where many looks in a row led to no draft."""
 _PATIENCE = 4
-"""Looks without a draft for each of them."""
+"""Looks without a draft for each of them, of a row alone; beside others, whose step it holds up as well, fewer."""
+
+
+_STEADY = 8
+"""Steps of one token by which its speed is taken for less of a difference at first."""
 
 
 class _Guess(NamedTuple):
@@ -42,24 +47,35 @@ class Row:
         most: int,
         *,
         lookup: bool = True,
+        learned: Experience | None = None,
+        calibration: Calibration | None = None,
+        ends: int | None = None,
     ) -> None:
         """`tokens`: the prompt, which has `prompt` of them, and what is written already. `texts`: what the output may
         repeat; one with a `GAP_TOKEN` is a skeleton. `most`: of one draft. `lookup`: whether the tokens are looked
-        through themselves."""
+        through themselves. `learned`: how often guesses were right in the requests of its app and tenant, of which it
+        is one; `calibration`: the same of its engine. `ends`: tokens that it has at most in the end."""
         self._own = Corpus(tokens[:prompt])
         self._prompt, self._most = prompt, most
         self._texts = [FollowedText(text) for text in texts if text and GAP_TOKEN not in text]
         self._skeletons = [Skeleton(text) for text in texts if GAP_TOKEN in text]
         self._recent, self._lookup = recent, lookup
+        self._learned, self._calibration, self._ends = learned, calibration or Calibration(), ends
         self._trust: dict[Kind, Trust] = {}
-        self._rest = self._idle = 0
+        self._rest = self._idle = self._looks = 0
+        self._rows = 1
+        self._unread: list[int] = []
+        """Tokens written since it began to rest."""
+        self._best: tuple[Kind, float] | None = None
+        """The likeliest guess: its kind and share."""
         self._guessed: list[_Guess] = []
         self._draft: list[int] = []
         self.drafted = self.accepted = 0
+        self._begun = len(tokens)
         self.grow(tokens[prompt:])
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._own) + len(self._unread)
 
     def forget(self) -> None:
         """Recent outputs are no source any more."""
@@ -68,16 +84,19 @@ class Row:
     @property
     def output(self) -> list[int]:
         """What the request has written."""
-        return self._own.tokens[self._prompt :]
+        return [*self._own.tokens[self._prompt :], *self._unread]
 
     def trust(self, kind: Kind) -> Trust:
         found = self._trust.get(kind)
         if found is None:
-            found = self._trust[kind] = Trust(kind)
+            found = Trust(expected(kind)) if self._learned is None else self._learned.begin(kind)
+            self._trust[kind] = found
         return found
 
     def grow(self, new: Sequence[int]) -> None:
         """The model has written these: what was accepted of the draft, and one more."""
+        if self._unread:
+            new, self._unread = [*self._unread, *new], []
         if self._guessed:
             self._learn(new)
         self._rest = max(0, self._rest - len(new))
@@ -96,14 +115,28 @@ class Row:
         for kind, tokens in self._guessed:
             right = _common(tokens, new)
             wrong = right < min(len(tokens), len(new))
+            if self._best is not None and kind == self._best[0]:
+                self._calibration.saw(*self._best, len(tokens) if wrong else right, right)
             self.trust(kind).saw(right, wrong=wrong)
+            if self._learned is not None:
+                self._learned.saw(kind, right, wrong=wrong)
         self._guessed, self._draft = [], []
 
-    def draft(self, room: int, longest: Sequence[int] | None = None) -> list[int]:
+    def rests(self, new: Sequence[int]) -> bool:
+        """Whether these need not be looked at yet: then they are kept, for the next `grow` to begin with."""
+        if len(self._unread) + len(new) >= self._rest:
+            return False
+        self._unread += new
+        return True
+
+    def draft(self, room: int, longest: Sequence[int] | None = None, rows: int = 1) -> list[int]:
         """What the model is likely to write next, at most `room` tokens; nothing where nobody knows. `longest`: by the
-        share of tokens that are right (see `lengths`); without it, whatever that is."""
+        share of tokens that are right (see `lengths`); without it, whatever that is. `rows`: that share the step."""
         if self._rest:
             return []
+        if self._ends is not None:
+            room = min(room, self._ends - len(self._own) - 1)
+        self._looks, self._rows = self._idle, rows
         guesses, best, most = list[_Guess](), None, 0.0
         for guess in self._guesses():
             guesses.append(guess)
@@ -118,9 +151,37 @@ class Row:
             _Guess(guess.kind, self._draft if guess is best and self._draft else guess.tokens[:_WATCHED])
             for guess in guesses
         ]
-        self._idle = 0 if self._draft else self._idle + 1
-        self._rest = min(_MOST_REST, self._idle // _PATIENCE)
+        self._best = None if best is None else (best.kind, most)
+        self._tire()
         return self._draft
+
+    @property
+    def speed(self) -> float:
+        """Tokens a step, of those that it has written here; 1 at first."""
+        written = len(self) - self._begun
+        return (written + _STEADY) / (written - self.accepted + _STEADY)
+
+    @property
+    def offer(self) -> Offer:
+        """The draft, for weighing it against those of others."""
+        kind, share = self._best or (Kind.ONE, 0.0)
+        return Offer(len(self._draft), share, self._calibration.of(kind), self.speed)
+
+    def cut(self, length: int) -> list[int]:
+        """So many tokens of the draft are verified, no more: the others are compared with what comes, a few of them."""
+        self._draft = self._draft[:length]
+        kept = max(length, _WATCHED)
+        self._guessed = [_Guess(guess.kind, guess.tokens[:kept]) for guess in self._guessed]
+        self._tire()
+        return self._draft
+
+    def _tire(self) -> None:
+        """Looks that lead to no draft are made less and less often."""
+        self._idle = 0 if self._draft else self._looks + 1
+        if self._rows == 1:
+            self._rest = min(_MOST_REST, self._idle // _PATIENCE)
+        else:
+            self._rest = min(_MOST_REST + self._rows, self._idle**2 * self._rows // (2 * _PATIENCE))
 
     def first_tokens(self, count: int) -> list[int]:
         """Of the prompt, whatever comes next: a draft for measuring what verifying takes."""

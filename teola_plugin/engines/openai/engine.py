@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -29,7 +28,7 @@ from teola_plugin.errors import EngineError, extra
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
 from teola_plugin.requests.request import Request
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.results import Result
 
 if TYPE_CHECKING:
     import httpx
@@ -168,22 +167,20 @@ class OpenAIServer:
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         """Results of all requests as they come. Whoever stops reading gives the unfinished ones up."""
-        async with aclosing(self._tasks.results(batch, self._serve)) as results:
+        async with aclosing(self._tasks.serving(batch, self._value)) as results:
             async for result in results:
                 yield result
 
-    async def _serve(self, request: Request, inbox: Inbox) -> Done | Failed:
-        begun = time.perf_counter()
+    async def _value(self, request: Request, inbox: Inbox) -> Generation | Warmed:
         try:
-            value = await self._value(request, inbox)
-        except EngineError as error:
-            return Failed(request.id, error)
+            return await self._asked(request, inbox)
+        except EngineError:
+            raise
         except Exception as error:
             again = not isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
-            return Failed(request.id, failed_by_network(self.name, self.base_url, error, again=again))
-        return Done(request.id, value, {"seconds": time.perf_counter() - begun})
+            raise failed_by_network(self.name, self.base_url, error, again=again) from error
 
-    async def _value(self, request: Request, inbox: Inbox) -> Generation | Warmed:
+    async def _asked(self, request: Request, inbox: Inbox) -> Generation | Warmed:
         as_is = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
         if self._client is None:
             raise not_started(self.name, again=not as_is)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -16,7 +15,7 @@ from teola_plugin.errors import EngineError, EngineUnavailable, unknown_name
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import CallTool
 from teola_plugin.requests.request import Request
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.results import Result
 
 _STOP_SECONDS = 10.0
 
@@ -81,17 +80,12 @@ class ToolEngine:
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         """What each function returns, as they come; `ToolRaised` for one that raises."""
-        async with aclosing(self._tasks.results(batch, self._serve)) as results:
+        async with aclosing(self._tasks.serving(batch, self._value)) as results:
             async for result in results:
                 yield result
 
-    async def _serve(self, request: Request, inbox: Inbox) -> Done | Failed:
-        begun = time.perf_counter()
-        try:
-            value = await self._call(self._asked(request))
-        except EngineError as error:
-            return Failed(request.id, error)
-        return Done(request.id, value, {"seconds": time.perf_counter() - begun})
+    async def _value(self, request: Request, inbox: Inbox) -> Any:
+        return await self._call(self._asked(request))
 
     def _asked(self, request: Request) -> CallTool:
         payload = request.payload

@@ -13,6 +13,7 @@ from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.devices.budget import Demand, Grant
 from teola_plugin.engines.drafts.lengths import lengths_that_pay
 from teola_plugin.engines.drafts.options import Drafts, drafts_of
+from teola_plugin.engines.drafts.together import steps_of
 from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.token_estimate import TokenEstimate
@@ -20,7 +21,7 @@ from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import memory as llm_memory
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
 from teola_plugin.engines.vllm.drafts.options import ruled_out
-from teola_plugin.engines.vllm.drafts.worker import AFFORD, FORGET
+from teola_plugin.engines.vllm.drafts.worker import AFFORD, FORGET, WEIGH
 from teola_plugin.engines.vllm.faults import Faults
 from teola_plugin.engines.vllm.in_flight import Call, InFlight
 from teola_plugin.engines.vllm.link import (
@@ -280,6 +281,7 @@ class VllmEngine:
         lengths = lengths_that_pay(self._profile, self._profile.drafts)
         if self._profile.drafts and lengths and self._link is not None:
             self._link.send(Tell(self._in_flight.number(), AFFORD, lengths))
+            self._link.send(Tell(self._in_flight.number(), WEIGH, steps_of(self._profile)))
 
     async def measure(self) -> EngineProfile:
         """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model; 2

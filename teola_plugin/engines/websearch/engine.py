@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from teola_plugin.errors import EngineError, EngineUnavailable, RegistrationErro
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Hit, SearchText
 from teola_plugin.requests.request import Request
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.results import Result
 
 if TYPE_CHECKING:
     import httpx
@@ -115,17 +114,12 @@ class WebSearch:
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         """One `Done` with a tuple of `Hit`, or `Failed`, for each search, as they come."""
-        async with aclosing(self._tasks.results(batch, self._serve)) as results:
+        async with aclosing(self._tasks.serving(batch, self._value)) as results:
             async for result in results:
                 yield result
 
-    async def _serve(self, request: Request, inbox: Inbox) -> Done | Failed:
-        begun = time.perf_counter()
-        try:
-            hits = await self._search(self._asked(request))
-        except EngineError as error:
-            return Failed(request.id, error)
-        return Done(request.id, hits, {"seconds": time.perf_counter() - begun})
+    async def _value(self, request: Request, inbox: Inbox) -> tuple[Hit, ...]:
+        return await self._search(self._asked(request))
 
     def _asked(self, request: Request) -> SearchText:
         payload = request.payload

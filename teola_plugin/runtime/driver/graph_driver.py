@@ -104,7 +104,7 @@ class GraphDriver:
         run.has_user_code |= runs_user_code(graph)
         query = run.query
         began = now if began is None else began
-        self.trace.recorder.begin(run.id, query.app, began, ago=now - began)
+        self.trace.recorder.begin(run.id, query.app, began, ago=now - began, tenant=query.tenant)
         if query.deadline is not None:
             self._deadlines.add(query.deadline)
         self.post(Admit(self.now(), run.id, graph, query.deadline, run.ahead))

@@ -42,6 +42,8 @@ from teola_plugin.scheduling.engine_events import (
 from teola_plugin.scheduling.events import Instruction
 
 log = logging.getLogger("teola_plugin")
+MAX_QUEUED = 100_000
+"""Requests that an engine takes before it refuses more, where nothing else is said."""
 
 
 class EnginePort:
@@ -60,7 +62,7 @@ class EnginePort:
         *,
         policy: BatchPolicy | None = None,
         max_attempts: int = 3,
-        max_queued: int = 100_000,
+        max_queued: int = MAX_QUEUED,
         restarts: int = 3,
         patience: Patience | None = None,
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from llama_index.core.prompts import BasePromptTemplate
@@ -48,7 +49,12 @@ def response(
 
 def separator(synthesizer: Accumulate) -> str:
     """What stands between its answers where nothing is said."""
-    found: str = inspect.signature(unspanned(synthesizer, "get_response")).parameters["separator"].default
+    return _separator(type(synthesizer))
+
+
+@lru_cache(maxsize=64)
+def _separator(kind: type[Accumulate]) -> str:
+    found: str = inspect.signature(inspect.unwrap(kind.get_response)).parameters["separator"].default
     return found
 
 

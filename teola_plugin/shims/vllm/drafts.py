@@ -61,6 +61,8 @@ class Asked:
     """Tokens of its prompt."""
     extra: Mapping[str, Any]
     """What came with it: `SamplingParams.extra_args`, which is `vllm_xargs` of a request over HTTP."""
+    ends: int | None = None
+    """Tokens that it has at most in the end, those of its prompt among them; None where nobody says so."""
 
 
 class Runner:
@@ -84,8 +86,9 @@ class Runner:
         params = None if state is None else state.sampling_params
         if params is None:
             return Asked(False, 0, {})
-        greedy = params.temperature < 1e-5
-        return Asked(greedy, len(state.prompt_token_ids or ()), params.extra_args or {})
+        greedy, prompt = params.temperature < 1e-5, len(state.prompt_token_ids or ())
+        most = getattr(params, "max_tokens", None)
+        return Asked(greedy, prompt, params.extra_args or {}, None if most is None else prompt + most)
 
 
 def proposer_of(worker: Any) -> Any:
@@ -105,15 +108,21 @@ def attach(worker: Any) -> bool:
 
 
 def _spare(runner: Any) -> None:
-    """Steps in which no token is drafted cost what they cost without speculation: `_sample` and, on the CPU,
-    `_calc_spec_decode_metadata` of the model runner, as in 0.32. That goes through its rejection sampler in every step,
-    a twentieth of the time of a small model's. Where the names are not there they are as vLLM has them."""
+    """Steps in which no token is drafted cost what they cost without speculation: `_sample`, `take_draft_token_ids`
+    and, on the CPU, `_prepare_inputs` of the model runner, as in 0.32. That goes through its rejection sampler in every
+    step, a twentieth of the time of a small model's, and tells its scheduler of each row that it drafts nothing. Where
+    the names are not there they are as vLLM has them."""
     from vllm.platforms import current_platform
 
-    if hasattr(runner, "_sample") and not getattr(runner, "use_async_scheduling", True):
+    if getattr(runner, "use_async_scheduling", True):
+        return
+    if hasattr(runner, "_sample"):
         runner._sample = _plainly(runner._sample)
-    if hasattr(runner, "_calc_spec_decode_metadata") and current_platform.is_cpu():
-        runner._calc_spec_decode_metadata = _in_short(runner._calc_spec_decode_metadata)
+    if hasattr(runner, "take_draft_token_ids"):
+        runner.take_draft_token_ids = _unless_none(runner.take_draft_token_ids)
+    recurrent = getattr(getattr(runner, "model_config", None), "is_hybrid", True)  # its steps differ by their drafts
+    if current_platform.is_cpu() and not recurrent and hasattr(runner, "_prepare_inputs"):
+        runner._prepare_inputs = _undrafted(runner)
 
 
 def _plainly(sample: Any) -> Any:
@@ -126,28 +135,32 @@ def _plainly(sample: Any) -> Any:
     return sampled
 
 
-def _in_short(calculate: Any) -> Any:
-    """`_calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)`, of [requests] each: where no token
-    is drafted, of each request the last one's logits count, and there is nothing else to say."""
+def _unless_none(take: Any) -> Any:
+    """`take_draft_token_ids()`: None where all drafts are empty. The scheduler would take from each request the drafts
+    that it has; a request that has run has none any more (`Scheduler.schedule` takes them with it)."""
 
-    import torch
-    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    def taken() -> Any:
+        found = take()
+        return found if found is not None and any(map(len, found.draft_token_ids)) else None
 
-    none = torch.zeros(0, dtype=torch.int32)
-    known: dict[int, tuple[Any, Any]] = {}
+    return taken
 
-    def calculated(num_draft_tokens: Any, cu_num_scheduled_tokens: Any) -> Any:
-        drafted = num_draft_tokens.tolist()
-        if any(drafted):
-            return calculate(num_draft_tokens, cu_num_scheduled_tokens)
-        count = len(drafted)
-        if count not in known:
-            known[count] = torch.arange(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
-        rows, zeros = known[count]
-        last = torch.from_numpy(cu_num_scheduled_tokens - 1)
-        return SpecDecodeMetadata(none, drafted, zeros, rows + 1, none, rows, last)
 
-    return calculated
+def _undrafted(runner: Any) -> Any:
+    """`_prepare_inputs(scheduler_output, ...)`, as a runner's without `speculative_config` where no token is drafted:
+    of each request the last token's logits count, and there is nothing else to say."""
+    prepare = runner._prepare_inputs
+
+    def prepared(scheduler_output: Any, *more: Any, **named: Any) -> Any:
+        if scheduler_output.scheduled_spec_decode_tokens:
+            return prepare(scheduler_output, *more, **named)
+        configured, runner.speculative_config = runner.speculative_config, None
+        try:
+            return prepare(scheduler_output, *more, **named)
+        finally:
+            runner.speculative_config = configured
+
+    return prepared
 
 
 def encoder(vllm_config: Any) -> Callable[[str], Sequence[int]]:

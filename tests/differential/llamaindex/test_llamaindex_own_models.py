@@ -24,6 +24,7 @@ from llama_index.core.retrievers import RouterRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector
 from llama_index.core.tools import RetrieverTool
+from llama_index.core.utilities.token_counting import TokenCounter
 
 from benchmarks.llamaindex.engines import ASKED, accumulate, naive_rag, router_multi, shown
 from benchmarks.llamaindex.kits import Kit
@@ -243,3 +244,31 @@ def test_no_thread_is_left(own: Watched) -> None:
     accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
     settled()
     assert not [one for one in threading.enumerate() if one.name.startswith(("teola-early", "teola-ahead"))]
+
+
+def _counted_by(own: Watched, tokenizer: Callable[[str], Any]) -> tuple[list[str], list[str]]:
+    """Which texts a tokenizer reads on the caller's thread: plain, and accelerated."""
+    read: list[str] = []
+    here = threading.current_thread()
+
+    def noted(text: str) -> Any:
+        if threading.current_thread() is here:
+            read.append(text)
+        return tokenizer(text)
+
+    engine: Any = accumulate(own.kit)
+    helper = engine._response_synthesizer._prompt_helper
+    engine._response_synthesizer._prompt_helper = helper.model_copy()
+    engine._response_synthesizer._prompt_helper._token_counter = TokenCounter(tokenizer=noted)
+    found = []
+    for one in (engine, accelerate(engine, concurrent=told(own))):
+        read.clear()
+        own.fresh()
+        one.query(ASKED)
+        found.append(list(read))
+    return found[0], found[1]
+
+
+def test_a_tokenizer_of_the_users_own_reads_every_text_as_before(own: Watched) -> None:
+    plain, fast = _counted_by(own, str.split)
+    assert plain and fast == plain

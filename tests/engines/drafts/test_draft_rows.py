@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from teola_plugin.engines.drafts.adaptive import Experience
 from teola_plugin.engines.drafts.corpus import Corpus
 from teola_plugin.engines.drafts.followed import FollowedText
 from teola_plugin.engines.drafts.lengths import longest_drafts, unmeasured
@@ -134,3 +135,41 @@ def test_a_text_without_anything_in_common_gives_nothing() -> None:
     assert text.next(4) == []
     text.follow([9, 8, 2], 1)
     assert text.next(4) == [3], "a single word that is near counts"
+
+
+def test_beside_others_a_row_that_finds_nothing_looks_less_often_and_is_told_later() -> None:
+    text = misleading(500, 400)
+    told, looked = dict[int, int](), dict[int, int]()
+    for rows in (1, 16):
+        row = Row(text[:100], 100, (), None, MOST)
+        told[rows] = looked[rows] = 0
+        for length in range(101, 401):
+            rests = row.rests(text[length - 1 : length])
+            if not rests:
+                row.grow(text[length - 1 : length])
+            assert row.output == text[100:length], "nothing that was written is left out"
+            if rests:
+                continue
+            told[rows] += 1
+            looked[rows] += row.draft(MOST, (0,) * 20, rows) == []
+    assert told[16] < 25 < told[1] < 60
+    assert looked == told
+
+
+def test_no_draft_goes_past_the_last_token_of_a_request() -> None:
+    row = Row([1, *range(100, 160)], 61, (), None, MOST, ends=61 + 5)
+    row.grow([100, 101])
+    assert len(row.draft(MOST)) == 2, "the step writes one more by itself"
+    row.grow([102, 103, 104])
+    assert row.draft(MOST) == []
+
+
+def test_behind_a_single_token_nothing_is_drafted_until_it_was_right_there() -> None:
+    learned = Experience()
+    row = Row([5, 6, 7, 8, 5, 6], 6, (), None, MOST, lookup=True, learned=learned)
+    row.grow([9, 7])
+    assert row.draft(MOST, ALONE) == [], "7 was followed by 8, once"
+    row.grow([8])
+    later = Row([5, 6, 7, 8, 5, 6], 6, (), None, MOST, lookup=True, learned=learned)
+    later.grow([9, 7])
+    assert later.draft(MOST, ALONE)[:1] == [8], "and so it came"

@@ -347,6 +347,19 @@ def test_a_prompt_helper_packs_the_same_and_reads_each_text_once(stock: Library)
     for _ in range(2):
         own.repack(template, TEXTS, llm=stock.llm)
     assert len(counted) == len(set(counted))
+    assert copies.remembering(helper, own) is None  # a tokenizer of the user's own reads every text each time
+
+
+def test_the_frameworks_own_tokenizer_reads_a_text_once_for_both(stock: Library) -> None:
+    helper, template = CompactAndRefine(stock.llm)._prompt_helper, PromptTemplate("{context_str}")
+    own = copies.own_helper(helper)
+    counting = copies.remembering(helper, own)
+    assert counting is not None and type(counting) is type(helper)
+    assert own.repack(template, TEXTS * 40) == helper.repack(template, TEXTS * 40)
+    read = own._token_counter.tokenizer.cache_info()  # type: ignore[attr-defined]
+    assert counting.repack(template, TEXTS * 40) == helper.repack(template, TEXTS * 40)
+    assert own._token_counter.tokenizer.cache_info().misses == read.misses > 0  # type: ignore[attr-defined]
+    assert helper._token_counter.tokenizer is not counting._token_counter.tokenizer
 
 
 # ------------------------------------------------------------ prompts of any LLM

@@ -16,6 +16,7 @@ from teola_plugin.engines.drafts.lengths import Lengths
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.drafts.row import Row
 from teola_plugin.engines.drafts.skeleton import with_gaps
+from teola_plugin.engines.drafts.together import Steps
 from teola_plugin.engines.vllm.drafts.options import ENV, Told
 from teola_plugin.graph import GAP
 from teola_plugin.shims.vllm import drafts as shim
@@ -42,6 +43,10 @@ class DraftProposer:
         """See `Drafter.afford`."""
         self._drafter.afford(lengths)
 
+    def weigh(self, steps: Steps) -> None:
+        """See `Drafter.weigh`."""
+        self._drafter.weigh(steps)
+
     def fix(self, tokens: int | None) -> list[tuple[int, float]]:
         """See `Drafter.fix`."""
         return self._drafter.fix(tokens)
@@ -63,19 +68,28 @@ class DraftProposer:
             return [[] for _ in sampled_token_ids]
         names, rows = runner.names(), sum(map(bool, sampled_token_ids))
         self._drafter.step(rows)
-        found, lengths = [], num_tokens_no_spec[: len(sampled_token_ids)].tolist()
+        drafts, lengths = dict[int, tuple[Row, list[int]]](), num_tokens_no_spec[: len(sampled_token_ids)].tolist()
         for i, (new, length) in enumerate(zip(sampled_token_ids, lengths, strict=True)):
             row = self._row(runner, names[i], i, new, length, token_ids_cpu) if new else None
-            found.append([] if row is None else self._drafter.draft(row, rows, self._limit - length - 1))
-        return found
+            if row is not None and (draft := self._drafter.draft(row, rows, self._limit - length - 1)):
+                drafts[i] = row, draft
+        weighed = self._drafter.weighed(drafts, rows) if drafts else {}
+        return [weighed.get(i, []) for i in range(len(sampled_token_ids))]
 
     def _row(self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any) -> Row | None:
+        """The row, grown by what it has written; None where it samples, or rests."""
         known = self._drafter.running(name)
-        if known is not None and (known.row is None or len(known.row) + len(new) == length):
-            if known.row is not None:
-                known.row.grow(new)
-            return known.row
-        return self._begin(runner, name, tokens[i, :length].tolist())
+        if known is None:
+            return self._begin(runner, name, tokens[i, :length].tolist())
+        row = known.row
+        if row is None:
+            return None
+        if len(row) + len(new) != length:
+            return self._begin(runner, name, tokens[i, :length].tolist())
+        if row.rests(new):
+            return None
+        row.grow(new)
+        return row
 
     def _begin(self, runner: shim.Runner, name: str, tokens: list[int]) -> Row | None:
         """A request that is new here, or that was preempted and comes again."""
@@ -83,7 +97,9 @@ class DraftProposer:
         told = Told.of(asked.extra)
         self._drafter.end_unless(runner.runs)
         texts = (told.tokens or self._encoded(told.texts)) if asked.greedy else ()
-        return self._drafter.begin(name, told.source, tokens, asked.prompt, texts, greedy=asked.greedy, kept=told.kept)
+        return self._drafter.begin(
+            name, told.source, tokens, asked.prompt, texts, greedy=asked.greedy, kept=told.kept, ends=asked.ends
+        )
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         return [] if self._encode is None else [with_gaps(text, GAP, self._encode) for text in texts]

@@ -6,12 +6,14 @@ import logging
 from typing import Any
 
 from teola_plugin.engines.drafts.lengths import Lengths
+from teola_plugin.engines.drafts.together import Steps
 from teola_plugin.shims.vllm import drafts as shim
 
 WORKER = f"{__name__}.DraftsWorker"
 PROPOSER = "teola_plugin.engines.vllm.drafts.proposer.DraftProposer"
 ATTACH = "teola_attach_drafts"
 AFFORD = "teola_afford_drafts"
+WEIGH = "teola_weigh_drafts"
 FIX = "teola_fix_drafts"
 FORGET = "teola_forget_drafts"
 log = logging.getLogger("vllm.teola_plugin")
@@ -33,6 +35,9 @@ class DraftsWorker:
 
     def teola_afford_drafts(self, lengths: Lengths) -> None:
         shim.proposer_of(self).afford(lengths)
+
+    def teola_weigh_drafts(self, steps: Steps) -> None:
+        shim.proposer_of(self).weigh(steps)
 
     def teola_fix_drafts(self, tokens: int | None) -> list[tuple[int, float]]:
         """Steps since the last such word: rows, seconds."""

@@ -1,0 +1,115 @@
+"""A process of its own that reads one document and ends: a document that is made to do harm does it here.
+
+Reads the document from its input and writes JSON: `{"text", "pages"}`, or `{"error", "said"}`. Memory, time, files and
+addresses are out of its reach before the document is looked at. Run as a script, by `reading.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from contextlib import suppress
+from typing import Any
+
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
+
+
+class Refused(Exception):
+    """`args`: a code, and what is wrong with the document."""
+
+
+def confine(memory: int, seconds: int) -> None:
+    """For the rest of this process: so much memory and time, no file written, no process begun, nobody asked."""
+    with suppress(ImportError):  # not on Windows: there, time alone is bounded
+        import resource
+
+        for what, most in (
+            (resource.RLIMIT_AS, memory),
+            (resource.RLIMIT_CPU, seconds),
+            (resource.RLIMIT_FSIZE, 0),
+            (resource.RLIMIT_CORE, 0),
+        ):
+            with suppress(ValueError, OSError):
+                resource.setrlimit(what, (most, most))
+    sys.addaudithook(_forbid)
+
+
+_FORBIDDEN = ("socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "ctypes.")
+
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+def _forbid(event: str, args: Any) -> None:
+    if event.startswith(_FORBIDDEN) or (event == "open" and isinstance(args[2], int) and args[2] & _WRITING):
+        raise PermissionError(f"{event} is not for readers of documents")
+
+
+def of_pdf(data: bytes, pages: int, characters: int) -> dict[str, Any]:
+    """The text of a PDF. Raises `Refused`, and whatever its reader raises."""
+    from io import BytesIO
+
+    from pypdf import PasswordType, PdfReader
+
+    reader = PdfReader(BytesIO(data), strict=False)
+    if reader.is_encrypted and not _opened(reader, PasswordType):
+        raise Refused("encrypted_document", "is encrypted")
+    found, length = list[str](), 0
+    for number, page in enumerate(reader.pages):
+        if number >= pages:
+            raise Refused("too_many_pages", f"has more than {pages} pages")
+        text = page.extract_text().strip()
+        length += len(text) + 2
+        if length > characters:
+            raise Refused("document_too_long", f"holds more than {characters} characters")
+        found.append(text)
+    return {"text": "\n\n".join(one for one in found if one), "pages": len(found)}
+
+
+def _opened(reader: Any, kinds: Any) -> bool:
+    """Many are encrypted without a password."""
+    try:
+        return bool(reader.decrypt("") != kinds.NOT_DECRYPTED)
+    except Exception:  # a cipher that needs more than pypdf alone
+        return False
+
+
+def of_html(data: bytes, pages: int, characters: int) -> dict[str, Any]:
+    """The text of a page, which comes as UTF-8. Raises `Refused`."""
+    from teola_plugin.server.documents.html_text import text_of_html
+
+    text = text_of_html(data.decode())
+    if len(text) > characters:
+        raise Refused("document_too_long", f"holds more than {characters} characters")
+    return {"text": text, "pages": None}
+
+
+def read(kind: str, data: bytes, pages: int, characters: int) -> dict[str, Any]:
+    """What is told of it."""
+    try:
+        told = (of_pdf if kind == "pdf" else of_html)(data, pages, characters)
+        told["text"] = _CONTROL.sub("", told["text"]).encode("utf-8", "replace").decode()
+        return told
+    except Refused as error:
+        return {"error": error.args[0], "said": error.args[1]}
+    except (MemoryError, RecursionError):
+        return {"error": "document_too_complex", "said": "needs more memory than it may have"}
+    except Exception as error:
+        return {"error": "broken_document", "said": f"cannot be read ({type(error).__name__})"}
+
+
+def main() -> None:
+    kind, pages, characters, memory, seconds = sys.argv[1], *map(int, sys.argv[2:6])
+    data = sys.stdin.buffer.read()
+    if kind == "pdf":
+        import pypdf  # noqa: F401 - before its memory is bounded
+    else:
+        import teola_plugin.server.documents.html_text  # noqa: F401
+    confine(memory, seconds)
+    sys.stdout.write(json.dumps(read(kind, data, pages, characters)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Fetches a document from an address that a client gives, without letting it reach what only this machine can reach.
+
+Every hop is checked: scheme, host and port against the settings, then all addresses that the name has. The name is
+resolved once, and the connection is made to the address that was checked, so that an answer that changes meanwhile
+(DNS rebinding) changes nothing. No cookies, keys or proxies; the certificate is that of the name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import httpcore
+import httpx
+
+from teola_plugin.server.documents.addresses import is_named, is_public, name_of_host
+from teola_plugin.server.documents.settings import UrlSettings
+from teola_plugin.server.errors import HttpError, bad_request
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""(name, port) -> addresses. Raises `OSError`."""
+_HEADERS = [(b"User-Agent", b"teola"), (b"Accept", b"text/*, application/pdf"), (b"Accept-Encoding", b"identity")]
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MOST_URL = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    data: bytes
+    type: str
+    """Content type, as the server says."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Hop:
+    url: httpx.URL
+    host: str
+    port: int
+
+
+class Fetcher:
+    """`settings`: None where nothing is fetched. `resolve` and `network` are for tests."""
+
+    def __init__(
+        self,
+        settings: UrlSettings | None,
+        max_bytes: int,
+        resolve: Resolve | None = None,
+        network: httpcore.AsyncNetworkBackend | None = None,
+    ) -> None:
+        self._settings, self._most = settings, max_bytes
+        self._resolve = resolve or _resolved
+        self._network = network or httpcore.AnyIOBackend()
+
+    async def fetch(self, url: str) -> Fetched:
+        """Raises `HttpError` (400, 413) for what may not be fetched, or cannot."""
+        if self._settings is None:
+            hint = "upload the document; or see server.documents.urls"
+            raise _refused("this server fetches no documents.", "urls_off", hint)
+        try:
+            async with asyncio.timeout(self._settings.seconds):
+                return await self._followed(self._settings, url)
+        except TimeoutError:
+            raise _refused(f"{_shown(url)} has not answered in time.", "url_timeout", "upload the document") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
+            raise _refused(f"{_shown(url)} cannot be fetched.", "url_unreachable", "upload the document") from None
+
+    async def _followed(self, settings: UrlSettings, url: str) -> Fetched:
+        wanted, first = _parsed(url), url
+        for _ in range(settings.redirects + 1):
+            hop = _checked(settings, wanted, first)
+            found = await self._asked(hop, await self._address(hop, first), first)
+            if isinstance(found, Fetched):
+                return found
+            wanted = _joined(hop.url, found, first)
+        raise _refused(f"{_shown(first)} redirects too often.", "url_redirects", "give the last address")
+
+    async def _address(self, hop: _Hop, first: str) -> str:
+        """The one address to connect to. Where any of a name's is refused, the name is."""
+        try:
+            found = await self._resolve(hop.host, hop.port)
+        except OSError:
+            found = []
+        if not found or not all(map(is_public, found)):
+            raise _forbidden(first)
+        return found[0]
+
+    async def _asked(self, hop: _Hop, address: str, first: str) -> Fetched | str:
+        """The document, or where it redirects to."""
+        target = httpcore.URL(
+            scheme=hop.url.raw_scheme, host=hop.host.encode(), port=hop.port, target=hop.url.raw_path or b"/"
+        )
+        network = _Pinned(self._network, hop.host, address)
+        async with (
+            httpcore.AsyncConnectionPool(network_backend=network, max_connections=1, retries=0) as pool,
+            pool.stream("GET", target, headers=_HEADERS) as answer,
+        ):
+            headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in answer.headers}
+            if answer.status in _REDIRECTS and headers.get("location"):
+                return headers["location"]
+            if answer.status != 200:
+                raise _refused(f"{_shown(first)} answers {answer.status}.", "url_refused", "check the address")
+            if headers.get("content-encoding", "identity").lower() != "identity":
+                raise _refused(f"{_shown(first)} is compressed.", "url_compressed", "upload the document")
+            data = await self._read(answer.aiter_stream(), headers.get("content-length", ""), first)
+        return Fetched(data, headers.get("content-type", ""), hop.url.path.rpartition("/")[2][:200] or hop.host)
+
+    async def _read(self, chunks: Any, length: str, first: str) -> bytes:
+        parts, left = list[bytes](), self._most
+        if length.isascii() and length.isdigit() and int(length[:20]) > left:
+            left = -1
+        else:
+            async for chunk in chunks:
+                left -= len(chunk)
+                if left < 0:
+                    break
+                parts.append(chunk)
+        if left < 0:
+            raise HttpError(413, f"{_shown(first)} is larger than {self._most} bytes.", hint="split it", param="url")
+        return b"".join(parts)
+
+
+class _Pinned(httpcore.AsyncNetworkBackend):
+    """Connects to one host alone, at the address that was checked."""
+
+    def __init__(self, network: httpcore.AsyncNetworkBackend, host: str, address: str) -> None:
+        self._network, self._host, self._address = network, host, address
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        if name_of_host(host) != self._host:
+            raise httpcore.ConnectError(f"{host} was not checked")
+        return await self._network.connect_tcp(self._address, port, timeout, local_address, socket_options)
+
+    async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
+        raise httpcore.ConnectError("not for documents")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._network.sleep(seconds)
+
+
+def _checked(settings: UrlSettings, url: httpx.URL, first: str) -> _Hop:
+    """Raises `HttpError` for an address that the settings do not allow."""
+    host = name_of_host(url.raw_host.decode("ascii", "replace"))
+    port = {"https": 443, "http": 80}.get(url.scheme, 0) if url.port is None else url.port
+    plain = url.scheme in settings.schemes and port in settings.ports and not url.userinfo
+    if not plain or not host or not is_named(host, settings.hosts):
+        raise _forbidden(first)
+    return _Hop(url, host, port)
+
+
+def _parsed(url: str) -> httpx.URL:
+    if len(url) > _MOST_URL or not url.isprintable() or "\\" in url or " " in url:
+        raise _forbidden(url)
+    try:
+        return httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        raise _forbidden(url) from None
+
+
+def _joined(url: httpx.URL, location: str, first: str) -> httpx.URL:
+    try:
+        return url.join(_parsed(location))
+    except (httpx.InvalidURL, ValueError):
+        raise _forbidden(first) from None
+
+
+async def _resolved(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def _shown(url: str) -> str:
+    """Without a password, and what may follow the path."""
+    return repr(url.partition("?")[0].partition("#")[0].rpartition("@")[2])[:200]
+
+
+def _forbidden(url: str) -> HttpError:
+    """The same for a name that nobody has and for one that leads inside: it tells nothing of what there is."""
+    hint = "give an address that the server's settings allow, or upload the document"
+    return _refused(f"{_shown(url)} may not be fetched here.", "url_not_allowed", hint)
+
+
+def _refused(message: str, code: str, hint: str) -> HttpError:
+    return bad_request(message, hint, param="url", code=code)

@@ -1,0 +1,169 @@
+"""Documents that are kept: of whom, for how long. In memory, or beside submitted queries in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from teola_plugin.server.queries.store import PostgresStore, Store
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """The text of a document; the document itself is not kept. Times are Unix times."""
+
+    id: str
+    tenant: str
+    name: str
+    purpose: str
+    kind: str
+    bytes: int
+    """Of the document."""
+    created: float
+    expires: float | None
+    pages: int | None = None
+    query: str = ""
+    """The submitted query that it came with, and goes with; empty for one that was uploaded."""
+    text: str = ""
+    """Empty in lists."""
+
+    def told(self) -> dict[str, Any]:
+        """As OpenAI's clients know files."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": int(self.created),
+            "expires_at": None if self.expires is None else int(self.expires),
+            "filename": self.name,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+            "kind": self.kind,
+            "pages": self.pages,
+        }
+
+
+class FileStore(Protocol):
+    """Each tenant has ids of its own."""
+
+    async def open(self) -> None: ...
+
+    async def put(self, file: StoredFile) -> None: ...
+
+    async def get(self, tenant: str, id: str) -> StoredFile | None: ...
+
+    async def uploaded(self, tenant: str) -> list[StoredFile]:
+        """Without their text, latest first; not those that came with a query."""
+
+    async def kept(self, tenant: str) -> int:
+        """Bytes of all documents of a tenant."""
+
+    async def delete(self, tenant: str, id: str | None = None, *, query: str | None = None) -> int:
+        """One, those of a query, or all of a tenant."""
+
+    async def expire(self, now: float) -> int: ...
+
+
+class MemoryFiles:
+    """Nothing outlives the process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], StoredFile] = {}
+
+    async def open(self) -> None: ...
+
+    async def put(self, file: StoredFile) -> None:
+        self._kept[file.tenant, file.id] = file
+
+    async def get(self, tenant: str, id: str) -> StoredFile | None:
+        return self._kept.get((tenant, id))
+
+    async def uploaded(self, tenant: str) -> list[StoredFile]:
+        found = [one for one in self._kept.values() if one.tenant == tenant and not one.query]
+        return sorted(found, key=lambda one: (-one.created, one.id))
+
+    async def kept(self, tenant: str) -> int:
+        return sum(one.bytes for one in self._kept.values() if one.tenant == tenant)
+
+    async def delete(self, tenant: str, id: str | None = None, *, query: str | None = None) -> int:
+        mine = [(key, one) for key, one in self._kept.items() if key[0] == tenant]
+        return self._drop([key for key, one in mine if id in (None, key[1]) and query in (None, one.query)])
+
+    async def expire(self, now: float) -> int:
+        return self._drop([k for k, one in self._kept.items() if one.expires is not None and one.expires <= now])
+
+    def _drop(self, keys: Sequence[tuple[str, str]]) -> int:
+        for key in keys:
+            del self._kept[key]
+        return len(keys)
+
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS teola_server_files (
+    pool text NOT NULL, tenant text NOT NULL, id text NOT NULL, query text NOT NULL, bytes bigint NOT NULL,
+    created double precision NOT NULL, expires double precision, about jsonb NOT NULL, content text NOT NULL,
+    PRIMARY KEY (pool, tenant, id))
+"""
+_PUT = """
+INSERT INTO teola_server_files (pool, tenant, id, query, bytes, created, expires, about, content)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (pool, tenant, id) DO UPDATE
+SET expires = excluded.expires, about = excluded.about, content = excluded.content
+"""
+_MINE = "FROM teola_server_files WHERE pool = %s AND tenant = %s"
+
+
+class PostgresFiles:
+    """In the database of the server's store, by whose connections."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+
+    async def open(self) -> None:
+        await self._run(_TABLE)
+
+    async def put(self, file: StoredFile) -> None:
+        from psycopg.types.json import Jsonb
+
+        about = Jsonb({**asdict(file), "text": ""})
+        figures = (file.query, file.bytes, file.created, file.expires)
+        await self._run(_PUT, self._pool, file.tenant, file.id, *figures, about, file.text)
+
+    async def get(self, tenant: str, id: str) -> StoredFile | None:
+        if "\0" in id:  # of which PostgreSQL has none
+            return None
+        rows = await self._rows(f"SELECT about, content {_MINE} AND id = %s", tenant, id)
+        return StoredFile(**{**rows[0][0], "text": rows[0][1]}) if rows else None
+
+    async def uploaded(self, tenant: str) -> list[StoredFile]:
+        rows = await self._rows(f"SELECT about {_MINE} AND query = '' ORDER BY created DESC, id", tenant)
+        return [StoredFile(**row[0]) for row in rows]
+
+    async def kept(self, tenant: str) -> int:
+        return int((await self._rows(f"SELECT coalesce(sum(bytes), 0) {_MINE}", tenant))[0][0])
+
+    async def delete(self, tenant: str, id: str | None = None, *, query: str | None = None) -> int:
+        which = {" AND id = %s": id, " AND query = %s": query}
+        asked = {text: value for text, value in which.items() if value is not None}
+        return await self._run(f"DELETE {_MINE}{''.join(asked)}", self._pool, tenant, *asked.values())
+
+    async def expire(self, now: float) -> int:
+        return await self._run("DELETE FROM teola_server_files WHERE pool = %s AND expires <= %s", self._pool, now)
+
+    @property
+    def _pool(self) -> str:
+        return self._store.pool
+
+    async def _rows(self, text: str, *values: Any) -> list[Any]:
+        async with self._store.connection() as connection:
+            return await (await connection.execute(text.encode(), (self._pool, *values))).fetchall()
+
+    async def _run(self, text: str, *values: Any) -> int:
+        async with self._store.connection() as connection:
+            return (await connection.execute(text.encode(), values)).rowcount
+
+
+def files_of(store: Store) -> FileStore:
+    """Beside the queries that a server keeps."""
+    return PostgresFiles(store) if isinstance(store, PostgresStore) else MemoryFiles()

@@ -1,0 +1,77 @@
+"""Bodies that are JSON, or a form with JSON and files in it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+
+from teola_plugin.server.errors import bad_request
+from teola_plugin.server.routes.answering import service_of
+
+B = TypeVar("B", bound=BaseModel)
+_QUERY, _DOCUMENTS = "query", "documents"
+
+
+async def submitted(request: Request, kind: type[B]) -> B:
+    """The body as JSON says it, and the files beside it as its `documents`. Raises `HttpError`,
+    `RequestValidationError`."""
+    type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if type == "multipart/form-data":
+        given = await _of_form(request)
+    elif type == "application/json" or type.endswith("+json"):
+        given = _json(await request.body())
+    else:
+        raise bad_request("the body is neither JSON nor a form.", "send application/json, or multipart/form-data")
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
+
+
+def _json(text: bytes | str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is no JSON: {str(error)[:200]}.", "send a JSON object") from None
+
+
+async def _of_form(request: Request) -> Any:
+    settings = service_of(request).settings
+    limits = {"max_files": settings.documents.per_query, "max_fields": 4, "max_part_size": settings.max_body}
+    async with request.form(**limits) as form:
+        query = form.get(_QUERY)
+        given = _json(await query.read() if isinstance(query, UploadFile) else query or "")
+        if not isinstance(given, dict):
+            raise bad_request("the field query holds no object.", "give the query as JSON", param=_QUERY)
+        said = given.get(_DOCUMENTS) or []
+        files = [await _document(one) for one in form.getlist(_DOCUMENTS)]
+        return {**given, _DOCUMENTS: [*said, *files] if isinstance(said, list) else said}
+
+
+async def _document(given: UploadFile | str) -> dict[str, Any]:
+    if isinstance(given, str):
+        return {"text": given}
+    data = base64.b64encode(await given.read()).decode()
+    return {"filename": given.filename or "file", "file_data": f"data:{given.content_type or ''};base64,{data}"}
+
+
+def submission_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """For the schema of the API: what the route reads itself."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)  # other routes have brought them
+    form = {
+        "type": "object",
+        "required": [_QUERY],
+        "properties": {
+            _QUERY: {"type": "string", "contentMediaType": "application/json"},
+            _DOCUMENTS: {"type": "array", "items": {"type": "string", "format": "binary"}},
+        },
+    }
+    content = {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,0 +1,99 @@
+"""What a step takes by how many tokens are drafted in it, of all rows together; and how many pay there.
+
+Measured on vLLM's CPU build, a step grows with the tokens drafted in all, whosever they are, and the first of them
+costs some more: one row's draft is paid for by all that share the step. What it is worth to them is less: a row that
+ends sooner makes their steps shorter by its part, while the part that a row alone would take is there until the last
+has ended. So tokens of rows that are ahead count for less than those of rows that are behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from teola_plugin.graph import Curve, EngineProfile
+
+Steps = Sequence[tuple[int, float, Sequence[tuple[int, float]]]]
+"""(rows, seconds of a row's step alone, [(tokens drafted by all of them, seconds of such a step)]), ascending. Seconds
+are in those of a step of so many rows without drafts."""
+
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_DRAFTED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_BEHIND = 4
+"""How much more a row counts that is slower: twice as slow, 16 times."""
+_GAIN = 1.2
+"""Least gain for which a step is made longer: more than for a row alone (see `lengths`), as others wait for it."""
+
+
+def steps_of(profile: EngineProfile) -> Steps:
+    """Empty where batches were not measured: then nothing is known of what rows cost each other."""
+    if len(profile.verifying) < 2:
+        return ()
+    alone = profile.step(0, 1)
+    return [(n, min(1.0, alone / profile.step(0, n)), _growth(profile, n)) for n in _ROWS if profile.step(0, n)]
+
+
+def _growth(profile: EngineProfile, rows: int) -> Sequence[tuple[int, float]]:
+    """Batches are measured with the same number for each row, which hides what the first tokens cost: that is what they
+    cost a row alone."""
+    without, most = profile.step(0, rows), max(k for k, _ in profile.verifying[min(profile.verifying)].points)
+    found = [(0, 1.0)]
+    for drafted in _DRAFTED:
+        if drafted > rows * most:
+            break
+        extra = max(profile.verify(drafted / rows, rows), profile.verify(min(drafted, most), 1))
+        found.append((drafted, max(found[-1][1], 1.0 + extra / without)))
+    return found
+
+
+class Offer(NamedTuple):
+    """A row's draft."""
+
+    length: int
+    share: float
+    """Of its tokens that is right, as the row's own guesses have it."""
+    trust: float
+    """Tokens that have come of late for each that was expected so."""
+    speed: float
+    """Tokens a step that the row has written so far."""
+
+    @property
+    def tokens(self) -> range:
+        """Each by its number, from 1."""
+        return range(1, self.length + 1)
+
+
+class Together:
+    """Which tokens of the drafts of one step pay."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._took = [(rows, alone, _filled(points)) for rows, alone, points in steps]
+
+    def __bool__(self) -> bool:
+        return bool(self._took)
+
+    def lengths(self, drafts: Sequence[Offer], speeds: Sequence[float]) -> Sequence[int]:
+        """Of each draft: those with which all rows together gain most a second. All 0 where that is hardly more than
+        without. `speeds`: tokens a step of every row, drafting or not."""
+        rows = len(speeds)
+        alone, took = next(((one, t) for known, one, t in self._took if rows <= known), self._took[-1][1:])
+        behind = sum(speed**-_BEHIND for speed in speeds)
+        each = [((1 - alone) / rows + alone * offer.speed**-_BEHIND / behind) * offer.trust for offer in drafts]
+        gains = [worth * offer.share**k for worth, offer in zip(each, drafts, strict=True) for k in offer.tokens]
+        gains.sort(reverse=True)
+        rates = [gained / took for gained, took in zip(accumulate(gains, initial=1.0), took, strict=False)]
+        best = max(range(len(rates)), key=rates.__getitem__)
+        if rates[best] < _GAIN * rates[0]:
+            return [0] * len(drafts)
+        least = gains[best - 1]
+        return [
+            sum(worth * offer.share**k >= least for k in offer.tokens)
+            for worth, offer in zip(each, drafts, strict=True)
+        ]
+
+
+def _filled(points: Sequence[tuple[int, float]]) -> Sequence[float]:
+    """By tokens drafted, from 0 to the most that is known."""
+    curve = Curve(tuple((k, took) for k, took in points))
+    return [curve(k) for k in range(points[-1][0] + 1)]

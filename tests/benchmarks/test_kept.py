@@ -1,0 +1,70 @@
+"""`make bench` goes on where it was broken off, keeps nothing that is not whole, and knows the documented arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kept
+
+ROOT = Path(__file__).parents[2]
+
+
+class Runs:
+    """In the place of processes."""
+
+    def __init__(self, text: str = '{"benchmark": "one"}', code: int = 0) -> None:
+        self.text, self.code = text, code
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: Sequence[str], into: Path) -> int:
+        self.commands.append(list(command[2:]))
+        into.write_text(self.text)
+        return self.code
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, results, runs = tmp_path / "out", tmp_path / "results", Runs()
+    results.mkdir()
+    for _ in range(2):
+        kept.keep("overhead", folder, results, runs)
+    assert runs.commands == [["benchmarks.overhead", "--json"]]
+    assert json.loads((results / "overhead.json").read_text()) == {"benchmark": "one"}
+    told = capsys.readouterr().err
+    assert "overhead: begun" in told and "overhead: done in 0 s" in told and "done before" in told
+    (folder / "overhead.json").unlink()
+    kept.keep("overhead", folder, results, runs)
+    assert len(runs.commands) == 2
+
+
+@pytest.mark.parametrize(("text", "code"), [("", 1), ('{"half": ', 0), ('{"benchmark": "one"}', 3)])
+def test_a_run_that_was_broken_off_leaves_no_result(text: str, code: int, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"graphs failed .* run it again"):
+        kept.keep("graphs", tmp_path / "out", tmp_path, Runs(text, code))
+    assert not list(tmp_path.glob("*.json"))
+    kept.keep("graphs", tmp_path / "out", tmp_path, Runs())
+    assert (tmp_path / "graphs.json").exists()
+
+
+def test_arguments_are_those_of_the_documents(tmp_path: Path) -> None:
+    runs = Runs()
+    for name in kept.ARGUMENTS:
+        kept.keep(name, tmp_path / "out", tmp_path, runs)
+    commands = [" ".join(one) for one in runs.commands]
+    table = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert f"benchmarks.ablation --kept {tmp_path}/out/ablation.jsonl --json" in commands
+    assert "benchmarks.llamaindex_patterns --objects own --json" in commands
+    for name in ("graphs", "single_query", "apps"):
+        assert re.search(rf"`python -m {next(one for one in commands if f'.{name} ' in one)}`", table)
+
+
+def test_make_bench_keeps_draws_and_writes_tables() -> None:
+    recipe = (ROOT / "Makefile").read_text().split("\nbench:")[1].split("\n\n")[0]
+    assert re.search(
+        r"benchmarks\.kept .*benchmarks\.pictures docs/images.*--update-golden tests/test_docs\.py", recipe, re.DOTALL
+    )
+    assert kept.commit() not in ("", "none") or not (ROOT / ".git").exists()

@@ -1,0 +1,78 @@
+"""Drafts of one step weighed against each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from teola_plugin.engines.drafts.together import Offer, Together, steps_of
+from teola_plugin.graph import Curve, EngineProfile
+
+PROFILE = EngineProfile(
+    verifying={
+        1: Curve(((0, 2.3), (1, 2.7), (8, 3.1), (16, 3.4))),
+        4: Curve(((0, 2.8), (2, 3.4), (8, 4.4))),
+        16: Curve(((0, 3.8), (2, 6.0), (8, 10.2))),
+    }
+)
+"""As of a model with random weights on one core, in milliseconds."""
+
+
+def lengths(*drafts: tuple[int, float], rows: int = 16, speed: float = 1.0, others: float = 1.0) -> list[int]:
+    """Of rows of that speed, which draft, and of so many others as there are besides."""
+    offers = [Offer(*draft, 1.0, speed) for draft in drafts]
+    speeds = [*[speed] * len(drafts), *[others] * (rows - len(drafts))]
+    return list(Together(steps_of(PROFILE)).lengths(offers, speeds))
+
+
+def measured(rows: int) -> dict[int, float]:
+    """Seconds by tokens drafted."""
+    known = {n: dict(points) for n, _, points in steps_of(PROFILE)}
+    return known[min(n for n in known if n >= min(rows, 256))]
+
+
+def test_one_guess_that_is_often_wrong_is_not_what_sixteen_rows_wait_for() -> None:
+    assert lengths((4, 0.5)) == [0] and lengths((1, 0.9)) == [0]
+    assert lengths((4, 0.5), rows=1)[0] > 0
+
+
+def test_one_row_that_copies_gets_its_draft_beside_fifteen_that_do_not() -> None:
+    long, *others = lengths((16, 0.97), *[(2, 0.3)] * 8)
+    assert long >= 8 and others == [0] * 8
+
+
+def test_drafts_are_cut_where_their_next_token_is_not_worth_it() -> None:
+    sure, likely = lengths((16, 0.97), (16, 0.7), rows=4)
+    assert sure == 16 > likely > 0
+    assert sum(lengths(*[(16, 0.9)] * 16)) < 16 * 16, "all together cost more"
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 40, 256, 300])
+def test_whatever_is_chosen_more_is_written_a_second(rows: int) -> None:
+    drafts = [(16, 0.05 + 0.9 * i / min(rows, 32)) for i in range(min(rows, 32))]
+    found = lengths(*drafts, rows=rows)
+    steps = measured(rows)
+    assert all(0 <= length <= 16 for length in found)
+    if total := sum(found):
+        written = rows + sum(share**k for n, (_, share) in zip(found, drafts, strict=True) for k in range(1, n + 1))
+        least = max(seconds for k, seconds in steps.items() if k <= total)
+        assert written / rows > 1.1 * least
+
+
+def test_the_first_token_of_a_step_costs_what_it_costs_a_row_alone() -> None:
+    found = measured(16)
+    assert found[1] == pytest.approx(1 + 0.4 / 3.8) and found[32] == pytest.approx(6.0 / 3.8)
+    assert list(found.values()) == sorted(found.values())
+
+
+def test_of_one_row_alone_nothing_is_known_of_what_rows_cost_each_other() -> None:
+    assert steps_of(EngineProfile()) == () == steps_of(EngineProfile(verifying={1: PROFILE.verifying[1]}))
+    assert not Together(())
+
+
+def test_a_row_that_is_ahead_does_not_hold_up_those_that_are_behind() -> None:
+    """All wait for the last one: what a row alone takes in a step is there until that has ended."""
+    drafts = [(16, 0.9)] * 8
+    assert sum(lengths(*drafts)) > 0
+    assert sum(lengths(*drafts, speed=3.0)) < sum(lengths(*drafts)) / 2
+    assert sum(lengths(*drafts, others=3.0)) >= sum(lengths(*drafts)), "but they are waited for"
+    assert lengths((16, 0.9), rows=1, speed=3.0) == lengths((16, 0.9), rows=1), "nobody else is there"

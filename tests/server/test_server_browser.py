@@ -1,0 +1,174 @@
+"""The pages in a real browser: what they show, by keyboard alone, light and dark, on a phone, without a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import CHROMIUM, Tab, browser
+from support.service import Served, key, served, until
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+PAGES = {"recent": "query_", "pool": "embedder", "try": "llm"}
+ONE = key("one", operator=True)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def one_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture
+def tab(one_tab: Tab) -> Iterator[Tab]:
+    """What its console tells as an error fails the test."""
+    one_tab.faults.clear()
+    one_tab.shape(1240, 900)
+    yield one_tab
+    assert one_tab.faults == []
+
+
+def asked(server: Served, secret: str = "", **more: Any) -> str:
+    with server.client(secret) as http:
+        body = {"model": "llm", "messages": [{"role": "user", "content": "hello"}], **more}
+        id = str(http.post("/v1/chat/completions", json=body).headers["x-teola-query"])
+        until(lambda: http.post(f"/pages/tickets/{id}").status_code == 200)
+        return id
+
+
+def text(tab: Tab, section: str) -> str:
+    return str(tab.value(f"document.getElementById({section!r}).innerText"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_page_shows_what_it_is_for(server: Served, tab: Tab, page: str) -> None:
+    asked(server)
+    tab.open(f"{server.url}/#{page}")
+    tab.until(f"document.getElementById({page!r}).innerText.includes({PAGES[page]!r})")
+    assert [name for name in PAGES if tab.value(f"document.getElementById({name!r}).hidden")] == [
+        name for name in PAGES if name != page
+    ]
+    assert tab.value("document.querySelector('nav a[aria-current]').hash") == f"#{page}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [320, 390, 1240])
+def test_it_fits_and_can_be_read(server: Served, tab: Tab, page: str, dark: bool, width: int) -> None:
+    tab.shape(width, 800, dark=dark)
+    tab.open(f"{server.url}/#{page}")
+    tab.until(f"document.getElementById({page!r}).innerText.includes({PAGES[page]!r})")
+    assert tab.value("document.documentElement.scrollWidth <= innerWidth")
+    ink, back = (luminance(tab, f"getComputedStyle(document.body).{which}") for which in ("color", "backgroundColor"))
+    assert (ink > back) is dark
+    assert (max(ink, back) + 0.05) / (min(ink, back) + 0.05) >= 7
+
+
+def luminance(tab: Tab, what: str) -> float:
+    """As WCAG has it, of an opaque colour."""
+    parts = tab.value(f"{what}.match(/[0-9.]+/g).slice(0, 3).map(Number)")
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (one / 255 for one in parts)]
+    return float(sum(share * one for share, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
+
+
+def focused(tab: Tab) -> str:
+    return str(tab.value("document.activeElement.id || document.activeElement.innerText"))
+
+
+def test_a_question_is_asked_by_keyboard_alone(server: Served, tab: Tab) -> None:
+    tab.open(f"{server.url}/")
+    seen = []
+    while focused(tab) != "Try":
+        tab.press("Tab")
+        seen.append(focused(tab))
+        assert len(seen) < 10, seen
+        assert tab.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.press("Enter")
+    tab.until("document.getElementById('model').options.length > 0 && document.activeElement.id === 'main'")
+    while focused(tab) != "question":
+        tab.press("Tab")
+    tab.type("What do lambs eat?")
+    while focused(tab) != "send":
+        tab.press("Tab")
+    tab.press("Enter")
+    tab.until("document.getElementById('answer-facts').textContent.includes('tokens')")
+    assert tab.value("document.getElementById('answer').textContent.length") > 0
+    tab.until("!document.getElementById('answer-query').hidden")
+    while focused(tab) != "answer-query":
+        tab.press("Tab")
+    tab.press("Enter")
+    tab.until("location.pathname.startsWith('/pages/queries/') && document.body.innerText.includes('Timeline')")
+
+
+def test_the_page_of_a_submitted_query_has_its_answer(server: Served, tab: Tab) -> None:
+    with server.client() as http:
+        id = http.post("/v1/queries", json={"model": "llm", "input": "<b>hello</b>"}).json()["id"]
+        record = http.get(f"/v1/queries/{id}?wait=10").json()
+        until(lambda: http.post(f"/pages/tickets/{record['query']}").status_code == 200)
+        url = http.post(f"/pages/tickets/{record['query']}").json()["url"]
+    for width in (390, 1240):
+        tab.shape(width, 800)
+        if width == 390:
+            tab.open(f"{server.url}{url}")
+        shown = tab.value("document.body.innerText")
+        assert record["answer"]["text"].strip()[:40] in shown
+        assert tab.value("document.documentElement.scrollWidth <= innerWidth")
+        for part in ("Timeline", "What the answer waited for", f"Answer of {id}"):
+            assert part in shown
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(tab: Tab) -> None:
+    with served(keys=[ONE.settings]) as server:
+        tab.open(f"{server.url}/")
+        tab.until("!document.getElementById('key-form').hidden")
+        tab.faults.clear()  # the browser itself tells of a 401
+        tab.value("document.getElementById('key').focus()")
+        tab.type(ONE.secret)
+        tab.press("Enter")
+        asked(server, ONE.secret)
+        tab.until("document.getElementById('recent').innerText.includes('query_')", 30)
+        assert ONE.secret not in tab.value("document.documentElement.outerHTML")
+        assert ONE.secret not in tab.value("location.href")
+        tab.value("sessionStorage.clear()")
+
+
+def test_nothing_that_is_asked_or_answered_becomes_markup(server: Served, tab: Tab) -> None:
+    with server.client() as http:
+        http.post(
+            "/v1/chat/completions",
+            json={"model": "llm", "messages": [{"role": "user", "content": "x"}]},
+            headers={"X-Teola-App": "app-1"},
+        )
+    tab.open(f"{server.url}/#try")
+    tab.until("document.getElementById('model').options.length > 0")
+    tab.value("document.getElementById('question').value = '<img src=x onerror=document.title=1>'")
+    tab.value("document.getElementById('send').click()")
+    tab.until("document.getElementById('answer-facts').textContent.includes('s')")
+    assert tab.value("document.title") == "teola" and tab.value("document.querySelectorAll('img').length") == 0
+
+
+def test_the_pool_is_live(server: Served, tab: Tab) -> None:
+    tab.open(f"{server.url}/#pool")
+    tab.until("document.getElementById('figures').innerText.includes('accepted')")
+    before = int(
+        tab.value(
+            "[...document.querySelectorAll('#figures div')]"
+            ".find(one => one.innerText.includes('accepted')).querySelector('dd').innerText"
+        )
+    )
+    asked(server)
+    tab.until(f"document.getElementById('figures').innerText.includes('{before + 1}')", 10)
+
+
+def test_pictures_can_be_taken(server: Served, tab: Tab, tmp_path: Path) -> None:
+    tab.open(f"{server.url}/#pool")
+    tab.picture(tmp_path / "pool.png")
+    assert (tmp_path / "pool.png").stat().st_size > 1000

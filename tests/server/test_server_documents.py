@@ -1,0 +1,417 @@
+"""Documents: uploaded, sent along, read safely, given to apps and models, kept, limited, forgotten."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support import pdfs
+from support.service import Served, key, served
+
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
+from teola_plugin.pool import EnginePool
+from teola_plugin.server.documents.content import kind_of
+from teola_plugin.server.documents.files import FileStore, MemoryFiles, PostgresFiles, StoredFile
+from teola_plugin.server.documents.html_text import text_of_html
+from teola_plugin.server.documents.reading import Reader
+from teola_plugin.server.documents.settings import DocumentSettings
+from teola_plugin.server.errors import HttpError
+from teola_plugin.server.queries.store import PostgresStore
+
+ONE, OTHER = key("one"), key("other")
+SMALL = key("small", max_upload=50, max_kept=60, uploads_per_minute=3)
+PAGE = b"<!doctype html><html><head><title>t</title></head><body><h1>Cows</h1><p>eat <b>gr</b>ass</p></body></html>"
+APPS = {
+    "template": {"object": "support.served_apps:reads_documents"},
+    "chain": {"object": "support.served_apps:joins_documents", "documents": "documents"},
+    "plain": {"object": "support.served_apps:chain"},
+}
+
+
+def llm() -> FakeLLM:
+    return FakeLLM("llm", answer=lambda prompt, sampling: "said " + prompt.messages[-1].content)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    pool = EnginePool.local([llm(), FakeEmbedder(), FakeReranker(), FakeStore()])
+    keys = [ONE.settings, OTHER.settings, SMALL.settings]
+    with served(pool, apps=APPS, keys=keys, documents={"per_query": 3, "max_bytes": 100_000}) as found:
+        yield found
+
+
+@pytest.fixture
+def http(server: Served) -> Iterator[httpx.Client]:
+    with server.client(ONE.secret) as made:
+        yield made
+
+
+def sent(http: httpx.Client, name: str, data: bytes, type: str = "application/octet-stream", **form: Any) -> Any:
+    return http.post("/v1/files", files={"file": (name, data, type)}, data=form)
+
+
+def inline(name: str, data: bytes, type: str = "") -> dict[str, Any]:
+    return {"filename": name, "file_data": f"data:{type};base64,{base64.b64encode(data).decode()}"}
+
+
+def answered(http: httpx.Client, **query: Any) -> dict[str, Any]:
+    taken = http.post("/v1/queries", json=query)
+    assert taken.status_code == 202, taken.text
+    found: dict[str, Any] = http.get(f"/v1/queries/{taken.json()['id']}", params={"wait": 20}).json()
+    return found
+
+
+# ------------------------------------------------------------ what a document is
+
+
+@pytest.mark.parametrize(
+    ("data", "declared", "name", "kind"),
+    [
+        (b"plain", "", "", "text"),
+        (b"# title", "text/markdown", "a.md", "text"),
+        ("hé".encode("utf-16"), "", "", "text"),
+        (PAGE, "", "", "html"),
+        (b"<p>a</p>", "text/html", "", "html"),
+        (PAGE, "text/plain; charset=utf-8", "", "text"),
+        (b"<!-- x -->\n<HTML>", "application/octet-stream", "", "html"),
+        (pdfs.with_text("x"), "", "", "pdf"),
+        (b"\n" + pdfs.with_text("x"), "application/pdf", "x.pdf", "pdf"),
+        (b'<html><meta charset="latin-1">\xe9', "", "", "html"),
+    ],
+)
+def test_a_document_is_what_its_content_is(data: bytes, declared: str, name: str, kind: str) -> None:
+    assert kind_of(data, declared, name) == kind
+
+
+@pytest.mark.parametrize(
+    ("data", "declared", "name", "status"),
+    [
+        (PAGE, "application/pdf", "", 400),
+        (pdfs.with_text("x"), "text/plain", "", 400),
+        (pdfs.with_text("x"), "text/html", "", 400),
+        (b"no pdf", "", "a.pdf", 400),
+        (b"PK\x03\x04\x00\x00", "", "a.docx", 415),
+        (b"\x89PNG\r\n\x1a\n\x00", "image/png", "", 415),
+        (b"plain", "image/png", "", 415),
+        (b"\x7fELF\x02", "text/plain", "", 415),
+        (b"\xe9\xe8", "", "", 415),
+        (b"<html><meta charset=utf-7>+ADw-script+AD4-", "", "", 415),
+        (b"<html><meta charset='unicode_escape'>", "", "", 415),
+    ],
+)
+def test_what_is_no_document(data: bytes, declared: str, name: str, status: int) -> None:
+    with pytest.raises(HttpError) as found:
+        kind_of(data, declared, name)
+    assert found.value.status == status
+
+
+def test_the_text_of_a_page() -> None:
+    page = """<html><head><title>t</title><style>a{}</style></head><body onload="x()">
+    <script>var a = "<p>no</p>";</script><h1>One &amp; two</h1><p>a<b>b</b>
+    c<br>d</p><noscript>no</noscript><ul><li>e</li><li>f</ul><template>no</template><svg><text>no</text></svg>
+    <table><tr><td>1</td><td>2</td></tr></table><iframe src="http://x/">no</iframe><!-- no --><p>last"""
+    assert text_of_html(page) == "One & two\n\nab c\nd\n\ne\nf\n\n1\t2\n\nlast"
+    assert text_of_html("<head><title>no</title><body>yes") == "yes"
+
+
+# ------------------------------------------------------------ documents that are made to do harm
+
+HARM = {
+    "a bomb": (pdfs.bomb(90), "broken_document"),
+    "a bomb in a bomb": (pdfs.bomb_in_a_bomb(90), "broken_document"),
+    "endless pages": (pdfs.endless_pages(), "broken_document"),
+    "deep": (pdfs.deep(), "broken_document"),
+    "a password": (pdfs.encrypted("x", "secret"), "encrypted_document"),
+    "too many pages": (pdfs.with_text(*"abcd"), "too_many_pages"),
+    "too long": (pdfs.with_text(*["a" * 400] * 3), "document_too_long"),
+    "no end of a comment": (b"<html>" + b"<!--" * 200_000, "document_too_complex"),
+    "garbage": (b"%PDF-1.4 \x00\xff", "broken_document"),
+    "nothing in it": (pdfs.with_text(""), "no_text"),
+}
+
+
+async def test_harm_is_done_elsewhere_and_ends() -> None:
+    reader = Reader(DocumentSettings(max_pages=3, max_characters=1000, seconds=2, at_once=2))
+    for name, (data, code) in HARM.items():
+        began = time.monotonic()
+        with pytest.raises(HttpError) as found:
+            await reader.read(name, data)
+        slow = {"document_too_complex"} if code == "broken_document" else set()  # on a busy machine
+        assert found.value.status == 400 and found.value.code in {code, *slow}, name
+        assert time.monotonic() - began < 30
+    assert (await reader.read("x", pdfs.encrypted("open", ""))).text == "open"
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """Its own limits off, the reader of PDFs is stopped by those of its process."""
+    script = f"""
+import json, sys
+from pypdf import filters
+for name in dir(filters):
+    if "MAX" in name:
+        setattr(filters, name, 1 << 40)
+sys.path.insert(0, {str(Path(pdfs.__file__).parent)!r})
+import pdfs
+sys.path.pop(0)
+from teola_plugin.server.documents import extract
+data = pdfs.bomb_in_a_bomb(300)
+extract.confine(256 << 20, 20)
+print(json.dumps(extract.read("pdf", data, 9, 9)))
+try:
+    __import__("socket").create_connection(("127.0.0.1", 9))
+except PermissionError as error:
+    print("refused")
+try:
+    open({str(tmp_path / "written")!r}, "w")
+except OSError:
+    print("not written")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    told, *rest = done.stdout.splitlines()
+    assert json.loads(told)["error"] == "document_too_complex", done.stderr
+    assert rest == ["refused", "not written"], done.stderr
+
+
+async def test_no_more_wait_than_may() -> None:
+    import asyncio
+
+    reader = Reader(DocumentSettings(at_once=1, waiting=1, seconds=20))
+    found = await asyncio.gather(*(reader.read("x", pdfs.with_text("a")) for _ in range(4)), return_exceptions=True)
+    refused = [one for one in found if isinstance(one, HttpError)]
+    assert [one.status for one in refused] == [429, 429]
+    assert all(one.headers["Retry-After"] for one in refused)
+
+
+# ------------------------------------------------------------ files
+
+
+def test_files_in_openais_form(server: Served) -> None:
+    client = server.openai(ONE.secret)
+    made = client.files.create(file=("cows.pdf", io.BytesIO(pdfs.with_text("Cows eat grass"))), purpose="user_data")
+    other = client.files.create(
+        file=("b.txt", b"plain"), purpose="user_data", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert made.id.startswith("file-") and made.filename == "cows.pdf" and made.status == "processed"
+    assert 3500 < other.expires_at - time.time() <= 3600
+    assert {made.id, other.id} <= {one.id for one in client.files.list(limit=1)}
+    assert client.files.retrieve(made.id).bytes == made.bytes
+    assert client.files.content(made.id).text == "Cows eat grass"
+    assert client.files.delete(made.id).deleted
+    with pytest.raises(Exception, match="404"):
+        client.files.retrieve(made.id)
+    client.files.delete(other.id)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "told"),
+    [
+        ({"data": {"purpose": "user_data"}}, 400, "no document"),
+        ({"files": {"file": ("a.bin", b"\0\1")}}, 415, "no text"),
+        ({"files": {"file": ("a.txt", b"x")}, "data": {"purpose": "fine-tune"}}, 400, "fine-tune"),
+        ({"files": {"file": ("a.txt", b"x" * 100_001)}}, 413, "larger"),
+        ({"files": {"file": ("a.txt", b"  ")}}, 400, "no text"),
+        ({"files": {"file": ("a.txt", b"x")}, "data": {"expires_after[seconds]": "soon"}}, 400, "seconds"),
+        ({"json": {"file": "x"}}, 400, "no document"),
+        ({"content": b"--x\r\nbroken", "headers": {"Content-Type": "multipart/form-data; boundary=x"}}, 400, ""),
+        ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, ""),
+    ],
+)
+def test_what_is_no_upload(http: httpx.Client, form: dict[str, Any], status: int, told: str) -> None:
+    found = http.post("/v1/files", **form)
+    assert (found.status_code, told in found.text) == (status, True), found.text
+    assert sorted(found.json()["error"]) == ["code", "message", "param", "type"]
+
+
+def test_who_may_not_ask_uploads_nothing(server: Served) -> None:
+    with server.client() as nobody:
+        assert sent(nobody, "a.txt", b"x").status_code == 401
+
+
+def test_names_of_files_are_names(http: httpx.Client) -> None:
+    names = {"../../etc/passwd": "passwd", "C:\\a\\b.txt": "b.txt", "a" * 500: "a" * 200}
+    for given, name in names.items():
+        made = sent(http, given, b"x").json()
+        assert made["filename"] == name
+        http.delete(f"/v1/files/{made['id']}")
+
+
+def test_limits_of_a_key(server: Served) -> None:
+    with server.client(SMALL.secret) as http:
+        assert sent(http, "a.txt", b"x" * 51).status_code == 413
+        assert sent(http, "a.txt", b"x" * 40).status_code == 200
+        found = sent(http, "a.txt", b"x" * 40)
+        assert (found.status_code, found.json()["error"]["code"]) == (413, "files_full")
+        assert sent(http, "a.txt", b"x").status_code == 429
+
+
+def test_what_has_expired_is_gone(server: Served) -> None:
+    with server.client(OTHER.secret) as http:
+        id = sent(http, "a.txt", b"x", **{"expires_after[seconds]": "1"}).json()["id"]
+        end = time.monotonic() + 10
+        while http.get(f"/v1/files/{id}").status_code == 200 or http.get("/v1/files").json()["data"]:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+
+# ------------------------------------------------------------ models and apps
+
+
+def test_a_model_reads_documents(server: Served, http: httpx.Client) -> None:
+    kept = sent(http, "b.html", PAGE).json()["id"]
+    parts = [
+        {"type": "file", "file": inline("a.pdf", pdfs.with_text("Sheep"))},
+        {"type": "file", "file": {"file_id": kept}},
+    ]
+    body = {"model": "llm", "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]}
+    wanted = (
+        'said <document name="a.pdf">\nSheep\n</document>\n'
+        '<document name="b.html">\nCows\n\neat grass\n</document>\nWhat?'
+    )
+    assert http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == wanted
+    client = server.openai(ONE.secret)
+    parts = [
+        {"type": "input_file", **inline("a.pdf", pdfs.with_text("Sheep"))},
+        {"type": "input_file", "file_id": kept},
+    ]
+    asked = [{"role": "user", "content": [*parts, {"type": "input_text", "text": "What?"}]}]
+    assert client.responses.create(model="llm", input=asked).output_text == wanted
+    client.close()
+    assert (
+        answered(
+            http, model="llm", input="What?", documents=[inline("a.pdf", pdfs.with_text("Sheep")), {"file_id": kept}]
+        )["answer"]["text"]
+        == wanted
+    )
+
+
+def test_a_workflow_reads_documents_and_takes_settings(http: httpx.Client) -> None:
+    query: dict[str, Any] = {
+        "model": "template",
+        "input": "cows",
+        "documents": [inline("a.txt", b"Cows eat grass. " * 40)],
+    }
+    found = answered(http, **query)
+    assert found["status"] == "done", found
+    assert len(found["answer"]["sources"]) == 2
+    one = answered(http, **query, settings={"found.k": 1, "answer.prompt": "Only {context} to {question}"})
+    assert len(one["answer"]["sources"]) == 1
+    assert one["answer"]["text"].startswith("said Only Cows")
+    chat = {
+        "model": "template",
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "file", "file": query["documents"][0]}, {"type": "text", "text": "cows"}],
+            }
+        ],
+    }
+    assert (
+        http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
+        == found["answer"]["text"]
+    )
+
+
+def test_a_chain_reads_documents(http: httpx.Client) -> None:
+    texts = [{"name": "a", "text": "one"}, {"text": "two {{x}}"}]
+    assert answered(http, model="chain", input="q", documents=texts)["answer"]["text"] == "q: one|two {{x}}"
+    assert answered(http, model="chain", inputs={"question": "q"}, documents=texts[:1])["answer"]["text"] == "q: one"
+    assert answered(http, model="chain", input="q")["answer"]["text"] == "q: "
+    with_variable = answered(http, model="chain", input="{{y}}", documents=texts[1:], variables={"y": "z"})
+    assert with_variable["answer"]["text"] == "z: two {{x}}"
+
+
+def test_a_query_comes_as_a_form(http: httpx.Client) -> None:
+    files = [
+        ("documents", ("a.pdf", pdfs.with_text("Sheep"), "application/pdf")),
+        ("documents", ("b.txt", b"two", "text/plain")),
+    ]
+    taken = http.post("/v1/queries", data={"query": json.dumps({"model": "chain", "input": "q"})}, files=files)
+    assert taken.status_code == 202, taken.text
+    found = http.get(f"/v1/queries/{taken.json()['id']}", params={"wait": 20}).json()
+    assert found["answer"]["text"] == "q: Sheep|two"
+
+
+def test_what_comes_with_a_query_goes_with_it(server: Served, http: httpx.Client) -> None:
+    found = answered(http, model="chain", input="q", documents=[inline("a.txt", b"one")])
+    assert found["status"] == "done"
+    store = server.server.config.app.state.documents.store
+    assert not [one for one in store._kept.values() if one.query]
+    refused = http.post(
+        "/v1/queries", json={"model": "chain", "input": "q", "documents": [{"text": "a"}, {"file_id": "file-none"}]}
+    )
+    assert refused.status_code == 404
+    assert not [one for one in store._kept.values() if one.query]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "told"),
+    [
+        ({"model": "plain", "input": "x", "documents": [{"text": "a"}]}, 400, "takes no documents"),
+        ({"model": "plain", "input": "x", "settings": {"k": 1}}, 400, "no settings"),
+        ({"model": "llm", "input": "x", "settings": {"k": 1}}, 400, "no settings"),
+        ({"model": "template", "input": "x", "documents": [{"text": "a"}], "settings": {"nothing": 1}}, 400, "nothing"),
+        (
+            {"model": "template", "input": "x", "documents": [{"text": "a"}], "settings": {"found.k": -1}},
+            400,
+            "found.k",
+        ),
+        ({"model": "chain", "inputs": {"question": "q", "documents": []}, "documents": [{"text": "a"}]}, 202, ""),
+        ({"model": "chain", "input": "x", "documents": [{"text": "a"}] * 4}, 400, "3 are taken"),
+        ({"model": "chain", "input": "x", "documents": [{}]}, 400, "one of file_id"),
+        ({"model": "chain", "input": "x", "documents": [{"text": "a", "url": "http://x"}]}, 400, "one of file_id"),
+        ({"model": "chain", "input": "x", "documents": [{"file_data": "%%%"}]}, 400, "base64"),
+        ({"model": "chain", "input": "x", "documents": [{"file_data": "data:text/plain,abc"}]}, 400, "base64"),
+        ({"model": "chain", "input": "x", "documents": ["a"]}, 400, "documents"),
+        ({"model": "chain", "input": "x", "documents": [{"file_id": "file-none"}]}, 404, "file-none"),
+        ({"model": "chain", "input": "x", "documents": [{"url": "http://example.org/"}]}, 400, "fetches no documents"),
+    ],
+)
+def test_documents_that_make_no_sense(http: httpx.Client, query: dict[str, Any], status: int, told: str) -> None:
+    found = http.post("/v1/queries", json=query)
+    assert (found.status_code, told in found.text) == (status, True), found.text
+
+
+# ------------------------------------------------------------ keeping
+
+
+@pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def store(request: pytest.FixtureRequest) -> Any:
+    if request.param == "memory":
+        yield MemoryFiles()
+        return
+    kept = PostgresStore(request.getfixturevalue("postgres_dsn"), f"pool-{time.monotonic_ns()}")
+    await kept.open()
+    yield PostgresFiles(kept)
+    await kept.close()
+
+
+def file(id: str, tenant: str = "one", **more: Any) -> StoredFile:
+    about = {"purpose": "user_data", "kind": "text", "bytes": 5, "created": 1.0, "expires": None, "text": "hello"}
+    return StoredFile(id=id, tenant=tenant, name="a", **{**about, **more})
+
+
+async def test_what_stores_of_files_keep(store: FileStore) -> None:
+    await store.open()
+    await store.open()
+    for one in (file("a"), file("a", "other", text="hi"), file("b", expires=10.0, created=2.0), file("c", query="q_1")):
+        await store.put(one)
+    found = await store.get("one", "a")
+    assert found == file("a")
+    assert await store.get("two", "a") is None
+    assert [one.id for one in await store.uploaded("one")] == ["b", "a"]
+    assert (await store.kept("one"), await store.kept("two")) == (15, 0)
+    assert (await store.expire(9.0), await store.expire(10.0)) == (0, 1)
+    assert await store.delete("one", query="q_2") == 0
+    assert await store.delete("one", query="q_1") == 1
+    assert await store.delete("one", "a") == 1
+    assert await store.delete("other") == 1

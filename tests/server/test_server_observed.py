@@ -1,0 +1,391 @@
+"""What operators see of a server: figures, spans, lines in the log; and what nobody may see there."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.service import Served, key, served, until
+
+from teola_plugin.engines import profiles
+from teola_plugin.engines.fake import FakeLLM, fake_engines
+from teola_plugin.errors import ConfigError
+from teola_plugin.graph import Curve, PrimitiveKind
+from teola_plugin.observe.spans import QueryTrace, Span
+from teola_plugin.pool import EnginePool
+from teola_plugin.server.kept_traces import KeptTraces
+from teola_plugin.server.logs import JsonLines, Lines
+from teola_plugin.server.settings import ServerSettings, ServiceConfig, TracingSettings
+from teola_plugin.server.tracing import provider_of
+
+SECRET = "zzyzx-the-prompt"
+CHAT = {"model": "llm", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
+ONE = key("one", operator=True)
+
+
+def figures(http: httpx.Client) -> dict[str, float]:
+    lines = [line for line in http.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+# ------------------------------------------------------------ figures
+
+
+def test_figures_are_told_by_app() -> None:
+    with served() as server, server.client() as http:
+        for _ in range(3):
+            http.post("/v1/chat/completions", json=CHAT, headers={"X-Teola-App": "farm"})
+        until(lambda: figures(http).get('teola_queries_ended_total{app="farm",outcome="done"}') == 3)
+        found = figures(http)
+    assert found['teola_queries_accepted_total{app="farm"}'] == 3
+    assert found['teola_query_seconds_count{app="farm"}'] == 3
+    assert found['teola_queued_seconds_count{app="farm",engine="llm"}'] == 3
+    assert found['teola_primitive_seconds_count{app="farm",engine="llm"}'] == 3
+    assert found['teola_primitive_requests_bucket{app="farm",engine="llm",le="1.0"}'] == 3
+    assert found['teola_tokens_total{app="farm",what="computed"}'] > 0
+    assert found['teola_engine_kv_used{engine="llm"}'] >= 0
+    assert found["process_resident_memory_bytes"] > 1e6
+
+
+def test_the_lag_of_the_loop_is_told() -> None:
+    with served() as server, server.client() as http:
+        assert server.loop is not None
+        server.loop.call_soon_threadsafe(time.sleep, 0.3)
+        until(
+            lambda: (
+                figures(http)['teola_loop_lag_seconds_bucket{le="+Inf"}']
+                > figures(http).get('teola_loop_lag_seconds_bucket{le="0.1"}', 0.0)
+            )
+        )
+
+
+def span(query: str, primitive: str, batch: int, size: int = 1, at: float = 0.0) -> Span:
+    return Span(query, "app", primitive, "EMBEDDING", at, at, None, at + 1, "embedder", "0", batch, size=size)
+
+
+def test_sizes_of_batches_are_those_of_all_queries_together() -> None:
+    with served() as server:
+        sink = server.service.metrics.primitives
+        sink.ended(QueryTrace("q1", "a", 0.0, 1.0, (span("q1", "x", 7, 3),)))
+        sink.ended(QueryTrace("q2", "b", 0.0, 1.0, (span("q2", "y", 7, 2),)))
+        sink.ended(QueryTrace("q3", "b", 20.0, 21.0, ()))
+        with server.client() as http:
+            found = figures(http)
+    assert found['teola_batch_requests_sum{engine="embedder"}'] == 5
+    assert found['teola_batch_requests_count{engine="embedder"}'] == 1
+
+
+# ------------------------------------------------------------ kept traces
+
+
+def test_who_shared_a_batch_is_known_as_long_as_their_traces_are() -> None:
+    kept = KeptTraces(keep=2)
+    for number, batch in enumerate((1, 1, 1, 2)):
+        kept.ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, (span(f"q{number}", "x", batch),)))
+    assert len(kept) == 2 and kept.get("q0") is None
+    trace = kept.get("q2")
+    assert trace is not None and kept.shared(trace) == []
+    kept.ended(QueryTrace("q4", "a", 0.0, 1.0, (span("q4", "x", 2),)))
+    (shared,) = kept.shared(QueryTrace("q4", "a", 0.0, 1.0, (span("q4", "x", 2),)))
+    assert (shared.engine, shared.batch, shared.primitives, shared.others) == ("embedder", 2, ("x",), ("q3",))
+    kept.forget({"q3", "gone"})
+    assert kept.get("q3") is None
+
+
+def test_at_an_llm_a_batch_is_what_runs_at_the_same_time() -> None:
+    kept = KeptTraces()
+    for name, at in (("q0", 0.0), ("q1", 0.5), ("q2", 1.0), ("q3", 5.0)):  # each runs for a second
+        kept.ended(QueryTrace(name, "a", at, at + 1, (span(name, "x", int(at), at=at),)))
+    trace = kept.get("q1")
+    assert trace is not None
+    assert [one.others for one in kept.shared(trace, ["embedder"])] == [("q0", "q2")]
+    assert [one.others for one in kept.shared(trace)] == [("q0",)]
+
+
+def test_traces_are_fewer_where_they_are_large() -> None:
+    kept = KeptTraces(keep=100, spans=10)
+    for number in range(5):
+        spans = tuple(span(f"q{number}", f"x{i}", i) for i in range(6))
+        kept.ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, spans))
+    assert len(kept) == 1
+
+
+# ------------------------------------------------------------ OpenTelemetry
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def traced(exporter: InMemorySpanExporter) -> Iterator[Served]:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with served(EnginePool.local(fake_engines(), tracing=provider), tracing_provider=provider) as found:
+        yield found
+
+
+def spans_of(exporter: InMemorySpanExporter, least: int) -> dict[str, ReadableSpan]:
+    until(lambda: len(exporter.get_finished_spans()) >= least)
+    return {one.name: one for one in exporter.get_finished_spans()}
+
+
+def test_a_request_is_a_span_of_its_callers_trace_with_its_query_below(
+    traced: Served, exporter: InMemorySpanExporter
+) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with traced.client() as http:
+        http.get("/health")
+        answer = http.post("/v1/chat/completions?key=hidden", json=CHAT, headers={"traceparent": parent})
+    found = spans_of(exporter, 3)
+    request, query = found["POST /v1/chat/completions"], found["llm"]
+    assert request.kind.name == "SERVER" and not [name for name in found if "health" in name]
+    assert request.context.trace_id == query.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+    assert request.parent is not None and request.parent.span_id == 0xB7AD6B7169203331
+    assert query.parent is not None and query.parent.span_id == request.context.span_id
+    about = dict(request.attributes or {})
+    assert (about["http.request.method"], about["http.response.status_code"]) == ("POST", 200)
+    assert about["teola.query.id"] == answer.headers["x-teola-query"]
+    assert about["teola.request.id"] == answer.headers["x-request-id"]
+    assert (query.attributes or {})["gen_ai.operation.name"] == "invoke_workflow"
+
+
+def test_a_fault_is_an_error_and_a_refusal_is_none(
+    traced: Served, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError(SECRET)
+
+    with traced.client() as http:
+        http.post("/v1/chat/completions", json={**CHAT, "model": "nowhere"})
+        until(exporter.get_finished_spans)
+        assert exporter.get_finished_spans()[0].status.status_code.name == "UNSET"
+        monkeypatch.setattr(type(traced.service.models["llm"]), "whole", broken)
+        http.post("/v1/chat/completions", json=CHAT)
+    until(lambda: any(one.status.status_code.name == "ERROR" for one in exporter.get_finished_spans()))
+    assert SECRET not in "".join(one.to_json() for one in exporter.get_finished_spans())
+
+
+def test_spans_go_to_a_collector() -> None:
+    """A real one's protocol, over a real connection."""
+    grpc = pytest.importorskip("grpc")
+    wire = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    services = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc")
+    got: list[tuple[Any, dict[str, str]]] = []
+
+    class Collector(services.TraceServiceServicer):  # type: ignore[misc,name-defined]
+        def Export(self, request: Any, context: Any) -> Any:
+            got.append((request, {one.key: one.value for one in context.invocation_metadata()}))
+            return wire.ExportTraceServiceResponse()
+
+    collector = grpc.server(ThreadPoolExecutor(1))
+    services.add_TraceServiceServicer_to_server(Collector(), collector)
+    port = collector.add_insecure_port("127.0.0.1:0")
+    collector.start()
+    try:
+        settings = TracingSettings(endpoint=f"http://127.0.0.1:{port}", headers={"X-Key": "k"}, service="pool-1")
+        provider = provider_of(settings)
+        pool = EnginePool.local(fake_engines(), tracing=provider)
+        with served(pool, tracing_provider=provider) as server, server.client() as http:
+            http.post("/v1/chat/completions", json=CHAT)
+        provider.shutdown()
+    finally:
+        collector.stop(None)
+    resource = got[0][0].resource_spans[0]
+    names = {one.name for request, _ in got for r in request.resource_spans for s in r.scope_spans for one in s.spans}
+    assert {"POST /v1/chat/completions", "llm"} <= names
+    assert {a.key: a.value.string_value for a in resource.resource.attributes}["service.name"] == "pool-1"
+    assert got[0][1]["x-key"] == "k"
+
+
+@pytest.mark.parametrize("said", ["endpoint: 'localhost:4317'", "endpoint: 'http://me:pw@host'", "{}", "share: 2"])
+def test_wrong_settings_of_tracing_are_told_without_what_is_secret(tmp_path: Any, said: str) -> None:
+    text = f"engines: {{llm: {{kind: fake}}}}\nserver: {{tracing: {{headers: {{k: 12345}}, {said.strip('{}')}}}}}\n"
+    (tmp_path / "pool.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        ServiceConfig.read(tmp_path / "pool.yaml")
+    assert "server.tracing" in str(caught.value) and "12345" not in str(caught.value)
+
+
+def test_a_protocol_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from teola_plugin.errors import EngineUnavailable
+    from teola_plugin.server import tracing
+
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(tracing, "import_module", missing)
+    settings = TracingSettings(endpoint="http://127.0.0.1:4318", protocol="http/protobuf")
+    with pytest.raises(EngineUnavailable, match="pip install opentelemetry-exporter-otlp-proto-http"):
+        provider_of(settings)
+
+
+# ------------------------------------------------------------ the log, and what is in nothing
+
+
+@pytest.fixture
+def lines() -> Iterator[tuple[logging.Handler, io.StringIO]]:
+    """What the server writes, as JSON."""
+    written = io.StringIO()
+    handler, logger = logging.StreamHandler(written), logging.getLogger("teola_plugin")
+    handler.setFormatter(JsonLines(details=False))
+    before = logger.level
+    logger.addHandler(handler)
+    logging.getLogger("teola_plugin.server").setLevel(logging.INFO)
+    yield handler, written
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+    logging.getLogger("teola_plugin.server").setLevel(logging.NOTSET)
+
+
+def test_every_line_is_json_with_the_ids(lines: tuple[logging.Handler, io.StringIO], monkeypatch: Any) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError(f"cannot read {SECRET}")
+
+    with served(log="json") as server, server.client() as http:
+        answer = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "mine"})
+        monkeypatch.setattr(type(server.service.models["llm"]), "whole", broken)
+        http.post("/v1/chat/completions", json=CHAT)
+        until(lambda: lines[1].getvalue().count("\n") >= 3)
+    first, fault, last = (json.loads(line) for line in lines[1].getvalue().splitlines())
+    assert (first["request"], first["query"]) == ("mine", answer.headers["x-teola-query"])
+    assert (first["status"], first["route"], first["level"], first["app"]) == (
+        200,
+        "/v1/chat/completions",
+        "info",
+        "llm",
+    )
+    assert fault["level"] == "error" and "ValueError" in fault["error"] and "test_server_observed.py" in fault["error"]
+    assert last["status"] == 500
+    assert SECRET not in lines[1].getvalue()
+
+
+@pytest.mark.parametrize("details", [False, True])
+def test_messages_of_exceptions_are_logged_only_where_that_is_wanted(details: bool) -> None:
+    try:
+        try:
+            raise KeyError(SECRET)
+        except KeyError as error:
+            raise ValueError(SECRET) from error
+    except ValueError as error:
+        info = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("teola_plugin", logging.ERROR, "", 0, "request %s failed", ("r1",), info)
+    told = Lines(details=details).format(record)
+    assert "r1" in told and "ValueError" in told
+    assert (SECRET in told) is details
+
+
+def test_secrets_stand_nowhere(
+    lines: tuple[logging.Handler, io.StringIO], exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys, prompts and answers are planted on all ways in; logs, spans, figures, pages and lists are searched."""
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    answer = "zzyzx-the-answer"
+    llm = replace_answer(answer)
+    with served(
+        EnginePool.local([llm, *(one for one in fake_engines() if one.name != "llm")], tracing=provider),
+        keys=[ONE.settings],
+        log="json",
+        tracing_provider=provider,
+    ) as server:
+        shown = asked_everywhere(server)
+    spans = "".join(one.to_json() for one in exporter.get_finished_spans())
+    assert len(exporter.get_finished_spans()) > 5 and lines[1].getvalue().count("\n") > 5
+    for where, text in {**shown, "the log": lines[1].getvalue(), "spans": spans}.items():
+        for secret in (SECRET, answer, ONE.secret, str(ONE.settings["hash"])):
+            assert secret not in text, f"{where} tells {secret}"
+
+
+def replace_answer(answer: str) -> FakeLLM:
+    curves = {kind: Curve.linear(0.0, 0.0) for kind in (PrimitiveKind.PREFILLING, PrimitiveKind.DECODING)}
+    return FakeLLM("llm", replace(profiles.noop()["llm"], curves=curves), answer=lambda *_: answer)
+
+
+def asked_everywhere(server: Served) -> dict[str, str]:
+    """Requests of every kind, right and wrong; what pages, lists and figures tell of them then."""
+    with server.client(ONE.secret) as http:
+        id = http.post("/v1/chat/completions", json=CHAT).headers["x-teola-query"]
+        http.post("/v1/chat/completions", json={**CHAT, "stream": True})
+        http.post("/v1/chat/completions", json={**CHAT, "messages": [{"role": SECRET, "content": SECRET}]})
+        http.post("/v1/completions", json={"model": "llm", "prompt": SECRET})
+        http.post("/v1/embeddings", json={"model": "embedder", "input": [SECRET]})
+        http.post("/v1/responses", json={"model": "llm", "input": SECRET})
+        http.post("/v1/rerank", json={"model": "reranker", "query": SECRET, "documents": [SECRET]})
+        submitted = http.post("/v1/queries", json={"model": "llm", "input": SECRET}).json()["id"]
+        http.get(f"/v1/queries/{submitted}?wait=5")
+        http.get("/v1/models", headers={"Authorization": f"Bearer {ONE.secret}x"})
+        http.get(f"/v1/models?key={ONE.secret}")
+        until(lambda: http.post(f"/pages/tickets/{id}").status_code == 200)
+        return {
+            "the page": http.get(http.post(f"/pages/tickets/{id}").json()["url"]).text,
+            "the list": http.get("/v1/activity").text,
+            "the pool": http.get("/pages/pool").text,
+            "figures": http.get("/metrics").text,
+            "the version": http.get("/version").text,
+            "settings": repr(server.service.settings),
+        }
+
+
+# ------------------------------------------------------------ the end
+
+
+def test_while_it_drains_new_requests_are_told_to_come_back() -> None:
+    curve = {PrimitiveKind.DECODING: Curve.linear(0.0, 0.05), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
+    llm = FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve), answer=lambda *_: "word " * 20)
+    with served(EnginePool.local([llm])) as server:
+        answers: list[httpx.Response] = []
+
+        def ask() -> None:
+            with server.client() as http:
+                answers.append(http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 20}))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: server.service.live.running)
+        server.server.should_exit = True
+        until(lambda: server.service.draining)
+        with server.client() as http:  # a new connection
+            refused = http.post("/v1/chat/completions", json=CHAT)
+            assert http.get("/ready").status_code == 503 and http.get("/health").status_code == 200
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        asking.join(10)
+        assert answers[0].status_code == 200
+
+
+def test_what_does_not_end_in_time_is_cut_off() -> None:
+    curve = {PrimitiveKind.DECODING: Curve.linear(0.0, 30.0), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
+    llm = FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve), answer=lambda *_: "word " * 20)
+    with served(EnginePool.local([llm]), drain=0.3) as server:
+        asking = threading.Thread(target=lambda: _broken(server))
+        asking.start()
+        until(lambda: server.service.live.running)
+        server.server.should_exit = True
+        asking.join(15)
+        assert not asking.is_alive()
+
+
+def _broken(server: Served) -> None:
+    with server.client() as http, pytest.raises((httpx.TransportError, AssertionError)):
+        assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def test_settings_hide_what_is_secret() -> None:
+    given = {
+        "tracing": {"endpoint": "http://127.0.0.1:4317", "headers": {"key": "planted"}},
+        "store": "postgres://u:planted@h",
+    }
+    assert "planted" not in repr(ServerSettings.model_validate(given))

@@ -1,0 +1,95 @@
+"""The whole API by its own schema, over real HTTP: what fits it, and what does not, is no fault of the server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.errors import Unsatisfiable
+from support.service import Served, key, served
+
+schemathesis = pytest.importorskip("schemathesis", reason="it comes with the extra dev")
+
+LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
+EXAMPLES = 300 if LONG else 5
+"""Of each operation, of each mode."""
+ONE = key("one", operator=True)
+APPS = {
+    "chain": {"object": "support.served_apps:chain"},
+    "reading": {"object": "support.served_apps:reads_documents"},
+}
+UNLIKE_JSON = ("/metrics", "/v1/activity/{id}", "/v1/files/{id}/content", "/v1/queries/{id}/events")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    documents = {"seconds": 5, "urls": {"hosts": ["docs.example.org"]}}
+    with served(apps=APPS, keys=[ONE.settings], documents=documents) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def http(server: Served) -> Iterator[httpx.Client]:
+    with server.client(ONE.secret) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def schema(server: Served) -> Any:
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def operations(schema: Any) -> list[Any]:
+    return [found.ok() for found in schema.get_all_operations()]
+
+
+def known(http: httpx.Client, path: str) -> str:
+    """An id of something that is there."""
+    if "/files/" in path:
+        return str(http.post("/v1/files", files={"file": ("a.txt", b"text")}).json()["id"])
+    made = http.post("/v1/queries", json={"model": "llm", "input": "x"}).json()
+    return str(made["query" if "/activity/" in path else "id"])
+
+
+def test_every_route_is_in_the_schema(schema: Any) -> None:
+    told = {one.path for one in operations(schema)}
+    assert {"/v1/chat/completions", "/v1/files", "/v1/files/{id}", "/v1/queries", "/v1/tenant", "/v1/rerank"} <= told
+    assert len(operations(schema)) >= 20
+
+
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_no_fault_of_the_servers(server: Served, http: httpx.Client, schema: Any, mode: str) -> None:
+    """`positive`: requests that fit the schema; `negative`: those that do not."""
+    seen = list[int]()
+    for operation in operations(schema):
+        if mode == "positive" or operation.body or operation.query or operation.path_parameters:
+            with suppress(Unsatisfiable):  # an id may be any text: nothing does not fit
+                tried(http, operation, schemathesis.GenerationMode(mode), seen)
+    assert len(seen) >= 5 * EXAMPLES
+    assert 400 in seen
+    assert http.get("/ready").status_code == 200
+
+
+def tried(http: httpx.Client, operation: Any, mode: Any, seen: list[int]) -> None:
+    """Requests of one operation; half of those with an id name something that is there."""
+
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @seed(int(os.environ.get("TEOLA_TEST_SEED", "1")))
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        if "id" in (case.path_parameters or {}) and len(seen) % 2:
+            case.path_parameters["id"] = known(http, operation.path)
+        found = case.call(headers={"Authorization": f"Bearer {ONE.secret}"}, timeout=30)
+        seen.append(found.status_code)
+        assert found.status_code < 500, (operation.label, case.as_curl_command(), found.text)
+        if found.status_code >= 400:
+            assert sorted(found.json()["error"]) == ["code", "message", "param", "type"], operation.label
+        elif operation.path not in UNLIKE_JSON and found.headers.get("content-type") == "application/json":
+            found.json()
+
+    check()

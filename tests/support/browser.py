@@ -1,0 +1,130 @@
+"""A headless Chromium, spoken to over its DevTools protocol through pipes: no package is needed for it."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowDown": 40}
+
+
+class Tab:
+    """A page in a browser of its own; `faults` are what its console has told as errors."""
+
+    def __init__(self, told: int, heard: int) -> None:
+        self._told, self._heard = told, heard
+        self._numbers, self._rest = itertools.count(1), b""
+        self._session = ""
+        self.faults: list[str] = []
+        target = self._ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self._ask(f"{domain}.enable")
+
+    def _ask(self, method: str, **params: Any) -> Any:
+        number = next(self._numbers)
+        asked = {"id": number, "method": method, "params": params}
+        if self._session:
+            asked["sessionId"] = self._session
+        os.write(self._told, json.dumps(asked).encode() + b"\0")
+        while (found := self._next()).get("id") != number:
+            self._note(found)
+        assert "error" not in found, found["error"]
+        return found["result"]
+
+    def _next(self) -> Any:
+        while b"\0" not in self._rest:
+            read = os.read(self._heard, 1 << 16)
+            assert read, "the browser has gone"
+            self._rest += read
+        message, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(message)
+
+    def _note(self, told: Mapping[str, Any]) -> None:
+        params = told.get("params", {})
+        match told.get("method"):
+            case "Runtime.exceptionThrown":
+                self.faults.append(str(params["exceptionDetails"].get("exception", params["exceptionDetails"])))
+            case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning"):
+                self.faults.append(str(params["args"]))
+            case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
+                self.faults.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+
+    def shape(self, width: int, height: int, *, dark: bool = False) -> None:
+        """As wide and high as that, in CSS pixels, with this colour scheme."""
+        self._ask(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._ask("Emulation.setEmulatedMedia", features=[scheme])
+
+    def open(self, url: str) -> None:
+        self._ask("Page.navigate", url=url)
+        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def value(self, script: str) -> Any:
+        """Of an expression in the page."""
+        found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        return found["result"].get("value")
+
+    def until(self, script: str, seconds: float = 20.0) -> None:
+        end = time.monotonic() + seconds
+        while not self.value(script):
+            assert time.monotonic() < end, f"{script} is not so; {self.value('document.body.innerText')!r:.500}"
+            time.sleep(0.05)
+
+    def press(self, key: str, *, shift: bool = False) -> None:
+        about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key], "modifiers": 8 if shift else 0}
+        text = {"text": "\r"} if key == "Enter" else {}
+        self._ask("Input.dispatchKeyEvent", type="keyDown", **about, **text)
+        self._ask("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def type(self, text: str) -> None:
+        self._ask("Input.insertText", text=text)
+
+    def picture(self, target: Path) -> None:
+        target.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Tab]:
+    """A browser with an empty profile in `folder`."""
+    to_it, from_it = os.pipe(), os.pipe()
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (to_it[0], from_it[1])]
+
+    def as_it_expects() -> None:
+        os.dup2(high[0], 3)
+        os.dup2(high[1], 4)
+
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
+    command = [str(CHROMIUM), *options, f"--user-data-dir={folder}", "about:blank"]
+    process = subprocess.Popen(
+        command,
+        preexec_fn=as_it_expects,
+        pass_fds=(3, 4),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for fd in (to_it[0], from_it[1], *high):
+        os.close(fd)
+    try:
+        yield Tab(to_it[1], from_it[0])
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+        for fd in (to_it[1], from_it[0]):
+            os.close(fd)

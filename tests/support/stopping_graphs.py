@@ -1,0 +1,125 @@
+"""Graphs whose nodes leave a line in a file each time they run, for tests of what runs again after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, TypedDict
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import interrupt
+
+from teola_plugin.langchain import ChatTeola
+from teola_plugin.pool import EnginePool
+
+
+class State(TypedDict, total=False):
+    text: str
+    plan: str
+    leave: str
+    answer: str
+
+
+def note(name: str, text: str) -> None:
+    """One line for each run of a node: in the file that `TEOLA_TEST_NOTES` names."""
+    with Path(os.environ["TEOLA_TEST_NOTES"]).open("a") as file:
+        file.write(f"{name} {text}\n")
+
+
+def steps(pool: EnginePool) -> Any:
+    """The first node writes a plan, the second takes as long as `TEOLA_TEST_SECONDS` says, the third answers."""
+    llm = ChatTeola(pool=pool, max_tokens=8)
+
+    async def plan(state: State) -> State:
+        note("plan", state["text"])
+        return {"plan": str((await llm.ainvoke(f"plan {state['text']}")).content)}
+
+    async def work(state: State) -> State:
+        note("work", state["text"])
+        await asyncio.sleep(float(os.environ.get("TEOLA_TEST_SECONDS", "0")))
+        return {}
+
+    async def answer(state: State) -> State:
+        note("answer", state["text"])
+        return {"answer": f"{state['text']} as {state['plan']}"}
+
+    return _line(plan=plan, work=work, answer=answer).compile()
+
+
+def writing() -> Any:
+    """A chain that may write something: it leaves its line, and takes its time."""
+    from langchain_core.runnables import RunnableLambda
+
+    async def write(text: str) -> str:
+        note("write", text)
+        await asyncio.sleep(float(os.environ.get("TEOLA_TEST_SECONDS", "0")))
+        return f"{text} written"
+
+    def never(text: str) -> str:
+        raise NotImplementedError
+
+    return RunnableLambda(never, afunc=write)
+
+
+def asking(**settings: Any) -> Any:
+    """Asks for leave between two nodes; or, by `interrupt_before`, without a question."""
+
+    async def plan(state: State) -> State:
+        note("plan", state["text"])
+        return {"plan": "a plan"}
+
+    async def ask(state: State) -> State:
+        return {"leave": str(interrupt({"question": "may I?", "plan": state["plan"]}))}
+
+    async def answer(state: State) -> State:
+        note("answer", state["text"])
+        return {"answer": f"{state['text']}: {state.get('leave', 'nobody asked')}"}
+
+    if "interrupt_before" in settings:
+        return _line(plan=plan, answer=answer).compile(**settings)
+    return _line(plan=plan, ask=ask, answer=answer).compile(**settings)
+
+
+def asking_before() -> Any:
+    return asking(interrupt_before=["answer"])
+
+
+def asking_twice() -> Any:
+    """Two questions at once."""
+
+    async def one(state: State) -> State:
+        return {"plan": str(interrupt("one?"))}
+
+    async def other(state: State) -> State:
+        return {"leave": str(interrupt("other?"))}
+
+    async def answer(state: State) -> State:
+        return {"answer": f"{state['plan']} {state['leave']}"}
+
+    made = StateGraph(State)
+    for name, node in {"one": one, "other": other, "answer": answer}.items():
+        made.add_node(name, node)
+    made.add_edge(START, "one")
+    made.add_edge(START, "other")
+    made.add_edge(["one", "other"], "answer")
+    made.add_edge("answer", END)
+    return made.compile()
+
+
+def _line(**nodes: Any) -> Any:
+    made = StateGraph(State)
+    before = START
+    for name, node in nodes.items():
+        made.add_node(name, node)
+        made.add_edge(before, name)
+        before = name
+    made.add_edge(before, END)
+    return made
+
+
+def checkpointed() -> Any:
+    """Has checkpoints of its own."""
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    return asking(checkpointer=InMemorySaver())
