@@ -24,7 +24,11 @@ ARGUMENTS: dict[str, dict[str, Sequence[str]]] = {
     "llamaindex_patterns": {"llamaindex_patterns": (), "llamaindex_patterns_own": ("--objects", "own")},
     "graphs": {"graphs": ("--scale", "1", "--repeats", "3")},
     "stock_real": {"stock_real": ("--repeats", "5")},
-    "apps": {"apps": ("--ground", "profile"), "apps_simulated": ("--ground", "simulated")},
+    "apps": {
+        "apps": ("--ground", "profile"),
+        "apps_real": ("--ground", "real", "--queries", "6"),
+        "apps_simulated": ("--ground", "simulated", "--folder", "{folder}/apps"),
+    },
     "ablation": {"ablation": ("--kept", "{folder}/ablation.jsonl")},
 }
 """Benchmark -> its results, each with the arguments that docs/benchmarks.md names; others have one result, and none."""

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def one_at_a_time(options: argparse.Namespace) -> dict[str, Any]:
-    apps = _apps([name for name in APPS if options.only in name], options.queries or 3, options)
+    apps = _apps([name for name in APPS if options.only in name], options)
     ratios = [one["median"] for app in apps.values() for one in app["speedup_low"].values()]
     return {
         "benchmark": "apps",
@@ -108,16 +108,6 @@ def one_at_a_time(options: argparse.Namespace) -> dict[str, Any]:
         "answers_equal": all(app["answers_equal"] for app in apps.values()),
         "apps": apps,
     }
-
-
-def _apps(chosen: list[str], queries: int, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    if options.ground == "profile":
-        return {name: measure(name, queries, options.scale) for name in chosen}
-    pools = RealPools()
-    try:
-        return {name: measure_real(name, queries, pools) for name in chosen}
-    finally:
-        pools.close()
 
 
 def loaded(options: argparse.Namespace) -> dict[str, Any]:
@@ -138,13 +128,20 @@ def loaded(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _apps(chosen: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    queries = options.queries or 3
+    if options.ground == "profile":
+        return {name: measure(name, queries, options.scale) for name in chosen}
+    pools = RealPools()
+    try:
+        return {name: measure_real(name, queries, pools) for name in chosen}
+    finally:
+        pools.close()
+
+
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ground",
-        choices=("profile", "real", "simulated"),
-        default="profile",
-        help="engines that sleep by a profile, real ones of this machine, or load in virtual time",
-    )
+    told = "engines that sleep by a profile, real ones of this machine, or load in virtual time"
+    parser.add_argument("--ground", choices=("profile", "real", "simulated"), default="profile", help=told)
     parser.add_argument("--queries", type=int, default=0, help="of each scheme (3), simulated: of each run (400)")
     parser.add_argument("--scale", type=float, default=1.0, help="latencies, times this; 1 is an RTX 3090")
     parser.add_argument("--only", default="", help="only applications whose name contains this")

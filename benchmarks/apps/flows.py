@@ -25,7 +25,7 @@ def maker(app: str, scheme: Scheme) -> Callable[[EnginePool], Callable[[int], Aw
     """Asks a query by its number. Every query uploads into a collection of its own."""
 
     def make(pool: EnginePool) -> Callable[[int], Awaitable[Any]]:
-        return lambda number: scheme.ask(APPS[app], pool, f"uploads{number}")(given(app, number))
+        return lambda number: scheme.ask(APPS[app], pool, collection=f"uploads{number}")(given(app, number))
 
     return make
 

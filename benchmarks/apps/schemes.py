@@ -44,13 +44,13 @@ class Scheme:
         """Two instances of each LLM, one of everything else, as in the paper."""
         return fake_pool(agent.TOOLS, factor=scale, policy=self.policy, prefix_caching=self.caching, llms=2)
 
-    def ask(self, app: App, pool: EnginePool, collection: str = COLLECTION, *, proxy: str = "proxy") -> Ask:
-        """How one query is asked; `proxy`: the engine of the small model. What it uploads goes into the collection."""
+    def ask(self, app: App, pool: EnginePool, *, proxy: str = "proxy", collection: str = COLLECTION) -> Ask:
+        """How one query is asked. `proxy`: the engine of the small model; `collection`: where uploads go."""
         if self.how in ("object", "accelerated"):
             own = {"collection": collection} if app.name in UPLOADS else {}
             made = app.make(pool, proxy=proxy, **own)
             return _of_object(app, accelerate(made) if self.how == "accelerated" else made)
-        return _of_pipeline(app.name, self.how, Kit(pool, proxy, collection=collection))
+        return _of_pipeline(app.name, self.how, Kit(pool, proxy, collection))
 
 
 def _of_object(app: App, made: Any) -> Ask:

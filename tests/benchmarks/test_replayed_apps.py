@@ -9,11 +9,12 @@ import pytest
 
 from benchmarks.apps import inputs
 from benchmarks.apps.flows import cluster_of, flow, flow_arrivals, maker
-from benchmarks.apps.schemes import APPS, SCHEMES
+from benchmarks.apps.load import SIMULATED
+from benchmarks.apps.schemes import APPS
 from teola_plugin.simulation import Arrival, poisson, quantile, replay, simulate
 
 LONG = os.environ.get("TEOLA_TEST_LONG") == "1"
-BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
+BY_NAME = {scheme.name: scheme for scheme in SIMULATED}
 
 
 def off(app: str, name: str, rate: float, queries: int) -> tuple[float, float]:
