@@ -17,6 +17,8 @@ from teola_plugin.engines.drafts.together import Steps, Together
 
 _SOURCES = 64
 """Of which is remembered how often guesses were right."""
+_LONGEST_PAUSE = 8
+"""Steps: so many tokens at the end of a request may be missing in its recent output."""
 
 
 @dataclass(slots=True)
@@ -158,6 +160,15 @@ class Drafter:
             return {i: draft for i, (_, draft) in drafts.items()}
         lengths = self._together.lengths([row.offer for row, _ in drafts.values()], self._speeds(rows))
         return {i: row.cut(length) for (i, (row, _)), length in zip(drafts.items(), lengths, strict=True)}
+
+    def pause(self, names: Sequence[str]) -> int:
+        """Steps of these requests, for which nothing was drafted, in which none is looked at: so that most steps cost
+        nothing, rows that rest are looked at together, when half of them have rested."""
+        if not self._together or len(names) < 2 or self._fixed is not None:
+            return 0
+        found = [self._running[name].row for name in names if name in self._running]
+        rests = sorted(row.rest for row in found if row is not None)
+        return min(_LONGEST_PAUSE, rests[len(rests) // 2] if rests else _LONGEST_PAUSE)
 
     def _speeds(self, rows: int) -> Sequence[float]:
         """Of all rows of a step. Those that run and have not written in it are as good as others; sampled ones write a

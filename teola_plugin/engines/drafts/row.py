@@ -122,6 +122,11 @@ class Row:
                 self._learned.saw(kind, right, wrong=wrong)
         self._guessed, self._draft = [], []
 
+    @property
+    def rest(self) -> int:
+        """Tokens that may come before it is looked at."""
+        return max(0, self._rest - len(self._unread) - 1)
+
     def rests(self, new: Sequence[int]) -> bool:
         """Whether these need not be looked at yet: then they are kept, for the next `grow` to begin with."""
         if len(self._unread) + len(new) >= self._rest:

@@ -238,3 +238,62 @@ def test_for_measuring_steps_are_timed_where_the_one_before_had_as_many_rows() -
     assert [rows for rows, _ in steps] == [1, 1, 2, 2] and all(seconds > 0 for _, seconds in steps)
     batch.step(a=[1], b=[1])
     assert batch.proposer.fix(None) == []
+
+
+def rested(batch: Batch, steps: int) -> int:
+    """After so many steps of two rows that repeat nothing: in how many of the next ten rows are looked at."""
+    fresh, looked = iter(range(1000, 2000)), list[str]()
+    for _ in range(steps):
+        batch.step(a=[next(fresh)], b=[next(fresh)])
+    running = batch.proposer._drafter.running
+    batch.proposer._drafter.running = lambda name: looked.append(name) or running(name)  # type: ignore[func-returns-value, method-assign]
+    for _ in range(10):
+        batch.step(a=[next(fresh)], b=[next(fresh)])
+    return len(looked) // 2
+
+
+def weighing() -> Batch:
+    batch = Batch()
+    batch.proposer.weigh([(2, 0.8, [(0, 1.0), (16, 1.5)])])
+    batch.join("a", [1, 2, *PASSAGE])
+    batch.join("b", [3, 4, *PASSAGE])
+    return batch
+
+
+def test_rows_that_find_nothing_are_looked_at_together_now_and_then() -> None:
+    assert rested(weighing(), 30) <= 3
+    alone = Batch()
+    alone.join("a", [1, 2])
+    alone.join("b", [3, 4])
+    assert rested(alone, 30) == 10, "nothing is known of what steps cost"
+
+
+def test_what_came_while_nobody_looked_is_known_afterwards() -> None:
+    batch = weighing()
+    rested(batch, 30)
+    assert batch.proposer._pause
+    drafts = [batch.step(a=[PASSAGE[i]], b=[5000 + i]) for i in range(40)]
+    assert any(one["a"] and one["a"][0] == PASSAGE[i + 1] for i, one in enumerate(drafts)), "it copies by now"
+    row = batch.proposer._drafter._running["a"].row
+    assert row is not None and len(batch.tokens["a"]) - len(row) <= 9
+    assert row.output == batch.tokens["a"][2 + len(PASSAGE) : len(row)]
+
+
+@pytest.mark.parametrize("change", ["joins", "leaves"])
+def test_other_rows_end_a_pause(change: str) -> None:
+    batch = weighing()
+    batch.join("c", [7, 8])
+    fresh = iter(range(1000, 2000))
+    for _ in range(60):
+        batch.step(**{name: [next(fresh)] for name in batch.rows})
+        if batch.proposer._pause:
+            break
+    assert batch.proposer._pause
+    if change == "joins":
+        batch.join("d", [1, *PASSAGE])
+    else:
+        batch.leave("c")
+    batch.step(**{name: [2] for name in batch.rows})
+    running = batch.proposer._drafter._running
+    rows = {name: running[name].row for name in batch.rows}
+    assert {name: len(row) for name, row in rows.items() if row} == {n: len(batch.tokens[n]) for n in batch.rows}

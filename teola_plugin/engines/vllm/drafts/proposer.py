@@ -31,6 +31,8 @@ class DraftProposer:
         self._limit = shim.longest(vllm_config)
         self._runner: shim.Runner | None = None
         self._drafter = Drafter(Drafts(**json.loads(os.environ.get(ENV, "{}"))), shim.drafted_tokens(vllm_config))
+        self._pause, self._paused_for = 0, list[str]()
+        """Steps in which nothing is looked at, as long as these are the rows."""
         shim.mend()
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -41,14 +43,17 @@ class DraftProposer:
 
     def afford(self, lengths: Lengths) -> None:
         """See `Drafter.afford`."""
+        self._pause = 0
         self._drafter.afford(lengths)
 
     def weigh(self, steps: Steps) -> None:
         """See `Drafter.weigh`."""
+        self._pause = 0
         self._drafter.weigh(steps)
 
     def fix(self, tokens: int | None) -> list[tuple[int, float]]:
         """See `Drafter.fix`."""
+        self._pause = 0
         return self._drafter.fix(tokens)
 
     def forget(self, tenant: str | None) -> None:
@@ -66,7 +71,11 @@ class DraftProposer:
         runner = self._runner
         if runner is None:
             return [[] for _ in sampled_token_ids]
-        names, rows = runner.names(), sum(map(bool, sampled_token_ids))
+        names = runner.names()
+        if self._pause and names == self._paused_for:
+            self._pause -= 1
+            return [[] for _ in sampled_token_ids]
+        rows = sum(map(bool, sampled_token_ids))
         self._drafter.step(rows)
         drafts, lengths = dict[int, tuple[Row, list[int]]](), num_tokens_no_spec[: len(sampled_token_ids)].tolist()
         for i, (new, length) in enumerate(zip(sampled_token_ids, lengths, strict=True)):
@@ -74,18 +83,22 @@ class DraftProposer:
             if row is not None and (draft := self._drafter.draft(row, rows, self._limit - length - 1)):
                 drafts[i] = row, draft
         weighed = self._drafter.weighed(drafts, rows) if drafts else {}
+        if not any(weighed.values()) and rows == len(names):
+            self._pause, self._paused_for = self._drafter.pause(names), list(names)
         return [weighed.get(i, []) for i in range(len(sampled_token_ids))]
 
     def _row(self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any) -> Row | None:
-        """The row, grown by what it has written; None where it samples, or rests."""
+        """The row, grown by what it has written since it was looked at; None where it samples, or rests."""
         known = self._drafter.running(name)
         if known is None:
             return self._begin(runner, name, tokens[i, :length].tolist())
         row = known.row
         if row is None:
             return None
-        if len(row) + len(new) != length:
+        if len(row) + len(new) > length:
             return self._begin(runner, name, tokens[i, :length].tolist())
+        if len(row) + len(new) < length:  # it was not looked at for some steps
+            new = tokens[i, len(row) : length].tolist()
         if row.rests(new):
             return None
         row.grow(new)
