@@ -48,8 +48,10 @@ SENTENCES = {
         "the least of all is {drafts[worst_at_load]:.2f} ({drafts[worst_is]})",
         "(load {apps[environment][load_1m]:.1f} of other work beside it)",
         "the worst of all is {apps[worst_ratio]:.2f}:",
-        "default: {apps_simulated[queries_per_rate]} at each rate",
-        "{apps_simulated[worst_ratio][median]:.2f}; of so few queries",
+        "There are {apps_simulated[queries_per_rate]} queries at each rate",
+        "{apps_simulated[worst_ratio][median]:.2f}: the 99th percentile of naive rag at "
+        "{apps_simulated[worst_ratio][rate]} a second, over {apps_simulated[worst_ratio][baseline]} "
+        "({apps_simulated[worst_ratio][min]:.2f} to {apps_simulated[worst_ratio][max]:.2f} from seed to seed)",
         "at most {percent[worst_processor_share]:.2f} % of any application's latency by processor time, and "
         "{percent[worst_share][clock, process]:.2f} % by the clock",
         "Over Ray it is {percent[worst_share][clock, ray]:.1f} % by the clock where an upload",
