@@ -233,14 +233,16 @@ def test_of_an_answer_that_comes_whole_no_prefilling_is_told() -> None:
         second = RunnablePassthrough.assign(b=ChatPromptTemplate.from_template("b {q}") | one | StrOutputParser())
         with EnginePool.local(llm=engine) as pool:
             fast = accelerate(first | second, pool=pool, bind=[(one, "llm")])
-            fast.invoke({"q": "x"})
-            trace = fast.last_trace()
-    assert trace is not None
+            for attempt in range(4):  # the answer may be there before the last call around the engine has ended
+                fast.invoke({"q": f"x{attempt}"})
+                trace = fast.last_trace()
+                assert trace is not None
+                models = {s.primitive: (s.kind, s.engine) for s in trace.spans if s.primitive.endswith("model")}
+                if "b.model" in models:
+                    break
     served = [s for s in trace.spans if s.engine]
     assert [(s.kind, s.first) for s in served] == [("GENERATION", None)] * 2
     assert all(s.written > 1 and s.tokens > 0 for s in served)
-    models = {s.primitive: (s.kind, s.engine) for s in trace.spans if s.primitive.endswith("model")}
-    models.setdefault("b.model", ("CALL", ""))  # the answer may be there before it has ended
     assert models == {"a.model": ("CALL", ""), "b.model": ("CALL", "")}, "code around what the engine has done"
     found = path(trace)
     assert {"llm.call#1", "llm.call#2"} & found.keys() and trace.wasted() == (0, 0)
