@@ -9,31 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 import pytest
-from support.service import Served, served, until
+from support.service import Served, asked_before_the_end, served, slow_llm, until
 
 from teola_plugin.cli.main import main
-from teola_plugin.engines import profiles
-from teola_plugin.engines.fake import FakeLLM
-from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.routes.answering import Whole
 from teola_plugin.server.visits import Visit
 
 CHAT = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
-
-
-def slow_llm(seconds_per_token: float = 0.05) -> FakeLLM:
-    curve = {PrimitiveKind.DECODING: Curve.linear(0.0, seconds_per_token), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
-    return FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve), answer=lambda *_: "word " * 200)
 
 
 @pytest.fixture(scope="module")
@@ -153,20 +143,11 @@ def test_a_client_that_leaves_cancels(stream: bool) -> None:
 
 
 def test_what_is_under_way_ends_before_the_server_does() -> None:
-    with served(EnginePool.local([slow_llm(0.01)])) as server:
-        answers: list[httpx.Response] = []
-
-        def ask() -> None:
-            with server.client() as http:
-                answers.append(http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 100}))
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        until(lambda: server.service.live.running)
-        server.server.should_exit = True
-        until(lambda: server.service.draining)
-        asking.join(10)
-        assert answers[0].status_code == 200
+    with (
+        served(EnginePool.local([slow_llm(0.01)])) as server,
+        asked_before_the_end(server, {**CHAT, "max_tokens": 100}),
+    ):
+        pass
 
 
 def test_a_fault_of_ours_is_told_by_its_id_alone(server: Served, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from support.service import Served, key, served, until
+from support.service import Served, asked_before_the_end, key, served, slow_llm, until
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM, fake_engines
@@ -346,32 +346,18 @@ def asked_everywhere(server: Served) -> dict[str, str]:
 
 
 def test_while_it_drains_new_requests_are_told_to_come_back() -> None:
-    curve = {PrimitiveKind.DECODING: Curve.linear(0.0, 0.05), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
-    llm = FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve), answer=lambda *_: "word " * 20)
-    with served(EnginePool.local([llm])) as server:
-        answers: list[httpx.Response] = []
-
-        def ask() -> None:
-            with server.client() as http:
-                answers.append(http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 20}))
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        until(lambda: server.service.live.running)
-        server.server.should_exit = True
-        until(lambda: server.service.draining)
-        with server.client() as http:  # a new connection
-            refused = http.post("/v1/chat/completions", json=CHAT)
-            assert http.get("/ready").status_code == 503 and http.get("/health").status_code == 200
+    with (
+        served(EnginePool.local([slow_llm()])) as server,
+        asked_before_the_end(server, {**CHAT, "max_tokens": 20}),
+        server.client() as http,  # a new connection
+    ):
+        refused = http.post("/v1/chat/completions", json=CHAT)
+        assert http.get("/ready").status_code == 503 and http.get("/health").status_code == 200
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
-        asking.join(10)
-        assert answers[0].status_code == 200
 
 
 def test_what_does_not_end_in_time_is_cut_off() -> None:
-    curve = {PrimitiveKind.DECODING: Curve.linear(0.0, 30.0), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
-    llm = FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve), answer=lambda *_: "word " * 20)
-    with served(EnginePool.local([llm]), drain=0.3) as server:
+    with served(EnginePool.local([slow_llm(30.0)]), drain=0.3) as server:
         asking = threading.Thread(target=lambda: _broken(server))
         asking.start()
         until(lambda: server.service.live.running)

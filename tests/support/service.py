@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import profiles
+from teola_plugin.engines.fake import FakeLLM, fake_engines
+from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.access.keys import new_key
 from teola_plugin.server.queries.store import MemoryStore, Store
@@ -112,3 +114,27 @@ def until(true: Any, seconds: float = 10.0) -> None:
     while not true():
         assert time.monotonic() < end, "it did not come true"
         time.sleep(0.01)
+
+
+def slow_llm(seconds_per_token: float = 0.05) -> FakeLLM:
+    curve = {PrimitiveKind.DECODING: Curve.linear(0.0, seconds_per_token), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
+    return FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve), answer=lambda *_: "word " * 200)
+
+
+@contextmanager
+def asked_before_the_end(server: Served, body: Mapping[str, Any]) -> Iterator[None]:
+    """A chat is under way when the server is told to stop; in the body it drains, and behind it that is answered."""
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        with server.client() as http:
+            answers.append(http.post("/v1/chat/completions", json=dict(body)))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until(lambda: server.service.live.running)
+    server.server.should_exit = True
+    until(lambda: server.service.draining)
+    yield
+    asking.join(10)
+    assert answers[0].status_code == 200
